@@ -1,0 +1,178 @@
+"""The contract between the server and a backend: all that a backend author imports.
+
+A backend executes models of one framework. Its package (`backends/<name>/`, a directory under
+`--backend-directory`, or an entry point in the group `modelserver.backends`) holds a module-level name
+`BACKEND`: a subclass of `Backend`. The server makes one `Backend` per loaded model version and one
+instance per placement; it owns every thread and queue, checks requests before they arrive, and calls
+an instance from one thread at a time. `docs/backends.md` builds one step by step.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from modelserver.config.schema import ModelConfig
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Tensor
+from modelserver.errors import (
+    ConfigError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ServerError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "Array",
+    "Backend",
+    "BackendContext",
+    "BatchInstance",
+    "ConfigError",
+    "Datatype",
+    "DeviceKind",
+    "InferRequest",
+    "InferResponse",
+    "Instance",
+    "InternalError",
+    "InvalidArgumentError",
+    "ModelConfig",
+    "NotFoundError",
+    "Placement",
+    "ServerError",
+    "Tensor",
+    "TensorInstance",
+    "UnavailableError",
+    "UnsupportedError",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+class DeviceKind(enum.Enum):
+    """Where an instance runs; the values are `instance_group.kind` without the decision AUTO."""
+
+    CPU = "KIND_CPU"
+    GPU = "KIND_GPU"
+    MODEL = "KIND_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One place for one instance: device kind, device id (0 on a CPU) and the instance's name."""
+
+    name: str
+    kind: DeviceKind = DeviceKind.CPU
+    device_id: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What a backend is told about the model version it is to serve.
+
+    `options` are the `--backend-config <backend>,key=value` pairs, defaults of the server included.
+    `model_directory` holds config.pbtxt; `version_directory` holds the model's files.
+    """
+
+    model_name: str
+    version: int
+    config: ModelConfig
+    model_directory: Path
+    version_directory: Path
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def parameter(self, key: str, default: str = "") -> str:
+        """The string value of `parameters { key: ... }` in the model's config."""
+        return self.config.parameters.get(key, default)
+
+    def model_file(self, default_filename: str) -> Path:
+        """The model's file or directory: `default_model_filename` of the config, or `default_filename`.
+
+        Raises NotFoundError with the place where it was looked for.
+        """
+        path = self.version_directory / (self.config.default_model_filename or default_filename)
+        if not path.exists():
+            raise NotFoundError(f"model '{self.model_name}' version {self.version}: no file {path}")
+        return path
+
+
+class Instance(abc.ABC):
+    """One executable copy of a model on one placement."""
+
+    def close(self) -> None:
+        """Free what the instance holds. Called once, when no call is in progress."""
+
+    def is_ready(self) -> bool:
+        """Whether the instance can execute now; asked by the model-ready endpoints only."""
+        return True
+
+
+class BatchInstance(Instance):
+    """An instance that sees requests: full control over each request's inputs, outputs and errors."""
+
+    @abc.abstractmethod
+    def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError]:
+        """One entry per request, in order; an error fails that request alone.
+
+        An exception fails every request of the batch. Outputs that a request did not ask for may be
+        present: the server drops them.
+        """
+
+
+class TensorInstance(Instance):
+    """An instance that sees whole batches: the server concatenates inputs and splits outputs by rows."""
+
+    @abc.abstractmethod
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Compute the outputs for one batch, as arrays keyed by the config's output names.
+
+        Arrays may be read-only views. With `max_batch_size` > 0 the first dimension of every array is
+        the batch. An exception fails every request of the batch.
+        """
+
+
+class Backend(abc.ABC):
+    """One loaded version of a model: shared weights live here, instances are made from it."""
+
+    # Instances answer in microseconds and never block: the server may call them on its event loop.
+    runs_inline: ClassVar[bool] = False
+    # Instances made when instance_group gives no count, by device kind.
+    default_cpu_instances: ClassVar[int] = 1
+    supports_gpu: ClassVar[bool] = False
+    # The file in a version directory by which a model without `backend:` is recognised.
+    model_filenames: ClassVar[tuple[str, ...]] = ()
+    # Top-level modules that the backend needs beyond the server's own, and the extra that brings them.
+    extra: ClassVar[str | None] = None
+
+    def __init__(self, context: BackendContext) -> None:
+        self.context = context
+
+    @classmethod
+    def complete_config(cls, context: BackendContext) -> ModelConfig:
+        """The config of `context` with what the model's files say filled in (inputs, outputs, batching).
+
+        Called off the event loop, before validation, unless auto-completion is switched off. Raises
+        ConfigError when the config contradicts the files. The default completes nothing.
+        """
+        return context.config
+
+    def load(self) -> None:
+        """Read weights and whatever instances share. Called once, off the event loop; may take long."""
+
+    @abc.abstractmethod
+    def create_instance(self, placement: Placement) -> BatchInstance | TensorInstance:
+        """An instance on `placement`. Called off the event loop, possibly for several placements at once."""
+
+    def unload(self) -> None:
+        """Free what `load` took. Called once, after every instance was closed."""

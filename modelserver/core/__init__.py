@@ -1,0 +1,1 @@
+"""The words that every other room uses: datatypes, tensors, requests, responses, streams, time."""

@@ -1,0 +1,65 @@
+"""One inference request, as every room below the frontends sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Tensor
+
+NO_PARAMETERS: Mapping[str, ParameterValue] = {}
+
+
+@dataclass(slots=True, eq=False)
+class InferRequest:
+    """A decoded request. Frontends make it, the data plane checks it, a scheduler owns it from `submit` on.
+
+    `version` is None for "whichever the version policy serves". `outputs` is None for all of them.
+    `timeout_us` is the request's patience in the queue (0: none given), `deadline_ns` the monotonic
+    time after which the answer is useless to the caller (None: never).
+    `sequence_id` 0 or "" means the request belongs to no sequence.
+    """
+
+    model_name: str
+    version: int | None
+    inputs: dict[str, Tensor]
+    id: str = ""
+    outputs: tuple[str, ...] | None = None
+    parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
+    priority: int = 0
+    timeout_us: int = 0
+    deadline_ns: int | None = None
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+
+    # Size along the batch dimension; set by the data plane when it checks the request (1 without batching).
+    rows: int = 1
+    stream: ResponseStream = field(default_factory=ResponseStream)
+    arrival_ns: int = 0
+    is_cancelled: bool = False
+    # Set by the scheduler that owns the request, so that a queued one leaves its queue at once.
+    on_cancel: Callable[[InferRequest], None] | None = None
+
+    def cancel(self) -> None:
+        """The caller no longer wants the answer. Called from the event loop thread; safe to repeat.
+
+        A queued request is dropped and answered CANCELLED; one that executes is answered as usual.
+        """
+        if self.is_cancelled:
+            return
+        self.is_cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel(self)
+
+
+# What a worker hands back across the thread boundary: one entry per response, one call per batch.
+Delivery = tuple[InferRequest, InferResponse]
+
+
+def deliver_all(deliveries: list[Delivery]) -> None:
+    """Hand each response to its request's stream. Called from the event loop thread, once per batch."""
+    for request, response in deliveries:
+        request.stream.deliver(response)

@@ -1,0 +1,71 @@
+"""Where the responses of one request arrive: on the event loop, by callback or by `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from modelserver.core.response import InferResponse
+from modelserver.errors import ServerError
+
+ResponseCallback = Callable[[InferResponse], None]
+
+
+class ResponseStream:
+    """The loop's end of a request.
+
+    The scheduler that owns the request calls `deliver` on the event loop thread, the last time with
+    `is_final` set. A reader either calls `subscribe` (no Task, no Future: the infer path), or awaits
+    `only()` or iterates. What arrived before a reader came is kept for it.
+    """
+
+    __slots__ = ("_callback", "_pending", "_waiter", "is_finished")
+
+    def __init__(self) -> None:
+        self._callback: ResponseCallback | None = None
+        self._pending: deque[InferResponse] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_finished = False
+
+    def deliver(self, response: InferResponse) -> None:
+        """Called from the event loop thread; what comes after the final response is dropped."""
+        if self.is_finished:
+            return
+        self.is_finished = response.is_final
+        if self._callback is not None:
+            self._callback(response)
+            return
+        if self._pending is None:
+            self._pending = deque()
+        self._pending.append(response)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def subscribe(self, callback: ResponseCallback) -> None:
+        """Call `callback(response)` for each response, those that already came first."""
+        self._callback = callback
+        pending, self._pending = self._pending, None
+        for response in pending or ():
+            callback(response)
+
+    async def only(self) -> InferResponse:
+        """The final response of a request that has just one; raises its error."""
+        async for response in self:
+            if response.error is not None:
+                raise response.error
+            if response.is_final:
+                return response
+        raise ServerError("the request ended without a response")
+
+    async def __aiter__(self) -> AsyncIterator[InferResponse]:
+        while True:
+            while self._pending:
+                response = self._pending.popleft()
+                yield response
+                if response.is_final:
+                    return
+            if self.is_finished:
+                return
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter

@@ -1,0 +1,101 @@
+"""Every error that a client or an operator can meet, with a transport-neutral code.
+
+    ServerError
+     ├─ InvalidArgumentError      the caller sent something that can never work
+     │   ├─ PayloadTooLargeError  ... because it is over a configured limit
+     │   └─ ConfigError           ... in a config.pbtxt; carries every problem found
+     ├─ NotFoundError             no such model, version, route or file
+     ├─ AlreadyExistsError        a name is taken
+     ├─ UnavailableError          not now: not ready, queue full, queue timeout, shutting down
+     ├─ UnsupportedError          the request is valid, the model or server cannot do it
+     ├─ CancelledError            the caller went away or asked to stop
+     └─ InternalError             our fault, or a backend's
+
+The frontends map `ErrorCode` to a status in one table each; nothing below them knows a status.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ErrorCode(enum.Enum):
+    """What kind of failure it is; Triton's set of codes plus one for size limits."""
+
+    UNKNOWN = "unknown"
+    INTERNAL = "internal"
+    NOT_FOUND = "not_found"
+    INVALID_ARGUMENT = "invalid_argument"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    UNAVAILABLE = "unavailable"
+    UNSUPPORTED = "unsupported"
+    ALREADY_EXISTS = "already_exists"
+    CANCELLED = "cancelled"
+
+
+class ServerError(Exception):
+    """Base of all errors that are answered to a caller; `message` is safe to show."""
+
+    code = ErrorCode.UNKNOWN
+
+    def __init__(self, message: str, *, code: ErrorCode | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+
+
+class InvalidArgumentError(ServerError):
+    """The request or option is wrong as written; sending it again cannot help."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class PayloadTooLargeError(InvalidArgumentError):
+    """A configured limit on size, depth or count was exceeded; the message names the flag."""
+
+    code = ErrorCode.PAYLOAD_TOO_LARGE
+
+
+class ConfigError(InvalidArgumentError):
+    """A model config is invalid; `problems` holds one line per problem, all of them."""
+
+    def __init__(self, message: str, problems: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
+
+
+class NotFoundError(ServerError):
+    """The named thing does not exist."""
+
+    code = ErrorCode.NOT_FOUND
+
+
+class AlreadyExistsError(ServerError):
+    """The name is already in use."""
+
+    code = ErrorCode.ALREADY_EXISTS
+
+
+class UnavailableError(ServerError):
+    """Not possible now, perhaps later."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class UnsupportedError(ServerError):
+    """Valid, but not something this model, mode or build does."""
+
+    code = ErrorCode.UNSUPPORTED
+
+
+class CancelledError(ServerError):
+    """The request was cancelled before it had its answer."""
+
+    code = ErrorCode.CANCELLED
+
+
+class InternalError(ServerError):
+    """A fault on our side or in a backend."""
+
+    code = ErrorCode.INTERNAL
