@@ -64,6 +64,4 @@ for _datatype in Datatype:
     _datatype.config_name = "TYPE_STRING" if _datatype is Datatype.BYTES else f"TYPE_{_datatype.value}"
 
 _BY_CONFIG_NAME = {datatype.config_name: datatype for datatype in Datatype}
-_BY_NUMPY = {
-    datatype.numpy: datatype for datatype in Datatype if datatype not in (Datatype.BYTES, Datatype.BF16)
-}
+_BY_NUMPY = {datatype.numpy: datatype for datatype in Datatype if datatype not in (Datatype.BYTES, Datatype.BF16)}

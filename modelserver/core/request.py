@@ -9,8 +9,6 @@ from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 
-NO_PARAMETERS: Mapping[str, ParameterValue] = {}
-
 
 @dataclass(slots=True, eq=False)
 class InferRequest:
@@ -27,7 +25,7 @@ class InferRequest:
     inputs: dict[str, Tensor]
     id: str = ""
     outputs: tuple[str, ...] | None = None
-    parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     priority: int = 0
     timeout_us: int = 0
     deadline_ns: int | None = None
