@@ -1,0 +1,159 @@
+"""What a model accepts: the request check that both protocols share, precomputed from its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelserver.config.schema import ModelConfig
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.tensor import Tensor
+from modelserver.errors import InvalidArgumentError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output as a client sees it; `dims` has no batch dimension, -1 is any size.
+
+    `reshape` is the shape that the backend sees in place of `dims` (None: the same).
+    """
+
+    name: str
+    datatype: Datatype
+    dims: Shape
+    reshape: Shape | None = None
+    is_optional: bool = False
+    allow_ragged: bool = False
+
+
+class ModelSignature:
+    """Checks requests against a model's config before a scheduler may see them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.model_name = config.name
+        self.max_batch_size = config.max_batch_size
+        self.inputs = {
+            spec.name: TensorSpec(
+                spec.name,
+                _known(spec.data_type),
+                tuple(spec.dims),
+                None if spec.reshape is None else tuple(spec.reshape.shape),
+                spec.optional,
+                spec.allow_ragged_batch,
+            )
+            for spec in config.input
+        }
+        self.outputs = {
+            spec.name: TensorSpec(
+                spec.name,
+                _known(spec.data_type),
+                tuple(spec.dims),
+                None if spec.reshape is None else tuple(spec.reshape.shape),
+            )
+            for spec in config.output
+        }
+        self._required = frozenset(name for name, spec in self.inputs.items() if not spec.is_optional)
+        # Shapes without a variable dimension compare as one tuple against the tail of the request's.
+        self._fixed = {name: -1 not in spec.dims for name, spec in self.inputs.items()}
+
+    def check(self, request: InferRequest) -> None:
+        """Raise InvalidArgumentError for what the model cannot take; set `request.rows`."""
+        inputs = request.inputs
+        if inputs.keys() != self._required:
+            self._check_names(inputs)
+        rows: int | None = None
+        for name, tensor in inputs.items():
+            spec = self.inputs[name]
+            shape = tensor.data.shape
+            if tensor.datatype is not spec.datatype:
+                raise InvalidArgumentError(
+                    f"inference input '{name}' data-type is '{tensor.datatype.value}', "
+                    f"but model '{self.model_name}' expects '{spec.datatype.value}'"
+                )
+            if self.max_batch_size > 0:
+                if not shape:
+                    raise self._shape_error(spec, shape)
+                if rows is None:
+                    rows = shape[0]
+                elif rows != shape[0]:
+                    raise self._batch_mismatch(inputs)
+                item_shape = shape[1:]
+            else:
+                item_shape = shape
+            if item_shape != spec.dims and (self._fixed[name] or not _matches(item_shape, spec.dims)):
+                raise self._shape_error(spec, shape)
+        request.rows = self._check_rows(rows)
+        if request.outputs is not None:
+            self._check_outputs(request.outputs)
+
+    def _check_rows(self, rows: int | None) -> int:
+        if rows is None:
+            return 1
+        if rows < 1:
+            raise InvalidArgumentError(
+                f"inference request batch-size must be at least 1 for '{self.model_name}', got {rows}"
+            )
+        if rows > self.max_batch_size:
+            raise InvalidArgumentError(
+                f"inference request batch-size must be <= {self.max_batch_size} for '{self.model_name}', got {rows}"
+            )
+        return rows
+
+    def _check_names(self, inputs: dict[str, Tensor]) -> None:
+        for name in inputs:
+            if name not in self.inputs:
+                raise InvalidArgumentError(
+                    f"unexpected inference input '{name}' for model '{self.model_name}', "
+                    f"expected one of {sorted(self.inputs)}"
+                )
+        missing = sorted(self._required - inputs.keys())
+        if missing:
+            most = len(self.inputs)
+            expected = str(most) if len(self._required) == most else f"{len(self._required)} to {most}"
+            raise InvalidArgumentError(
+                f"expected {expected} inputs but got {len(inputs)} inputs for model '{self.model_name}'. "
+                f"Got input(s) {sorted(inputs)}, but missing required input(s) {missing}. "
+                "Please provide all required input(s)."
+            )
+
+    def _check_outputs(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self.outputs:
+                raise InvalidArgumentError(
+                    f"unexpected inference output '{name}' for model '{self.model_name}', "
+                    f"expected one of {sorted(self.outputs)}"
+                )
+        if len(set(names)) != len(names):
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise InvalidArgumentError(f"output '{repeated}' already exists in request")
+
+    def _shape_error(self, spec: TensorSpec, shape: Shape) -> InvalidArgumentError:
+        batched = self.max_batch_size > 0
+        expected = ([-1] if batched else []) + list(spec.dims)
+        hint = (
+            f" NOTE: max_batch_size of {self.max_batch_size} is set, so the first dimension is the batch size."
+            if batched
+            else ""
+        )
+        return InvalidArgumentError(
+            f"unexpected shape for input '{spec.name}' for model '{self.model_name}'. "
+            f"Expected {expected}, got {list(shape)}.{hint}"
+        )
+
+    def _batch_mismatch(self, inputs: dict[str, Tensor]) -> InvalidArgumentError:
+        sizes = {name: tensor.data.shape[0] if tensor.data.ndim else None for name, tensor in inputs.items()}
+        return InvalidArgumentError(
+            f"inputs of model '{self.model_name}' have different batch sizes: {sizes}; "
+            "the first dimension must be the same for all inputs"
+        )
+
+
+def _known(datatype: Datatype | None) -> Datatype:
+    assert datatype is not None, "a validated config names the datatype of every tensor"
+    return datatype
+
+
+def _matches(shape: Shape, dims: Shape) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))

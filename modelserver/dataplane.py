@@ -1,0 +1,129 @@
+"""Where both protocols meet: inference, health, metadata and statistics over the repository's ready models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from modelserver.config.schema import ModelConfig
+from modelserver.config.signature import TensorSpec
+from modelserver.core.request import InferRequest
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import UnavailableError
+from modelserver.execution.model import Model
+from modelserver.repository.repository import ModelRepository
+from modelserver.telemetry.statistics import StatisticsSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """Name, version and the protocol extensions that this server really offers."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """An input or output as metadata shows it: with the batch dimension, if there is one, as -1."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """A model's name, ready versions, platform and tensors."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+class DataPlane:
+    """What a frontend calls to answer a client. Every method is called from the event loop thread."""
+
+    def __init__(self, repository: ModelRepository, metadata: ServerMetadata, *, strict_readiness: bool = True) -> None:
+        self._repository = repository
+        self._metadata = metadata
+        self._strict_readiness = strict_readiness
+        self.is_shutting_down = False
+
+    def infer(self, request: InferRequest) -> ResponseStream:
+        """Check the request and hand it to its model; the stream brings the responses or the error.
+
+        Raises ServerError for what is refused at once: unknown or unready model, a request that does
+        not fit the config, a full queue, a server that is shutting down.
+        """
+        if self.is_shutting_down:
+            raise UnavailableError("the server is shutting down and accepts no new requests")
+        model = self._repository.get(request.model_name, request.version)
+        model.signature.check(request)
+        request.arrival_ns = request.arrival_ns or time.monotonic_ns()
+        return model.submit(request)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process serves at all; it does not depend on models."""
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether inference may be sent: false while loading, while shutting down, and, with strict
+        readiness, while any model that should be ready is not."""
+        return not self.is_shutting_down and self._repository.is_ready(strict=self._strict_readiness)
+
+    def begin_shutdown(self) -> None:
+        """Readiness falls and new inference is refused; what was accepted goes on."""
+        self.is_shutting_down = True
+
+    def model_is_ready(self, name: str, version: int | None = None) -> bool:
+        """Whether the model can answer now. Raises NotFoundError for a model or version nobody knows."""
+        try:
+            model = self._repository.get(name, version)
+        except UnavailableError:
+            return False
+        return model.is_ready()
+
+    def server_metadata(self) -> ServerMetadata:
+        return self._metadata
+
+    def model_metadata(self, name: str, version: int | None = None) -> ModelMetadata:
+        """Raises as `infer` does for unknown or unready models."""
+        model = self._repository.get(name, version)
+        versions = self._repository.ready_versions(name) if version is None else (version,)
+        config = model.config
+        batched = config.max_batch_size > 0
+        return ModelMetadata(
+            name=name,
+            versions=tuple(str(number) for number in versions),
+            platform=config.platform or config.backend,
+            inputs=_describe(model.signature.inputs.values(), batched=batched),
+            outputs=_describe(model.signature.outputs.values(), batched=batched),
+        )
+
+    def model_config(self, name: str, version: int | None = None) -> ModelConfig:
+        """The completed, normalised config that the model runs with."""
+        return self._repository.get(name, version).config
+
+    def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
+        """Cumulative statistics since load: of one model (all its ready versions, or one), or of all."""
+        if not name:
+            models: Sequence[Model] = list(self._repository.models())
+        elif version is None:
+            models = [self._repository.get(name, number) for number in self._repository.ready_versions(name)] or [
+                self._repository.get(name, None)
+            ]
+        else:
+            models = [self._repository.get(name, version)]
+        return [(model, model.statistics.snapshot()) for model in models]
+
+
+def _describe(specs: Iterable[TensorSpec], *, batched: bool) -> tuple[TensorMetadata, ...]:
+    lead = (-1,) if batched else ()
+    return tuple(TensorMetadata(spec.name, spec.datatype.value, lead + spec.dims) for spec in specs)
