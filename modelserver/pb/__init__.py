@@ -1,0 +1,1 @@
+"""Protobuf messages generated from protos/ by protos/generate.py, in a private descriptor pool."""
