@@ -1,0 +1,1 @@
+"""Makes the models of model_repository/: `python -m training.train`."""
