@@ -84,7 +84,8 @@ def decode_bytes_elements(name: str, shape: tuple[int, ...], raw: Buffer) -> np.
         offset = end + length
     if offset != len(view):
         raise InvalidArgumentError(
-            f"input '{name}': {len(view) - offset} unexpected bytes after the {count} BYTES elements of shape {list(shape)}"
+            f"input '{name}': {len(view) - offset} unexpected bytes after the {count} BYTES elements "
+            f"of shape {list(shape)}"
         )
     return elements.reshape(shape)
 

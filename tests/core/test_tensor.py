@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
+from modelserver.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize("datatype", [d for d in Datatype if d is not Datatype.BYTES])
+def test_numeric_tensors_are_views_of_the_received_bytes(datatype: Datatype) -> None:
+    raw = bytes(range(6 * datatype.itemsize))
+    tensor = tensor_from_bytes("x", datatype, (2, 3), raw)
+    assert tensor.shape == (2, 3)
+    assert tensor.data.dtype == datatype.numpy
+    assert not tensor.data.flags.owndata
+    assert bytes(tensor_to_bytes(tensor)) == raw
+
+
+def test_leaving_takes_no_copy_of_a_contiguous_array() -> None:
+    data = np.arange(4, dtype=np.float32)
+    sent = memoryview(tensor_to_bytes(Tensor("y", Datatype.FP32, data)))
+    data[0] = 7
+    assert np.frombuffer(sent, np.float32)[0] == 7
+
+
+def test_a_strided_array_is_laid_out_row_major() -> None:
+    data = np.arange(6, dtype=np.int16).reshape(2, 3).T
+    assert bytes(tensor_to_bytes(Tensor("y", Datatype.INT16, data))) == np.ascontiguousarray(data).tobytes()
+
+
+@given(st.lists(st.binary(max_size=20), max_size=12))
+def test_bytes_elements_round_trip(elements: list[bytes]) -> None:
+    data = np.empty(len(elements), dtype=object)
+    data[:] = elements
+    raw = tensor_to_bytes(Tensor("s", Datatype.BYTES, data))
+    assert list(tensor_from_bytes("s", Datatype.BYTES, (len(elements),), raw).data) == elements
+
+
+def test_text_elements_leave_as_utf8() -> None:
+    raw = tensor_to_bytes(Tensor("s", Datatype.BYTES, np.array(["é"], dtype=object)))
+    assert raw == b"\x02\x00\x00\x00\xc3\xa9"
+
+
+@pytest.mark.parametrize(
+    ("shape", "raw", "told"),
+    [
+        ((2,), b"\x01\x00\x00\x00a", "2 BYTES elements"),
+        ((1,), b"\x05\x00\x00\x00ab", "claims 5 bytes, but only 2"),
+        ((1,), b"\x01\x00\x00\x00ab", "1 unexpected bytes"),
+        ((2,), b"\x04\x00\x00\x00abcd", "element 1 of 2 is missing"),
+        ((2**40,), b"", "can hold at most 0"),
+    ],
+)
+def test_broken_bytes_tensors_say_what_is_wrong(shape: tuple[int, ...], raw: bytes, told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        tensor_from_bytes("s", Datatype.BYTES, shape, raw)
+
+
+def test_a_wrong_byte_count_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="expected 24 bytes for shape \\[2, 3\\] of FP32, got 20"):
+        tensor_from_bytes("x", Datatype.FP32, (2, 3), bytes(20))
