@@ -107,7 +107,7 @@ class BackendContext:
         return path
 
 
-class Instance(abc.ABC):
+class Instance:
     """One executable copy of a model on one placement."""
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Instance(abc.ABC):
         return True
 
 
-class BatchInstance(Instance):
+class BatchInstance(Instance, abc.ABC):
     """An instance that sees requests: full control over each request's inputs, outputs and errors."""
 
     @abc.abstractmethod
@@ -130,7 +130,7 @@ class BatchInstance(Instance):
         """
 
 
-class TensorInstance(Instance):
+class TensorInstance(Instance, abc.ABC):
     """An instance that sees whole batches: the server concatenates inputs and splits outputs by rows."""
 
     @abc.abstractmethod
