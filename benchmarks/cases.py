@@ -1,0 +1,212 @@
+"""The comparisons, one function each: what is served, what it is held against, and the target."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import models, requests
+from benchmarks.load import Load, run_load
+from benchmarks.report import Measurement, Report, measure
+from benchmarks.servers.mlserver import mlserver
+from benchmarks.servers.ours import modelserver
+from benchmarks.servers.process import ServerProcess, port_open, run_server
+from benchmarks.servers.triton import triton
+
+_SMALL = np.arange(16, dtype=np.float32).reshape(1, 16)
+_MIB = np.zeros((1, 1 << 18), dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A scratch folder for repositories, and how long to measure."""
+
+    scratch: Path
+    rounds: int
+    seconds: float
+
+    def repository(self, name: str) -> Path:
+        path = self.scratch / name
+        path.mkdir()
+        return path
+
+
+def http_small(settings: Settings, report: Report) -> None:
+    """HTTP binary identity FP32 [1,16] against a bare raw-ASGI echo."""
+    repository = settings.repository("models")
+    models.identity(repository)
+    load = requests.http_binary("identity", "INPUT0", _SMALL)
+    with modelserver(repository) as ours, _bare("asgi_echo", "http") as bare:
+        for concurrency in (1, 8, 32):
+            rows = _pair(settings, "a", (ours, load), (bare, load), concurrency, "http")
+            report.add(rows)
+            what = f"CPU per HTTP request / bare ASGI, c{concurrency}"
+            report.at_most("a", what, rows[0].cpu_us / rows[1].cpu_us, 2.0)
+
+
+def grpc_small(settings: Settings, report: Report) -> None:
+    """gRPC identity FP32 [1,16] against a bare grpc.aio echo."""
+    repository = settings.repository("models")
+    models.identity(repository)
+    load = requests.grpc_raw("identity", "INPUT0", _SMALL)
+    with modelserver(repository) as ours, _bare("grpc_echo", "grpc") as bare:
+        for concurrency in (1, 8, 32):
+            rows = _pair(settings, "b", (ours, load), (bare, load), concurrency, "grpc")
+            report.add(rows)
+            what = f"CPU per gRPC request / bare grpc.aio, c{concurrency}"
+            report.at_most("b", what, rows[0].cpu_us / rows[1].cpu_us, 1.5)
+
+
+def http_json(settings: Settings, report: Report) -> None:
+    """HTTP JSON identity FP32 [1,16] against MLServer."""
+    repository = settings.repository("models")
+    models.identity(repository)
+    load = requests.http_json("identity", "INPUT0", _SMALL)
+    with modelserver(repository) as ours, mlserver() as peer:
+        for concurrency in (8, 32):
+            rows = _pair(settings, "c", (ours, load), (peer, load), concurrency, "http")
+            report.add(rows)
+            what = f"HTTP JSON throughput / MLServer, c{concurrency}"
+            report.at_least("c", what, rows[0].per_second / rows[1].per_second, 4.0)
+
+
+def resnet(settings: Settings, report: Report) -> None:
+    """A ResNet-18-sized ONNX model against a bare session.run loop with the same threads."""
+    repository = settings.repository("models")
+    models.resnet18(repository)
+    image = np.random.default_rng(0).random((1, 3, 224, 224), dtype=np.float32)
+    load = replace(requests.http_binary("resnet18", "image", image), seconds=max(5.0, settings.seconds))
+    path = repository / "resnet18" / "1" / "model.onnx"
+    ratios = []
+    with modelserver(repository) as ours:
+        for _ in range(settings.rounds):
+            bare = _session_runs_per_second(path, image, load.seconds)
+            served = run_load(load.at(2), ours.ports["http"])
+            report.add([Measurement("d", "bare session.run", 1, bare, 1e6 / bare, 1e6 / bare, 0.0)])
+            report.add([Measurement("d", "modelserver", 2, served.per_second, 0.0, served.p50_us, served.p99_us)])
+            ratios.append(served.per_second / bare)
+    report.at_least("d", "ResNet-18 throughput / bare session.run", float(np.median(ratios)), 0.97)
+
+
+def dynamic_batching(settings: Settings, report: Report) -> None:
+    """A digits MLP that is bound by its backend, with and without dynamic batching, concurrency 64."""
+    repository = settings.repository("models")
+    models.wide_mlp(repository, "batched", batching=True)
+    models.wide_mlp(repository, "single", batching=False)
+    image = np.random.default_rng(0).random((1, 64), dtype=np.float32)
+    loads = {name: requests.http_binary(name, "image", image).at(64) for name in ("batched", "single")}
+    with modelserver(repository) as ours:
+        servers = [(replace_name(ours, name), replace(load, seconds=settings.seconds)) for name, load in loads.items()]
+        rows = measure("e", servers, rounds=settings.rounds, port="http")
+        report.add(rows)
+        statistics = _statistics(ours, "batched")
+    report.at_least(
+        "e", "throughput with / without dynamic batching, c64", rows[0].per_second / rows[1].per_second, 3.0
+    )
+    mean = statistics["inference_count"] / statistics["execution_count"]
+    report.at_least("e", "mean batch size with dynamic batching, c64", mean, 8.0)
+
+
+def large_tensors(settings: Settings, report: Report) -> None:
+    """A 1 MiB tensor there and back against the bare echoes (figures, no target)."""
+    repository = settings.repository("models")
+    models.identity(repository)
+    http = requests.http_binary("identity", "INPUT0", _MIB)
+    grpc = requests.grpc_raw("identity", "INPUT0", _MIB)
+    with ExitStack() as stack:
+        ours = stack.enter_context(modelserver(repository))
+        asgi = stack.enter_context(_bare("asgi_echo", "http"))
+        aio = stack.enter_context(_bare("grpc_echo", "grpc"))
+        for concurrency in (1, 8):
+            report.add(_pair(settings, "f", (ours, http), (asgi, http), concurrency, "http"))
+            report.add(_pair(settings, "f", (ours, grpc), (aio, grpc), concurrency, "grpc"))
+
+
+def python_backend(settings: Settings, report: Report) -> None:
+    """The same model.py on our Python backend and on real Triton's."""
+    repository = settings.repository("models")
+    models.python_identity(repository)
+    with modelserver(repository) as ours, triton(repository) as peer:
+        for protocol, load in (
+            ("http", requests.http_binary("identity_py", "INPUT0", _SMALL)),
+            ("grpc", requests.grpc_raw("identity_py", "INPUT0", _SMALL)),
+        ):
+            for concurrency in (1, 8, 32):
+                rows = _pair(settings, "g", (ours, load), (peer, load), concurrency, protocol)
+                report.add(rows)
+                what = f"Python model throughput / Triton, {protocol} c{concurrency}"
+                report.at_least("g", what, rows[0].per_second / rows[1].per_second, 1.0)
+        large = requests.http_binary("identity_py", "INPUT0", _MIB)
+        rows = _pair(settings, "g", (ours, large), (peer, large), 8, "http")
+        report.add(rows)
+        report.at_least(
+            "g", "Python model 1 MiB throughput / Triton, http c8", rows[0].per_second / rows[1].per_second, 1.0
+        )
+
+
+def metrics_cost(settings: Settings, report: Report) -> None:
+    """What metrics cost: identity throughput while :8002/metrics is scraped every second, against none."""
+    repository = settings.repository("models")
+    models.identity(repository)
+    load = requests.http_binary("identity", "INPUT0", _SMALL)
+    with (
+        modelserver(repository, name="metrics on") as on,
+        modelserver(repository, "--allow-metrics=false", name="metrics off") as off,
+    ):
+        rows = _pair(settings, "h", (on, load), (off, load), 32, "http")
+        report.add(rows)
+    report.at_most("h", "CPU per request, metrics on / off, c32", rows[0].cpu_us / rows[1].cpu_us, 1.02)
+
+
+def _pair(
+    settings: Settings,
+    case: str,
+    ours: tuple[ServerProcess, Load],
+    peer: tuple[ServerProcess, Load],
+    concurrency: int,
+    port: str,
+) -> list[Measurement]:
+    servers = [(server, load.at(concurrency, seconds=settings.seconds)) for server, load in (ours, peer)]
+    return measure(case, servers, rounds=settings.rounds, port=port)
+
+
+def replace_name(server: ServerProcess, name: str) -> ServerProcess:
+    """The same server under another name, for two models of one server side by side."""
+    return ServerProcess(name, server.process, server.ports)
+
+
+def _bare(module: str, port: str) -> AbstractContextManager[ServerProcess]:
+    def command(ports: Mapping[str, int]) -> Sequence[str]:
+        return [sys.executable, "-m", f"benchmarks.servers.{module}", str(ports[port])]
+
+    return run_server(module, command, ports=(port,), ready=port_open(port))
+
+
+def _session_runs_per_second(
+    path: Path, image: np.ndarray[tuple[int, ...], np.dtype[np.float32]], seconds: float
+) -> float:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session.run(None, {"image": image})
+    started, runs = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds:
+        session.run(None, {"image": image})
+        runs += 1
+    return runs / (time.perf_counter() - started)
+
+
+def _statistics(server: ServerProcess, model: str) -> Mapping[str, int]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports['http']}/v2/models/{model}/stats") as answer:
+        rows: Mapping[str, int] = json.load(answer)["model_stats"][0]
+        return rows

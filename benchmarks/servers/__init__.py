@@ -1,0 +1,1 @@
+"""The servers under comparison: ours, bare echoes, and peers in their own environments."""

@@ -1,0 +1,32 @@
+"""modelserver over a model repository, and over one model of it alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from benchmarks.servers.process import ServerProcess, http_ready, run_server
+
+
+def modelserver(repository: Path, *flags: str, name: str = "modelserver") -> AbstractContextManager[ServerProcess]:
+    """`modelserver serve` on free ports, loading only what `flags` say."""
+
+    def command(ports: Mapping[str, int]) -> Sequence[str]:
+        return [
+            sys.executable,
+            "-m",
+            "modelserver",
+            "serve",
+            f"--model-repository={repository}",
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            "--metrics-address=127.0.0.1",
+            f"--http-port={ports['http']}",
+            f"--grpc-port={ports['grpc']}",
+            f"--metrics-port={ports['metrics']}",
+            *flags,
+        ]
+
+    return run_server(name, command, ports=("http", "grpc", "metrics"), ready=http_ready())

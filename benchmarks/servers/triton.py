@@ -1,0 +1,65 @@
+"""The real tritonserver, as the nvidia-pytriton wheel carries it, in an environment under `.bench/`.
+
+The wheel holds the server, its Python backend with a stub per Python version, and most libraries. What it
+does not hold is libpython, which comes from the interpreter that builds the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from benchmarks.servers.process import ServerProcess, http_ready, run_server
+
+_HOME = Path(os.environ.get("MODELSERVER_BENCH_HOME", ".bench")).resolve() / "triton"
+_REQUIREMENTS = ("nvidia-pytriton==0.7.0", "numpy")
+
+
+def triton(repository: Path) -> AbstractContextManager[ServerProcess]:
+    """tritonserver over `repository`; installs it first if needed. Raises SystemExit where it cannot be had."""
+    site = _install()
+    server = site / "pytriton" / "tritonserver"
+
+    def command(ports: Mapping[str, int]) -> Sequence[str]:
+        addresses = [f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")]
+        return [
+            str(server / "bin" / "tritonserver"),
+            f"--model-repository={repository}",
+            f"--backend-directory={_HOME / 'backends'}",
+            f"--cache-directory={server / 'caches'}",
+            *addresses,
+            *(f"--{kind}-port={port}" for kind, port in ports.items()),
+        ]
+
+    libraries = [str(site / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR") or "")]
+    env = {
+        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+        "PYTHONPATH": str(site),
+        "PYTHONHOME": sys.base_prefix,
+        "PATH": f"{_HOME / 'venv' / 'bin'}:{os.environ['PATH']}",
+    }
+    return run_server("triton", command, ports=("http", "grpc", "metrics"), ready=http_ready(), env=env)
+
+
+def _install() -> Path:
+    python = _HOME / "venv" / "bin" / "python"
+    if not (_HOME / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(_HOME / "venv")], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *_REQUIREMENTS], check=True)
+        (_HOME / "ready").touch()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    site = _HOME / "venv" / "lib" / f"python{version}" / "site-packages"
+    bundled = site / "pytriton" / "tritonserver"
+    backend = _HOME / "backends" / "python"
+    if not backend.exists():
+        shutil.copytree(bundled / "backends" / "python", backend)
+        stub = backend / "triton_python_backend_stub"
+        shutil.copy(bundled / "python_backend_stubs" / version / stub.name, stub)
+        stub.chmod(0o755)
+    return site
