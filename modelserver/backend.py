@@ -146,7 +146,8 @@ class Backend(abc.ABC):
     """One loaded version of a model: shared weights live here, instances are made from it."""
 
     # Instances answer in microseconds and never block: the server may call them on its event loop.
-    runs_inline: ClassVar[bool] = False
+    # Read after `load`, so that an object may decide by its config.
+    runs_inline: bool = False
     # Instances made when instance_group gives no count, by device kind.
     default_cpu_instances: ClassVar[int] = 1
     supports_gpu: ClassVar[bool] = False

@@ -1,0 +1,57 @@
+"""The identity backend: output i is input i. The tutorial of `docs/backends.md`.
+
+Triton's test parameters slow it down: `creation_delay_sec` (loading), `execute_delay_ms` (each batch) and
+`instance_wise_delay_multiplier` (instance i takes that many times i as long).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from modelserver.backend import (
+    Backend,
+    BackendContext,
+    BatchInstance,
+    ConfigError,
+    InferRequest,
+    InferResponse,
+    Placement,
+    Tensor,
+)
+
+
+class IdentityInstance(BatchInstance):
+    def __init__(self, names: dict[str, str], delay_s: float) -> None:
+        self._names = names
+        self._delay_s = delay_s
+
+    def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        return [InferResponse(self._echo(request)) for request in requests]
+
+    def _echo(self, request: InferRequest) -> list[Tensor]:
+        names = self._names
+        return [Tensor(names[tensor.name], tensor.datatype, tensor.data) for tensor in request.inputs.values()]
+
+
+class IdentityBackend(Backend):
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        inputs, outputs = context.config.input, context.config.output
+        if [spec.data_type for spec in inputs] != [spec.data_type for spec in outputs]:
+            raise ConfigError("the identity backend needs as many outputs as inputs, of the same datatypes in order")
+        self._names = {source.name: target.name for source, target in zip(inputs, outputs, strict=True)}
+        self._delay_s = float(context.parameter("execute_delay_ms", "0")) / 1000
+        self._multiplier = float(context.parameter("instance_wise_delay_multiplier", "0"))
+        self.runs_inline = not self._delay_s
+
+    def load(self) -> None:
+        time.sleep(float(self.context.parameter("creation_delay_sec", "0")))
+
+    def create_instance(self, placement: Placement) -> IdentityInstance:
+        return IdentityInstance(self._names, self._delay_s * max(1.0, self._multiplier * placement.index))
+
+
+BACKEND = IdentityBackend

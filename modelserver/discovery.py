@@ -1,0 +1,199 @@
+"""Backend name -> Backend class, and version directory -> backend name.
+
+Nothing heavy is imported before a model asks for it: what must be known earlier about the bundled backends
+is in one table. Looked up in this order: the model's own directory (only when the caller passes it), the
+`--backend-directory`s, the bundled `modelserver_backends`, entry points in the group `modelserver.backends`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from modelserver.backend import Backend
+from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+
+ENTRY_POINT_GROUP = "modelserver.backends"
+_BUNDLED_PACKAGE = "modelserver_backends"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bundled:
+    """What is known about a bundled backend without importing it; a test compares it with the classes."""
+
+    filenames: tuple[str, ...] = ()
+    library: str | None = None
+    extra: str | None = None
+
+
+_BUNDLED = {
+    "identity": _Bundled(),
+    "onnxruntime": _Bundled(("model.onnx",), "onnxruntime", "onnx"),
+    "python": _Bundled(("model.py",)),
+    "pytorch": _Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),
+}
+
+# Two loads may want the same backend at once; its module must be executed once.
+_import_lock = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class BackendListing:
+    """A backend that can be named in a config: where it comes from, and which library it lacks (None: none)."""
+
+    name: str
+    source: str
+    missing_library: str | None = None
+    extra: str | None = None
+
+
+def find_backend(
+    name: str, *, backend_directories: Sequence[Path] = (), model_directory: Path | None = None
+) -> type[Backend]:
+    """The class that serves `backend: "<name>"`; imports it the first time.
+
+    `model_directory` is searched too when given: pass it only if models may bring their own code.
+    Raises NotFoundError for an unknown name, UnavailableError when an optional library is not installed,
+    InternalError when the backend's own code cannot be imported.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(f"backend name '{name}' must consist of letters, digits, '_', '-' and '.'")
+    directories = [*([model_directory] if model_directory else []), *backend_directories]
+    for directory in directories:
+        source = _source_in(directory, name)
+        if source is not None:
+            return _checked(name, str(source), _import_source(name, source))
+    if name in _BUNDLED:
+        module_name = f"{_BUNDLED_PACKAGE}.{name}"
+        return _checked(name, module_name, _import_module(name, module_name))
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
+        return _checked(name, f"entry point {entry_point.value}", _load_entry_point(name, entry_point))
+    raise _unknown_backend(name, backend_directories, directories)
+
+
+def backend_for_model_files(version_directory: Path) -> str | None:
+    """The bundled backend whose model file lies in `version_directory`, or None."""
+    for name, bundled in _BUNDLED.items():
+        if any((version_directory / filename).exists() for filename in bundled.filenames):
+            return name
+    return None
+
+
+def model_filenames() -> dict[str, tuple[str, ...]]:
+    """The model file names of every bundled backend that is recognised by them."""
+    return {name: bundled.filenames for name, bundled in _BUNDLED.items() if bundled.filenames}
+
+
+def list_backends(backend_directories: Sequence[Path] = ()) -> tuple[BackendListing, ...]:
+    """Every backend by name, the one that `find_backend` would take; imports none of them."""
+    listings: dict[str, BackendListing] = {}
+    for listing in _all_listings(backend_directories):
+        listings.setdefault(listing.name, listing)
+    return tuple(sorted(listings.values(), key=lambda listing: listing.name))
+
+
+def _all_listings(backend_directories: Sequence[Path]) -> Iterator[BackendListing]:
+    for directory in backend_directories:
+        for path in sorted(directory.glob("*")):
+            if _NAME.fullmatch(path.stem) and _source_in(directory, path.stem) is not None:
+                yield BackendListing(path.stem, str(directory))
+    for name, bundled in _BUNDLED.items():
+        missing = bundled.library if bundled.library and importlib.util.find_spec(bundled.library) is None else None
+        yield BackendListing(name, "bundled", missing, bundled.extra if missing else None)
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        distribution = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+        yield BackendListing(entry_point.name, f"entry point of {distribution}")
+
+
+def _source_in(directory: Path, name: str) -> Path | None:
+    """The file that defines backend `name` in `directory`: a package or a single module."""
+    for path in (directory / name / "__init__.py", directory / f"{name}.py"):
+        if path.is_file():
+            return path.resolve()
+    return None
+
+
+def _import_source(name: str, source: Path) -> ModuleType:
+    """The module at `source`, under a name of its own so that equal names in two directories do not meet."""
+    digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
+    module_name = f"modelserver_external_{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{digest}"
+    with _import_lock:
+        if module_name in sys.modules:
+            return sys.modules[module_name]
+        locations = [str(source.parent)] if source.name == "__init__.py" else None
+        spec = importlib.util.spec_from_file_location(module_name, source, submodule_search_locations=locations)
+        assert spec is not None, f"{source} has no loader"
+        assert spec.loader is not None, f"{source} has no loader"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            for loaded in [other for other in sys.modules if other.split(".")[0] == module_name]:
+                del sys.modules[loaded]
+            if isinstance(error, ImportError | OSError | SyntaxError):
+                raise _broken(name, str(source), error) from error
+            raise
+        return module
+
+
+def _import_module(name: str, module_name: str) -> ModuleType:
+    with _import_lock:
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            bundled = _BUNDLED[name]
+            if bundled.library is not None and (error.name or "").split(".")[0] == bundled.library:
+                raise UnavailableError(
+                    f"backend '{name}' needs the Python package '{bundled.library}', which is not installed: "
+                    f"pip install 'modelserver[{bundled.extra}]'"
+                ) from error
+            raise _broken(name, module_name, error) from error
+        except (ImportError, OSError, SyntaxError) as error:
+            raise _broken(name, module_name, error) from error
+
+
+def _load_entry_point(name: str, entry_point: importlib.metadata.EntryPoint) -> object:
+    """What the entry point names: a module that holds `BACKEND`, or the class itself."""
+    with _import_lock:
+        try:
+            return entry_point.load()
+        except (ImportError, AttributeError, OSError, SyntaxError) as error:
+            raise _broken(name, f"entry point {entry_point.value}", error) from error
+
+
+def _checked(name: str, source: str, loaded: object) -> type[Backend]:
+    """`BACKEND` of a module, or `loaded` itself, if it is a Backend class."""
+    candidate = getattr(loaded, "BACKEND", None) if isinstance(loaded, ModuleType) else loaded
+    if isinstance(candidate, type) and issubclass(candidate, Backend):
+        return candidate
+    found = "nothing of that name" if candidate is None else repr(candidate)
+    raise InternalError(
+        f"backend '{name}' from {source}: expected a module-level name BACKEND holding a subclass of "
+        f"modelserver.backend.Backend, found {found}"
+    )
+
+
+def _broken(name: str, source: str, error: Exception) -> InternalError:
+    return InternalError(f"backend '{name}' from {source} cannot be imported: {type(error).__name__}: {error}")
+
+
+def _unknown_backend(name: str, backend_directories: Sequence[Path], searched: Sequence[Path]) -> NotFoundError:
+    available = [listing.name for listing in list_backends(backend_directories)]
+    near = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    places = [*map(str, searched), "the bundled backends", f"entry points '{ENTRY_POINT_GROUP}'"]
+    return NotFoundError(
+        f"unknown backend '{name}'{hint} Available: {', '.join(available)}. Looked in: {', '.join(places)}"
+    )
