@@ -44,7 +44,7 @@ def python_identity(repository: Path) -> None:
     (folder / "1" / "model.py").write_text(_IDENTITY_PY)
 
 
-def wide_mlp(repository: Path, name: str, *, batching: bool, width: int = 2048) -> None:
+def wide_mlp(repository: Path, name: str, *, batching: bool, width: int = 3072) -> None:
     """A digits classifier whose weights do not fit a cache, so that one row costs nearly as much as many."""
     rng = np.random.default_rng(0)
     sizes = [64, width, width, 10]
