@@ -1,0 +1,122 @@
+"""What a flag is: how its text becomes a value, and what is said when it cannot.
+
+Knows the forms that Triton's command line takes (`--flag`, `--flag=true`, `--flag true`, repeated
+flags) as values only; the flags themselves are in `options`, where they come from in `option_sources`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.config.suggestion import suggest
+from modelserver.errors import InvalidArgumentError
+
+TRUE_WORDS = frozenset({"true", "1", "yes", "on", "y", "t"})
+FALSE_WORDS = frozenset({"false", "0", "no", "off", "n", "f"})
+
+OptionValue = bool | int | float | str | tuple[str, ...] | None
+
+
+class FlagState(enum.Enum):
+    """What the server does about a flag."""
+
+    ACTIVE = "in effect"
+    # Taken so that Triton's command lines work; a warning says that nothing follows from it.
+    ACCEPTED = "accepted, no effect yet"
+    # Replaced by another flag, whose value it sets or which has taken its place.
+    DEPRECATED = "deprecated"
+    # Promises protection that is not there: setting it stops the server rather than serving unprotected.
+    REFUSED = "refused until it is enforced"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The part of an option that its name, type and default do not tell."""
+
+    group: str
+    help: str
+    state: FlagState = FlagState.ACTIVE
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    # Written in the help in place of the type.
+    metavar: str = ""
+    # Not one of Triton's flags.
+    is_ours: bool = False
+
+
+def flag(group: str, text: str, **details: Any) -> Mapping[str, Flag]:
+    """Metadata of a dataclass field that is an option."""
+    return {"flag": Flag(group, text, **details)}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the table: its field's name, type, default and flag."""
+
+    name: str
+    kind: type
+    is_repeated: bool
+    is_nullable: bool
+    default: OptionValue
+    flag: Flag
+
+    @property
+    def flag_name(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return "MODELSERVER_" + self.name.upper()
+
+    @property
+    def expectation(self) -> str:
+        """What a value must be, in words."""
+        if self.flag.choices:
+            return "one of " + ", ".join(self.flag.choices)
+        if self.kind is bool:
+            return "true or false (also 1/0, yes/no, on/off)"
+        if self.kind is str:
+            return self.flag.metavar or "text"
+        noun = "an integer" if self.kind is int else "a number"
+        low, high = self.flag.minimum, self.flag.maximum
+        if low is not None and high is not None:
+            return f"{noun} from {low:g} to {high:g}"
+        return noun if low is None else f"{noun} of at least {low:g}"
+
+    def parse(self, text: str, *, source: str) -> bool | int | float | str:
+        """The value that `text` writes. Raises InvalidArgumentError naming `source`, what was expected and got."""
+        if self.kind is bool:
+            word = text.strip().lower()
+            if word not in TRUE_WORDS | FALSE_WORDS:
+                raise self._bad(text, source)
+            return word in TRUE_WORDS
+        if self.kind is str:
+            if self.flag.choices and text not in self.flag.choices:
+                matching = [choice for choice in self.flag.choices if choice.lower() == text.lower()]
+                if not matching:
+                    raise self._bad(text, source)
+                return matching[0]
+            return text
+        try:
+            number: int | float = int(text) if self.kind is int else float(text)
+        except ValueError:
+            raise self._bad(text, source) from None
+        low, high = self.flag.minimum, self.flag.maximum
+        if (low is not None and number < low) or (high is not None and number > high):
+            raise self._bad(text, source)
+        return number
+
+    def _bad(self, text: str, source: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{source} expects {self.expectation}, got '{text}'")
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `; did you mean '--http-port'?`, or nothing if none is near."""
+    nearest = suggest(name, known)
+    return f"; did you mean '{nearest}'?" if nearest else ""

@@ -1,0 +1,157 @@
+"""How the log looks and where it goes. Logging never blocks: a thread of its own writes, a full queue drops lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import queue
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from modelserver.errors import InvalidArgumentError
+from modelserver.options import ServerOptions
+
+QUEUE_LENGTH = 10_000
+# The server's own loggers; libraries are heard from WARNING on.
+OWN_LOGGERS = ("modelserver", "modelserver_backends")
+
+
+class LogWriter:
+    """Owns the log's thread from `start_logs` to `close`, which writes what is still queued."""
+
+    def __init__(self, handler: logging.Handler, levels: frozenset[int], own_level: int) -> None:
+        self._records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LENGTH)
+        self._output = handler
+        self._input = _DroppingHandler(self._records)
+        self._input.addFilter(lambda record: _severity(record.levelno) in levels)
+        self._listener = logging.handlers.QueueListener(self._records, handler)
+        root = logging.getLogger()
+        self._before = (root.handlers[:], root.level)
+        root.handlers[:] = [self._input]
+        root.setLevel(logging.WARNING)
+        for name in OWN_LOGGERS:
+            logging.getLogger(name).setLevel(own_level)
+        self._listener.start()
+
+    def close(self) -> None:
+        """Write what is queued and give the root logger back."""
+        root = logging.getLogger()
+        root.handlers[:], level = self._before
+        root.setLevel(level)
+        for name in OWN_LOGGERS:
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        self._listener.stop()
+        if self._input.num_dropped:
+            self._output.handle(_record(f"{self._input.num_dropped} log lines were dropped: the log's reader is slow"))
+        self._output.close()
+
+
+def start_logs(options: ServerOptions) -> LogWriter:
+    """Send the process's log where the options say. Raises InvalidArgumentError for a file that cannot be opened."""
+    handler = _QuietHandler(_open(options.log_file) if options.log_file else sys.stderr, owns=bool(options.log_file))
+    handler.setFormatter(_FORMATTERS[options.log_format]())
+    chosen = {
+        logging.INFO: options.log_info,
+        logging.WARNING: options.log_warning,
+        logging.ERROR: options.log_error,
+        logging.DEBUG: options.log_verbose > 0,
+    }
+    levels = frozenset(level for level, is_on in chosen.items() if is_on)
+    return LogWriter(handler, levels, logging.DEBUG if options.log_verbose else logging.INFO)
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-11-21 13:18:40.123 INFO  server: message`, in local time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{self._time(record)} {record.levelname:<7} {_room(record.name)}: {record.getMessage()}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+    def _time(self, record: logging.LogRecord) -> str:
+        moment = time.localtime(record.created)
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', moment)}.{int(record.msecs):03d}"
+
+
+class Iso8601Formatter(TextFormatter):
+    """As text, with the time as `2026-11-21T13:18:40.123Z`."""
+
+    def _time(self, record: logging.LogRecord) -> str:
+        moment = time.gmtime(record.created)
+        return f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{int(record.msecs):03d}Z"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: time, level, logger, message, and exception where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+_FORMATTERS = {"default": TextFormatter, "ISO8601": Iso8601Formatter, "json": JsonFormatter}
+
+
+class _DroppingHandler(logging.handlers.QueueHandler):
+    """Puts records into a bounded queue and counts those that find it full."""
+
+    num_dropped = 0
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        # The writer is a thread of this process: only the arguments must be rendered, before they can change.
+        record.msg, record.args = record.getMessage(), None
+        return record
+
+
+class _QuietHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; a reader that has gone away (a closed pipe) is no reason to fail or to complain."""
+
+    def __init__(self, stream: TextIO, *, owns: bool) -> None:
+        super().__init__(stream)
+        self._owns = owns
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        del record
+
+    def close(self) -> None:
+        super().close()
+        if self._owns:
+            self.stream.close()
+
+
+def _open(name: str) -> TextIO:
+    try:
+        return Path(name).open("a", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise InvalidArgumentError(f"--log-file: cannot open '{name}': {error.strerror}") from None
+
+
+def _severity(level: int) -> int:
+    """The standard level that decides whether a record is wanted."""
+    return max(logging.DEBUG, min(logging.ERROR, level // 10 * 10))
+
+
+def _room(name: str) -> str:
+    return name.removeprefix("modelserver.").removeprefix("modelserver_")
+
+
+def _record(message: str) -> logging.LogRecord:
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None)

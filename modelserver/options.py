@@ -1,0 +1,252 @@
+"""Every process-wide option, in one table: name, type, default, meaning, and what we do about it.
+
+A field `http_port` is the flag `--http-port`, the variable `MODELSERVER_HTTP_PORT` and the key `http-port` of the
+file given by `--config`. Names and defaults are Triton's unless the help says otherwise. The reference in
+docs/configuration.md is printed from this table by `python -m modelserver.options`.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+
+from modelserver.errors import InvalidArgumentError
+from modelserver.flags import Flag, FlagState, Option, OptionValue, flag
+
+SERVER = "Server"
+LOGGING = "Logging"
+REPOSITORY = "Model repository"
+BACKENDS = "Backends"
+HTTP = "HTTP"
+GRPC = "gRPC"
+METRICS = "Metrics"
+TRACING = "Tracing"
+CACHE = "Response cache and rate limiter"
+MEMORY = "Memory and devices"
+CLOUDS = "SageMaker and Vertex AI"
+DEPRECATED = "Deprecated"
+
+_NOT_YET = FlagState.ACCEPTED
+_OLD = FlagState.DEPRECATED
+_REFUSED = FlagState.REFUSED
+_PORT: dict[str, int] = {"minimum": 0, "maximum": 65535}
+_INT_MAX = 2**31 - 1
+_MODES = ("none", "poll", "explicit")
+_LEVELS = ("none", "low", "medium", "high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The server's options. Raises InvalidArgumentError for a combination that cannot work."""
+
+    # fmt: off
+    id: str = field(default="modelserver", metadata=flag(SERVER, "Name in the server's metadata (Triton: triton)."))
+    exit_timeout_secs: int = field(default=30, metadata=flag(SERVER, "Seconds that requests in flight and queued are given to finish after SIGTERM or SIGINT.", minimum=0))
+    config: str = field(default="", metadata=flag(SERVER, "YAML file of options: a mapping from flag names to values.", metavar="FILE", is_ours=True))
+    tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
+
+    log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs each request and the decisions about it.", minimum=0))
+    log_info: bool = field(default=True, metadata=flag(LOGGING, "Log what happens in the life of server and models."))
+    log_warning: bool = field(default=True, metadata=flag(LOGGING, "Log warnings."))
+    log_error: bool = field(default=True, metadata=flag(LOGGING, "Log errors."))
+    log_format: str = field(default="default", metadata=flag(LOGGING, "How a line looks; json is ours: one object per line.", choices=("default", "ISO8601", "json")))
+    log_file: str = field(default="", metadata=flag(LOGGING, "File to append the log to, in place of standard error.", metavar="FILE"))
+
+    model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, or one model's directory. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
+    model_name: str = field(default="", metadata=flag(REPOSITORY, "Name for the model when --model-repository is one model's directory.", metavar="NAME", is_ours=True))
+    model_control_mode: str = field(default="none", metadata=flag(REPOSITORY, "none: load all at start. poll: also follow changes on disk. explicit: only --load-model and the load and unload requests.", choices=_MODES))
+    repository_poll_secs: int = field(default=15, metadata=flag(REPOSITORY, "Seconds between two looks at the repository in mode poll.", minimum=1))
+    load_model: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Model to load at start in mode explicit; * alone is all. Repeat for several.", metavar="NAME"))
+    exit_on_error: bool = field(default=True, metadata=flag(REPOSITORY, "Exit when a model fails to load at start."))
+    strict_readiness: bool = field(default=True, metadata=flag(REPOSITORY, "Be ready only when every model that was to be loaded is."))
+    disable_auto_complete_config: bool = field(default=False, metadata=flag(REPOSITORY, "Take config.pbtxt as it is; do not fill in what the model's files say."))
+    model_config_name: str = field(default="", metadata=flag(REPOSITORY, "Use <model>/configs/<name>.pbtxt where it exists.", metavar="NAME"))
+    model_load_thread_count: int = field(default=4, metadata=flag(REPOSITORY, "Models loaded at the same time.", minimum=1))
+    model_load_retry_count: int = field(default=0, metadata=flag(REPOSITORY, "Further attempts after a load that failed.", minimum=0))
+    model_namespacing: bool = field(default=False, metadata=flag(REPOSITORY, "Let repositories have models of the same name.", state=_NOT_YET))
+
+    backend_directory: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Directory of backend packages, searched before the bundled ones. Repeat for several.", metavar="DIRECTORY"))
+    backend_config: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Setting of a backend, or of all (without the backend's name). Repeat for several.", metavar="[BACKEND],KEY=VALUE"))
+    allow_pickle_models: bool = field(default=False, metadata=flag(BACKENDS, "Let backends load pickled models: whoever can write one runs code in the server.", is_ours=True))
+    repoagent_directory: str = field(default="", metadata=flag(BACKENDS, "Directory of repository agents.", state=_NOT_YET, metavar="DIRECTORY"))
+
+    allow_http: bool = field(default=True, metadata=flag(HTTP, "Serve HTTP."))
+    http_address: str = field(default="0.0.0.0", metadata=flag(HTTP, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
+    http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
+    http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1))
+    reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port with other processes (SO_REUSEPORT).", state=_NOT_YET))
+    http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters.", state=_NOT_YET, metavar="REGEX"))
+    http_thread_count: int = field(default=8, metadata=flag(HTTP, "One event loop serves all connections, whatever this says.", state=_NOT_YET, minimum=1))
+    http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need a header.", state=_REFUSED, metavar="API[,API...]:KEY=VALUE"))
+
+    allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
+    grpc_address: str = field(default="0.0.0.0", metadata=flag(GRPC, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
+    grpc_port: int = field(default=8001, metadata=flag(GRPC, "Port to listen on; 0 picks a free one.", **_PORT))
+    grpc_infer_response_compression_level: str = field(default="none", metadata=flag(GRPC, "How hard to compress answers.", choices=_LEVELS, state=_NOT_YET))
+    grpc_keepalive_time: int = field(default=7_200_000, metadata=flag(GRPC, "Milliseconds of silence before the server pings.", minimum=1))
+    grpc_keepalive_timeout: int = field(default=20_000, metadata=flag(GRPC, "Milliseconds to wait for the answer to a ping.", minimum=1))
+    grpc_keepalive_permit_without_calls: bool = field(default=False, metadata=flag(GRPC, "Ping also when there is no call."))
+    grpc_http2_max_pings_without_data: int = field(default=2, metadata=flag(GRPC, "Pings to send without data between them.", minimum=0))
+    grpc_http2_min_recv_ping_interval_without_data: int = field(default=300_000, metadata=flag(GRPC, "Milliseconds that a client must leave between pings.", minimum=0))
+    grpc_http2_max_ping_strikes: int = field(default=2, metadata=flag(GRPC, "Bad pings before a connection is closed.", minimum=0))
+    grpc_max_connection_age: int | None = field(default=None, metadata=flag(GRPC, "Milliseconds after which a connection is closed, for load balancing.", minimum=1))
+    grpc_max_connection_age_grace: int | None = field(default=None, metadata=flag(GRPC, "Milliseconds that its calls are then given.", minimum=1))
+    reuse_grpc_port: bool = field(default=False, metadata=flag(GRPC, "Share the port with other processes (SO_REUSEPORT).", state=_NOT_YET))
+    grpc_header_forward_pattern: str = field(default="", metadata=flag(GRPC, "Metadata to hand to models as request parameters.", state=_NOT_YET, metavar="REGEX"))
+    grpc_infer_thread_count: int = field(default=2, metadata=flag(GRPC, "One event loop serves all calls, whatever this says.", state=_NOT_YET, minimum=1))
+    grpc_infer_allocation_pool_size: int = field(default=8, metadata=flag(GRPC, "Messages kept for reuse; ours are not.", state=_NOT_YET, minimum=0))
+    grpc_max_response_pool_size: int = field(default=_INT_MAX, metadata=flag(GRPC, "Responses of a stream kept for a slow reader; ours wait for it.", state=_NOT_YET, minimum=1))
+    grpc_use_ssl: bool = field(default=False, metadata=flag(GRPC, "Serve TLS.", state=_REFUSED))
+    grpc_use_ssl_mutual: bool = field(default=False, metadata=flag(GRPC, "Serve TLS and ask clients for a certificate.", state=_REFUSED))
+    grpc_server_cert: str = field(default="", metadata=flag(GRPC, "Certificate of the server.", state=_NOT_YET, metavar="FILE"))
+    grpc_server_key: str = field(default="", metadata=flag(GRPC, "Private key of the server.", state=_NOT_YET, metavar="FILE"))
+    grpc_root_cert: str = field(default="", metadata=flag(GRPC, "Certificate that clients' are checked against.", state=_NOT_YET, metavar="FILE"))
+    grpc_restricted_protocol: tuple[str, ...] = field(default=(), metadata=flag(GRPC, "Groups of methods that need a metadata key.", state=_REFUSED, metavar="API[,API...]:KEY=VALUE"))
+
+    allow_metrics: bool = field(default=True, metadata=flag(METRICS, "Serve metrics for Prometheus."))
+    metrics_address: str = field(default="", metadata=flag(METRICS, "Address to listen on; empty: that of HTTP.", metavar="ADDRESS"))
+    metrics_port: int = field(default=8002, metadata=flag(METRICS, "Port to listen on; 0 picks a free one.", **_PORT))
+    allow_cpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the CPU and memory of the host, or of the container the server runs in."))
+    allow_gpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the GPUs.", state=_NOT_YET))
+    metrics_interval_ms: int = field(default=2000, metadata=flag(METRICS, "Shortest time between two readings of the host's gauges.", minimum=1))
+    metrics_config: tuple[str, ...] = field(default=(), metadata=flag(METRICS, "counter_latencies, histogram_latencies: false leaves those families out. summary_latencies, summary_quantiles: accepted, no effect yet.", metavar="KEY=VALUE"))
+
+    trace_config: tuple[str, ...] = field(default=(), metadata=flag(TRACING, "Settings of request tracing.", state=_NOT_YET, metavar="[MODE],KEY=VALUE"))
+
+    cache_config: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "Setting of a response cache.", state=_NOT_YET, metavar="CACHE,KEY=VALUE"))
+    cache_directory: str = field(default="", metadata=flag(CACHE, "Directory of cache implementations.", state=_NOT_YET, metavar="DIRECTORY"))
+    rate_limit: str = field(default="off", metadata=flag(CACHE, "Let instances run only when they hold the resources they name.", choices=("off", "execution_count"), state=_NOT_YET))
+    rate_limit_resource: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "Resources that there are.", state=_NOT_YET, metavar="NAME:COUNT[:DEVICE]"))
+
+    allow_client_shm: bool = field(default=False, metadata=flag(MEMORY, "Let clients register shared memory.", state=_NOT_YET))
+    pinned_memory_pool_byte_size: int = field(default=256 << 20, metadata=flag(MEMORY, "Bytes of page-locked memory.", state=_NOT_YET, minimum=0))
+    cuda_memory_pool_byte_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's memory pool.", state=_NOT_YET, metavar="GPU:BYTES"))
+    cuda_virtual_address_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's address space.", state=_NOT_YET, metavar="GPU:BYTES"))
+    min_supported_compute_capability: float = field(default=6.0, metadata=flag(MEMORY, "GPUs below this are left alone.", state=_NOT_YET, minimum=0))
+    buffer_manager_thread_count: int = field(default=0, metadata=flag(MEMORY, "Threads that gather inputs; the worker does it here.", state=_NOT_YET, minimum=0))
+    enable_peer_access: bool = field(default=True, metadata=flag(MEMORY, "Let GPUs read each other's memory.", state=_NOT_YET))
+    host_policy: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "NUMA node or cores of a host policy.", state=_NOT_YET, metavar="POLICY,KEY=VALUE"))
+    model_load_gpu_limit: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Share of a GPU's memory above which no model is loaded.", state=_NOT_YET, metavar="DEVICE:FRACTION"))
+
+    allow_sagemaker: bool = field(default=False, metadata=flag(CLOUDS, "Serve SageMaker's endpoints.", state=_NOT_YET))
+    sagemaker_port: int = field(default=8080, metadata=flag(CLOUDS, "Port of SageMaker's endpoints.", state=_NOT_YET, **_PORT))
+    sagemaker_safe_port_range: str = field(default="", metadata=flag(CLOUDS, "Ports that SageMaker leaves free.", state=_NOT_YET, metavar="LOW-HIGH"))
+    sagemaker_thread_count: int = field(default=8, metadata=flag(CLOUDS, "Threads of SageMaker's endpoints.", state=_NOT_YET, minimum=1))
+    allow_vertex_ai: bool = field(default=False, metadata=flag(CLOUDS, "Serve Vertex AI's endpoints.", state=_NOT_YET))
+    vertex_ai_port: int = field(default=8080, metadata=flag(CLOUDS, "Port of Vertex AI's endpoints.", state=_NOT_YET, **_PORT))
+    vertex_ai_thread_count: int = field(default=8, metadata=flag(CLOUDS, "Threads of Vertex AI's endpoints.", state=_NOT_YET, minimum=1))
+    vertex_ai_default_model: str = field(default="", metadata=flag(CLOUDS, "Model that Vertex AI's predict route asks.", state=_NOT_YET, metavar="NAME"))
+
+    strict_model_config: bool = field(default=False, metadata=flag(DEPRECATED, "true is --disable-auto-complete-config.", state=_OLD))
+    response_cache_byte_size: int = field(default=0, metadata=flag(DEPRECATED, "Use --cache-config.", state=_OLD, minimum=0))
+    trace_file: str = field(default="", metadata=flag(DEPRECATED, "Use --trace-config triton,file=.", state=_OLD, metavar="FILE"))
+    trace_level: tuple[str, ...] = field(default=(), metadata=flag(DEPRECATED, "Use --trace-config level=.", state=_OLD, metavar="LEVEL"))
+    trace_rate: int = field(default=1000, metadata=flag(DEPRECATED, "Use --trace-config rate=.", state=_OLD, minimum=0))
+    trace_count: int = field(default=-1, metadata=flag(DEPRECATED, "Use --trace-config count=.", state=_OLD, minimum=-1))
+    trace_log_frequency: int = field(default=0, metadata=flag(DEPRECATED, "Use --trace-config triton,log-frequency=.", state=_OLD, minimum=0))
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for text in self.backend_config:
+            _split_backend_setting(text)
+        for text in self.metrics_config:
+            _split_setting(text, "--metrics-config")
+        if self.load_model and self.model_control_mode != "explicit":
+            raise InvalidArgumentError(
+                "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
+            )
+        if self.model_name and len(self.model_repository) > 1:
+            raise InvalidArgumentError("--model-name needs a single --model-repository: the model's own directory")
+        for option in option_table():
+            if option.flag.state is FlagState.REFUSED and getattr(self, option.name) != option.default:
+                raise InvalidArgumentError(
+                    f"{option.flag_name} is not enforced yet, so the server does not start with it: "
+                    "protect the port by a proxy and leave the flag out"
+                )
+
+    @property
+    def backend_options(self) -> dict[str, dict[str, str]]:
+        """Settings by backend; those of all backends are under the empty name."""
+        settings: dict[str, dict[str, str]] = {}
+        for text in self.backend_config:
+            backend, key, value = _split_backend_setting(text)
+            settings.setdefault(backend, {})[key] = value
+        return settings
+
+    @property
+    def metrics_settings(self) -> dict[str, str]:
+        return dict(_split_setting(text, "--metrics-config") for text in self.metrics_config)
+
+    @property
+    def auto_complete_config(self) -> bool:
+        """Whether backends fill in what config.pbtxt leaves out."""
+        return not (self.disable_auto_complete_config or self.strict_model_config)
+
+
+@cache
+def option_table() -> tuple[Option, ...]:
+    """The table in the order of the fields."""
+    hints = typing.get_type_hints(ServerOptions)
+    return tuple(
+        _describe(entry.name, hints[entry.name], entry.default, entry.metadata) for entry in fields(ServerOptions)
+    )
+
+
+def ineffective(options: ServerOptions) -> list[Option]:
+    """The options that were given and have no effect."""
+    silent = (FlagState.ACCEPTED, FlagState.DEPRECATED)
+    return [
+        option
+        for option in option_table()
+        if option.flag.state in silent
+        and option.name != "strict_model_config"
+        and getattr(options, option.name) != option.default
+    ]
+
+
+def _describe(name: str, hint: object, default: object, metadata: typing.Mapping[str, Flag]) -> Option:
+    assert default is not MISSING, f"option {name} has no default"
+    is_repeated = typing.get_origin(hint) is tuple
+    is_nullable = isinstance(hint, types.UnionType)
+    kind = typing.get_args(hint)[0] if is_repeated or is_nullable else hint
+    return Option(name, kind, is_repeated, is_nullable, typing.cast(OptionValue, default), metadata["flag"])
+
+
+def _split_backend_setting(text: str) -> tuple[str, str, str]:
+    """`onnxruntime,threads=2` -> backend, key, value; `threads=2` and `,threads=2` are for all backends."""
+    head, equals, value = text.partition("=")
+    backend, comma, key = head.partition(",")
+    if not comma:
+        backend, key = "", head
+    if not equals or not key:
+        raise InvalidArgumentError(f"--backend-config expects [<backend>,]<key>=<value>, got '{text}'")
+    return backend.strip(), key.strip(), value
+
+
+def _split_setting(text: str, name: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InvalidArgumentError(f"{name} expects <key>=<value>, got '{text}'")
+    return key.strip(), value
+
+
+def markdown() -> str:
+    """The reference of all flags for docs/configuration.md."""
+    lines: list[str] = []
+    group = ""
+    for option in option_table():
+        if option.flag.group != group:
+            group = option.flag.group
+            lines += ["", f"### {group}", "", "| flag | value | default | meaning | state |", "|---|---|---|---|---|"]
+        names = " ".join(f"`--{name.replace('_', '-')}`" for name in (option.name, *option.flag.aliases))
+        expected = option.expectation.replace("|", "\\|") + (", repeatable" if option.is_repeated else "")
+        default = "" if option.default in ((), "", None) else f"`{option.default}`"
+        ours = " (ours)" if option.flag.is_ours else ""
+        lines.append(f"| {names} | {expected} | {default} | {option.flag.help} | {option.flag.state.value}{ours} |")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")  # noqa: T201 - the command's answer
