@@ -22,6 +22,8 @@ TARGET = PROTOS.parent / "modelserver" / "pb"
 BYTES_PER_LINE = 60
 
 _HEADER = "# Generated from protos/{name}.proto by `python protos/generate.py`; do not edit.\n"
+# The stubs of protoc leave some types out.
+_STUB_HEADER = '# mypy: disable-error-code="no-untyped-def,type-arg"\n'
 _MODULE = '''"""Messages of protos/{name}.proto."""
 
 {imports}from modelserver.pb.pool import add_file
@@ -70,7 +72,7 @@ def _stub(file: descriptor_pb2.FileDescriptorProto, text: str) -> str:
     for dependency in file.dependency:
         module = _pb2(dependency)
         text = text.replace(f"import {module} as", f"from modelserver.pb import {module} as")
-    return text
+    return _STUB_HEADER + text
 
 
 def _pb2(proto: str) -> str:

@@ -1,4 +1,5 @@
 # Generated from protos/grpc_service.proto by `python protos/generate.py`; do not edit.
+# mypy: disable-error-code="no-untyped-def,type-arg"
 from modelserver.pb import model_config_pb2 as _model_config_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor

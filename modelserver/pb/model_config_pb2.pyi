@@ -1,4 +1,5 @@
 # Generated from protos/model_config.proto by `python protos/generate.py`; do not edit.
+# mypy: disable-error-code="no-untyped-def,type-arg"
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
