@@ -1,0 +1,95 @@
+"""Request parameters: typed values on the wire, reserved keys, and the attributes they set on a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import ParameterValue
+from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.pb import grpc_service_pb2 as pb
+
+# The one key of the `triton_` family that a client may set: it wants decoupled streams to end with an empty response.
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+
+_UNSIGNED = ("int64_param", "uint64_param")
+# Reserved key -> attribute of InferRequest and the kinds of value that it may have.
+_RESERVED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sequence_id": ("sequence_id", ("int64_param", "uint64_param", "string_param")),
+    "sequence_start": ("sequence_start", ("bool_param",)),
+    "sequence_end": ("sequence_end", ("bool_param",)),
+    "priority": ("priority", _UNSIGNED),
+    "timeout": ("timeout_us", _UNSIGNED),
+}
+_SHARED_MEMORY_KEYS = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+
+
+def apply_parameters(request: InferRequest, parameters: Mapping[str, pb.InferParameter]) -> None:
+    """Set the attributes that reserved keys stand for; all other parameters go to the model.
+
+    Raises InvalidArgumentError for a parameter without a value, a reserved key with the wrong kind
+    of value, or a key that is not a client's to set.
+    """
+    free: dict[str, ParameterValue] = {}
+    for key, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidArgumentError(f"parameter '{key}' has no value")
+        value: ParameterValue = getattr(parameter, kind)
+        if key in _RESERVED:
+            attribute, kinds = _RESERVED[key]
+            setattr(request, attribute, _checked(key, kind, kinds, value))
+        elif key == EMPTY_FINAL_RESPONSE:
+            free[key] = _checked(key, kind, ("bool_param",), value)
+        elif key.startswith("triton_"):
+            raise InvalidArgumentError(
+                f"parameter '{key}': keys starting with 'triton_' are reserved; a client may only set "
+                f"'{EMPTY_FINAL_RESPONSE}'"
+            )
+        else:
+            free[key] = value
+    request.parameters = free
+
+
+def _checked(key: str, kind: str, kinds: tuple[str, ...], value: ParameterValue) -> ParameterValue:
+    if kind not in kinds:
+        accepted = " or ".join(kinds)
+        raise InvalidArgumentError(f"invalid value type for '{key}' parameter, expected {accepted}, got {kind}")
+    if isinstance(value, int) and value < 0:
+        raise InvalidArgumentError(f"invalid value for '{key}' parameter, expected 0 or more, got {value}")
+    return value
+
+
+def refuse_tensor_parameters(what: str, parameters: Mapping[str, pb.InferParameter]) -> None:
+    """Refuse the extensions asked for by a tensor's parameters that this server does not have.
+
+    `what` names the tensor in the message. Parameters that mean nothing here are ignored, as in Triton.
+    """
+    for key in _SHARED_MEMORY_KEYS:
+        if key in parameters:
+            raise UnsupportedError(
+                f"{what}: parameter '{key}' asks for shared memory, which this server does not support; "
+                "send and receive tensors in the message"
+            )
+    if "classification" in parameters:
+        raise UnsupportedError(f"{what}: parameter 'classification': this server does not support classification")
+
+
+def encode_parameter(value: ParameterValue) -> pb.InferParameter:
+    """A typed value for the wire; integers beyond int64 become uint64.
+
+    Raises ValueError for an integer that no field can hold.
+    """
+    if isinstance(value, bool):
+        return pb.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return pb.InferParameter(uint64_param=value) if value >= 1 << 63 else pb.InferParameter(int64_param=value)
+    if isinstance(value, float):
+        return pb.InferParameter(double_param=value)
+    return pb.InferParameter(string_param=value)
+
+
+def parameter_fields(parameters: Mapping[str, ParameterValue]) -> bytes:
+    """The `parameters` field of a ModelInferResponse, serialized."""
+    encoded = {key: encode_parameter(value) for key, value in parameters.items()}
+    return pb.ModelInferResponse(parameters=encoded).SerializeToString()
