@@ -63,6 +63,7 @@ class DataPlane:
         if self.is_shutting_down:
             raise UnavailableError("the server is shutting down and accepts no new requests")
         model = self._repository.get(request.model_name, request.version)
+        request.version = model.version  # replies name the version that answers
         model.signature.check(request)
         request.arrival_ns = request.arrival_ns or time.monotonic_ns()
         return model.submit(request)
