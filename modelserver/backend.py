@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from modelserver.config.completion import FileSignature, FileTensor, check, complete
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
@@ -41,6 +42,8 @@ __all__ = [
     "ConfigError",
     "Datatype",
     "DeviceKind",
+    "FileSignature",
+    "FileTensor",
     "InferRequest",
     "InferResponse",
     "Instance",
@@ -57,6 +60,10 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
+
+_BOOLS = {
+    word: value for value, words in ((True, "true 1 yes on"), (False, "false 0 no off")) for word in words.split()
+}
 
 
 class DeviceKind(enum.Enum):
@@ -95,6 +102,46 @@ class BackendContext:
     def parameter(self, key: str, default: str = "") -> str:
         """The string value of `parameters { key: ... }` in the model's config."""
         return self.config.parameters.get(key, default)
+
+    def int_parameter(self, key: str, default: int = 0) -> int:
+        """`parameter` as a whole number. Raises ConfigError if it is none."""
+        text = self.parameter(key).strip()
+        try:
+            return int(text) if text else default
+        except ValueError:
+            raise self._parameter_error(key, "a whole number", text) from None
+
+    def float_parameter(self, key: str, default: float = 0.0) -> float:
+        """`parameter` as a number. Raises ConfigError if it is none."""
+        text = self.parameter(key).strip()
+        try:
+            return float(text) if text else default
+        except ValueError:
+            raise self._parameter_error(key, "a number", text) from None
+
+    def bool_parameter(self, key: str, default: bool = False) -> bool:
+        """`parameter` as true, false, 1, 0, yes, no, on or off. Raises ConfigError if it is none of them."""
+        text = self.parameter(key).strip()
+        if not text:
+            return default
+        if text.lower() not in _BOOLS:
+            raise self._parameter_error(key, "true or false", text)
+        return _BOOLS[text.lower()]
+
+    def complete_config(self, signature: FileSignature, default_max_batch_size: int = 4) -> ModelConfig:
+        """The config with what a model's file says filled in; for `Backend.complete_config`.
+
+        Raises ConfigError with every line of the config that the file contradicts.
+        """
+        source = str(self.model_directory / "config.pbtxt")
+        return complete(self.config, signature, default_max_batch_size=default_max_batch_size, source=source)
+
+    def check_config(self, signature: FileSignature) -> None:
+        """Raise ConfigError if a model's file contradicts the config; for `Backend.load`."""
+        check(self.config, signature, source=str(self.model_directory / "config.pbtxt"))
+
+    def _parameter_error(self, key: str, expected: str, got: str) -> ConfigError:
+        return ConfigError(f"model '{self.model_name}': parameter {key}: expected {expected}, got '{got}'")
 
     def model_file(self, default_filename: str) -> Path:
         """The model's file or directory: `default_model_filename` of the config, or `default_filename`.

@@ -43,12 +43,12 @@ class IdentityBackend(Backend):
         if [spec.data_type for spec in inputs] != [spec.data_type for spec in outputs]:
             raise ConfigError("the identity backend needs as many outputs as inputs, of the same datatypes in order")
         self._names = {source.name: target.name for source, target in zip(inputs, outputs, strict=True)}
-        self._delay_s = float(context.parameter("execute_delay_ms", "0")) / 1000
-        self._multiplier = float(context.parameter("instance_wise_delay_multiplier", "0"))
+        self._delay_s = context.float_parameter("execute_delay_ms") / 1000
+        self._multiplier = context.float_parameter("instance_wise_delay_multiplier")
         self.runs_inline = not self._delay_s
 
     def load(self) -> None:
-        time.sleep(float(self.context.parameter("creation_delay_sec", "0")))
+        time.sleep(self.context.float_parameter("creation_delay_sec"))
 
     def create_instance(self, placement: Placement) -> IdentityInstance:
         return IdentityInstance(self._names, self._delay_s * max(1.0, self._multiplier * placement.index))

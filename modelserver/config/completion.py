@@ -1,0 +1,189 @@
+"""Fills a model config from what a model's file says, and reports where the two contradict each other.
+
+A file's shapes are whole: with `max_batch_size` > 0 their first dimension is the batch, and the config's
+`dims` are the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from modelserver.config.problem import Problem, error_of
+from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelTensorReshape
+from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.datatype import Datatype
+
+ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """An input or output as the file has it; -1 in `shape` is any size, None an unknown number of dimensions."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...] | None
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether the first dimension may be any size."""
+        return self.shape is None or (len(self.shape) > 0 and self.shape[0] == -1)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSignature:
+    """The inputs and outputs of a model's file; `largest_batch` is the most rows it takes (None: no bound)."""
+
+    inputs: tuple[FileTensor, ...]
+    outputs: tuple[FileTensor, ...]
+    largest_batch: int | None = None
+
+    @property
+    def can_batch(self) -> bool:
+        return all(tensor.can_batch for tensor in (*self.inputs, *self.outputs))
+
+
+def complete(config: ModelConfig, signature: FileSignature, *, default_max_batch_size: int, source: str) -> ModelConfig:
+    """`config` with the batching, inputs and outputs of the file filled in where it leaves them out.
+
+    A model whose every tensor has a free first dimension gets `max_batch_size` and dynamic batching, unless
+    the config lists that dimension in `dims`. Outputs are filled in only if the config lists none: a config may
+    offer fewer. Raises ConfigError with every contradiction; `source` names the config in its lines.
+    """
+    completed = _complete_batching(config, signature, default_max_batch_size)
+    batches = completed.max_batch_size > 0
+    inputs = tuple(_fill(spec, _named(spec.name, signature.inputs), batches) for spec in config.input)
+    outputs = tuple(_fill(spec, _named(spec.name, signature.outputs), batches) for spec in config.output)
+    listed = {spec.name for spec in inputs}
+    inputs += tuple(
+        _fill(ModelInput(name=tensor.name), tensor, batches)
+        for tensor in signature.inputs
+        if tensor.name not in listed and not _has_unknown(config, signature)
+    )
+    outputs = outputs or tuple(_fill(ModelOutput(name=tensor.name), tensor, batches) for tensor in signature.outputs)
+    completed = replace(completed, input=inputs, output=outputs)
+    check(completed, signature, source=source)
+    return completed
+
+
+def check(config: ModelConfig, signature: FileSignature, *, source: str) -> None:
+    """Raise ConfigError with every line of `config` that the file contradicts."""
+    problems = [
+        *_batching_problems(config, signature),
+        *_tensor_problems(config, "input", config.input, signature.inputs),
+        *_tensor_problems(config, "output", config.output, signature.outputs),
+    ]
+    missing = {tensor.name for tensor in signature.inputs} - {spec.name for spec in config.input}
+    if missing and not _has_unknown(config, signature):
+        names = ", ".join(sorted(missing))
+        problems.append(("input", f"expected every input of the model's file, {names} missing", None))
+    if problems:
+        raise error_of((Problem(source, None, None, *problem) for problem in problems), source)
+
+
+_Found = tuple[str, str, str | None]  # field, message, hint
+
+
+def _complete_batching(config: ModelConfig, signature: FileSignature, default_max_batch_size: int) -> ModelConfig:
+    if config.max_batch_size or not signature.can_batch or _lists_batch_dimension(config, signature):
+        return config
+    max_batch_size = signature.largest_batch or default_max_batch_size
+    if max_batch_size < 1:
+        return config
+    completed = replace(config, max_batch_size=max_batch_size)
+    has_scheduler = config.dynamic_batching or config.sequence_batching or config.ensemble_scheduling
+    if max_batch_size > 1 and not has_scheduler:
+        completed = replace(completed, dynamic_batching=ModelDynamicBatching())
+    return completed
+
+
+def _lists_batch_dimension(config: ModelConfig, signature: FileSignature) -> bool:
+    """Whether the config's dims name the file's first dimension too: it then wants no batching."""
+    files = {tensor.name: tensor.shape for tensor in (*signature.inputs, *signature.outputs)}
+    specs: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
+    return any(spec.dims and len(spec.dims) == len(files.get(spec.name) or ()) for spec in specs)
+
+
+def _fill(spec: ConfigTensor, tensor: FileTensor | None, batches: bool) -> ConfigTensor:
+    if tensor is None:
+        return spec
+    if spec.data_type is None:
+        spec = replace(spec, data_type=tensor.datatype)
+    if not spec.dims and tensor.shape is not None:
+        dims = tensor.shape[1:] if batches else tensor.shape
+        # A config has no scalars: one element, reshaped away in front of the model.
+        spec = replace(spec, dims=dims) if dims else replace(spec, dims=(1,), reshape=ModelTensorReshape())
+    return spec
+
+
+def _named(name: str, tensors: Sequence[FileTensor]) -> FileTensor | None:
+    return next((tensor for tensor in tensors if tensor.name == name), None)
+
+
+def _has_unknown(config: ModelConfig, signature: FileSignature) -> bool:
+    """Whether an input's name is not in the file: it is one of the missing ones, misspelt."""
+    return any(_named(spec.name, signature.inputs) is None for spec in config.input)
+
+
+def _batching_problems(config: ModelConfig, signature: FileSignature) -> list[_Found]:
+    size = config.max_batch_size
+    if size == 0:
+        return []
+    if signature.largest_batch is not None and size > signature.largest_batch:
+        return [("max_batch_size", f"expected at most {signature.largest_batch}, as the file allows, got {size}", None)]
+    fixed = [
+        f"'{tensor.name}' has shape {_shown(tensor.shape)}"
+        for tensor in (*signature.inputs, *signature.outputs)
+        if not tensor.can_batch and not (size == 1 and tensor.shape and tensor.shape[0] == 1)
+    ]
+    if not fixed:
+        return []
+    return [
+        (
+            "max_batch_size",
+            f"expected 0, because the model's file does not batch: {', '.join(fixed)}; got {size}",
+            "export the model with a free first dimension",
+        )
+    ]
+
+
+def _tensor_problems(
+    config: ModelConfig, kind: str, specs: Sequence[ModelInput | ModelOutput], tensors: Sequence[FileTensor]
+) -> list[_Found]:
+    problems: list[_Found] = []
+    names = [tensor.name for tensor in tensors]
+    for index, spec in enumerate(specs):
+        path = f"{kind}[{index}]"
+        tensor = _named(spec.name, tensors)
+        if tensor is None:
+            message = f"expected one of the file's {kind}s {', '.join(names)}, got '{spec.name}'"
+            problems.append((f"{path}.name", message, did_you_mean(suggest(spec.name, names))))
+            continue
+        if spec.data_type is not None and spec.data_type is not tensor.datatype:
+            expected, got = tensor.datatype.config_name, spec.data_type.config_name
+            problems.append((f"{path}.data_type", f"expected {expected} for '{spec.name}', got {got}", None))
+        problems.extend(_shape_problems(path, spec, tensor, config.max_batch_size > 0))
+    return problems
+
+
+def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTensor, batches: bool) -> list[_Found]:
+    if tensor.shape is None or not spec.dims:
+        return []
+    dims = spec.dims if spec.reshape is None else spec.reshape.shape
+    expected = tensor.shape[1:] if batches else tensor.shape
+    # A variable dimension of the file takes any size that the config promises, never the other way round.
+    if len(dims) == len(expected) and all(file in (-1, ours) for file, ours in zip(expected, dims, strict=True)):
+        return []
+    without = " without its batch dimension" if batches else ""
+    field = f"{path}.dims" if spec.reshape is None else f"{path}.reshape"
+    message = f"expected {_shown(expected)} for '{spec.name}' (the file's shape{without}), got {_shown(dims)}"
+    hint = None
+    if batches and tuple(dims) == tensor.shape:
+        hint = "dims leave the batch dimension out when max_batch_size > 0"
+    return [(field, message, hint)]
+
+
+def _shown(shape: Sequence[int] | None) -> str:
+    return "of unknown rank" if shape is None else str(list(shape))
