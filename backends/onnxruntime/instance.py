@@ -1,0 +1,89 @@
+"""One placement of an ONNX model: arrays in, arrays out, as few steps between as possible."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from modelserver.backend import (
+    Array,
+    Datatype,
+    InternalError,
+    InvalidArgumentError,
+    ModelConfig,
+    TensorInstance,
+)
+
+_ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
+
+
+class OnnxInstance(TensorInstance):
+    """Runs the session that all instances on a device share."""
+
+    def __init__(self, session: Any, config: ModelConfig) -> None:
+        self._session = session
+        self._output_names = [spec.name for spec in config.output]
+        self._string_inputs = [spec.name for spec in config.input if spec.data_type is Datatype.BYTES]
+        self._string_outputs = [spec.name for spec in config.output if spec.data_type is Datatype.BYTES]
+        self._bfloat16_inputs = {spec.name for spec in config.input if spec.data_type is Datatype.BF16}
+        self._has_bfloat16 = bool(self._bfloat16_inputs) or any(
+            spec.data_type is Datatype.BF16 for spec in config.output
+        )
+
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        feeds = dict(inputs)
+        for name in self._string_inputs:
+            if name in feeds:
+                feeds[name] = _decoded(feeds[name])
+        try:
+            arrays = self._run_values(feeds) if self._has_bfloat16 else self._session.run(self._output_names, feeds)
+        except (native.InvalidArgument, ValueError) as error:
+            raise InvalidArgumentError(f"ONNX Runtime refuses the inputs: {error}") from error
+        except (native.Fail, native.RuntimeException, native.EPFail, native.NotImplemented) as error:
+            raise InternalError(f"ONNX Runtime failed: {error}") from error
+        outputs = dict(zip(self._output_names, arrays, strict=True))
+        for name in self._string_outputs:
+            outputs[name] = _encoded(outputs[name])
+        return outputs
+
+    def _run_values(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """The long road for BF16, which NumPy lacks: ONNX Runtime's own values on both sides."""
+        values = {name: self._value(name, array) for name, array in feeds.items()}
+        return [_array(value) for value in self._session.run_with_ort_values(self._output_names, values)]
+
+    def _value(self, name: str, array: Array) -> Any:
+        array = np.ascontiguousarray(array)
+        if name in self._bfloat16_inputs:
+            return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _array(value: Any) -> Array:
+    if value.element_type() != _ONNX_BFLOAT16:
+        array: Array = value.numpy()
+        return array
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(raw, np.uint16).reshape(value.shape())
+
+
+def _decoded(array: Array) -> Array:
+    """BYTES elements as the str that ONNX Runtime takes.
+
+    A byte that is not UTF-8 becomes U+FFFD: an error would fail every request of the batch for one of them.
+    """
+    decoded = np.empty(array.shape, dtype=object)
+    decoded.reshape(-1)[:] = [
+        element.decode("utf-8", "replace") if isinstance(element, bytes) else element for element in array.reshape(-1)
+    ]
+    return decoded
+
+
+def _encoded(array: Array) -> Array:
+    encoded = np.empty(array.shape, dtype=object)
+    encoded.reshape(-1)[:] = [element.encode() for element in array.reshape(-1)]
+    return encoded
