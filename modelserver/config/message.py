@@ -1,138 +1,25 @@
-"""Model configs to and from protobuf messages.
+"""Model configs to and from protobuf messages and JSON.
 
-Conversion follows the descriptors: a new field of the proto needs a field in `schema` and nothing here.
-`document` does the same for JSON.
+Conversion follows the table of `fields`: a new field of the proto needs a field in `schema` and nothing
+here. JSON has names as in the proto and 64-bit integers as numbers, as Triton's config endpoint prints it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+import numpy as np
+import orjson
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from modelserver.config import schema
+from modelserver.config import scalar, schema
+from modelserver.config.fields import DATATYPE_NUMBERS, DATATYPES, Field, expected_enum, fields_of
+from modelserver.config.json_loader import load
 from modelserver.config.problem import Problem, error_of, key_path
-from modelserver.core.datatype import Datatype
 from modelserver.pb import model_config_pb2 as pb
-from modelserver.pb.pool import POOL
-
-# Messages and enums of the proto -> their classes; ModelParameter is flattened into a string.
-CLASSES: Mapping[str, type[Any]] = {
-    "BatchInput": schema.BatchInput,
-    "BatchOutput": schema.BatchOutput,
-    "ModelConfig": schema.ModelConfig,
-    "ModelDynamicBatching": schema.ModelDynamicBatching,
-    "ModelEnsembling": schema.ModelEnsembling,
-    "ModelEnsembling.Step": schema.EnsembleStep,
-    "ModelInput": schema.ModelInput,
-    "ModelInstanceGroup": schema.ModelInstanceGroup,
-    "ModelInstanceGroup.SecondaryDevice": schema.SecondaryDevice,
-    "ModelMetrics": schema.ModelMetrics,
-    "ModelMetrics.MetricControl": schema.MetricControl,
-    "ModelMetrics.MetricControl.HistogramOptions": schema.HistogramOptions,
-    "ModelMetrics.MetricControl.MetricIdentifier": schema.MetricIdentifier,
-    "ModelOperations": schema.ModelOperations,
-    "ModelOptimizationPolicy": schema.ModelOptimizationPolicy,
-    "ModelOptimizationPolicy.Cuda": schema.OptimizationCuda,
-    "ModelOptimizationPolicy.Cuda.GraphSpec": schema.CudaGraphSpec,
-    "ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound": schema.CudaGraphLowerBound,
-    "ModelOptimizationPolicy.Cuda.GraphSpec.Shape": schema.CudaGraphShape,
-    "ModelOptimizationPolicy.ExecutionAccelerators": schema.ExecutionAccelerators,
-    "ModelOptimizationPolicy.ExecutionAccelerators.Accelerator": schema.Accelerator,
-    "ModelOptimizationPolicy.Graph": schema.OptimizationGraph,
-    "ModelOptimizationPolicy.PinnedMemoryBuffer": schema.PinnedMemoryBuffer,
-    "ModelOutput": schema.ModelOutput,
-    "ModelQueuePolicy": schema.ModelQueuePolicy,
-    "ModelRateLimiter": schema.ModelRateLimiter,
-    "ModelRateLimiter.Resource": schema.RateLimiterResource,
-    "ModelRepositoryAgents": schema.ModelRepositoryAgents,
-    "ModelRepositoryAgents.Agent": schema.RepositoryAgent,
-    "ModelResponseCache": schema.ModelResponseCache,
-    "ModelSequenceBatching": schema.ModelSequenceBatching,
-    "ModelSequenceBatching.Control": schema.SequenceControl,
-    "ModelSequenceBatching.ControlInput": schema.SequenceControlInput,
-    "ModelSequenceBatching.InitialState": schema.SequenceInitialState,
-    "ModelSequenceBatching.State": schema.SequenceState,
-    "ModelSequenceBatching.StrategyDirect": schema.SequenceStrategyDirect,
-    "ModelSequenceBatching.StrategyOldest": schema.SequenceStrategyOldest,
-    "ModelTensorReshape": schema.ModelTensorReshape,
-    "ModelTransactionPolicy": schema.ModelTransactionPolicy,
-    "ModelVersionPolicy": schema.ModelVersionPolicy,
-    "ModelVersionPolicy.All": schema.VersionPolicyAll,
-    "ModelVersionPolicy.Latest": schema.VersionPolicyLatest,
-    "ModelVersionPolicy.Specific": schema.VersionPolicySpecific,
-    "ModelWarmup": schema.ModelWarmup,
-    "ModelWarmup.Input": schema.WarmupInput,
-}
-ENUMS: Mapping[str, type[enum.Enum]] = {
-    "BatchInput.Kind": schema.BatchInputKind,
-    "BatchOutput.Kind": schema.BatchOutputKind,
-    "ModelInput.Format": schema.InputFormat,
-    "ModelInstanceGroup.Kind": schema.InstanceGroupKind,
-    "ModelInstanceGroup.SecondaryDevice.SecondaryDeviceKind": schema.SecondaryDeviceKind,
-    "ModelOptimizationPolicy.ModelPriority": schema.OptimizationPriority,
-    "ModelQueuePolicy.TimeoutAction": schema.TimeoutAction,
-    "ModelSequenceBatching.Control.Kind": schema.SequenceControlKind,
-}
-_PARAMETER = "ModelParameter"
-_PACKAGE = "inference."
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Field:
-    """A field of the proto and its attribute in the dataclass; for a map, `value` is that of its entries."""
-
-    name: str
-    attribute: str
-    value: FieldDescriptor
-    is_map: bool
-    is_repeated: bool
-    has_presence: bool
-    cls: type[Any] | None
-    enum_type: type[enum.Enum] | None
-    is_datatype: bool
-    is_parameter: bool
-
-
-def _field(field: FieldDescriptor) -> Field:
-    entry = field.message_type
-    is_map = entry is not None and entry.GetOptions().map_entry
-    value = entry.fields_by_name["value"] if entry is not None and is_map else field
-    message_name = value.message_type.full_name.removeprefix(_PACKAGE) if value.message_type else None
-    enum_name = value.enum_type.full_name.removeprefix(_PACKAGE) if value.enum_type else None
-    return Field(
-        name=field.name,
-        attribute="global_" if field.name == "global" else field.name,  # `global` is a keyword
-        value=value,
-        is_map=is_map,
-        is_repeated=field.is_repeated and not is_map,
-        has_presence=field.has_presence,
-        cls=CLASSES[message_name] if message_name and message_name != _PARAMETER else None,
-        enum_type=ENUMS[enum_name] if enum_name and enum_name != "DataType" else None,
-        is_datatype=enum_name == "DataType",
-        is_parameter=message_name == _PARAMETER,
-    )
-
-
-_FIELDS: Mapping[type[Any], tuple[Field, ...]] = {
-    cls: tuple(_field(field) for field in POOL.FindMessageTypeByName(_PACKAGE + name).fields)
-    for name, cls in CLASSES.items()
-}
-
-
-def fields_of(cls: type[Any]) -> tuple[Field, ...]:
-    """The fields of a schema class, in the order of the proto."""
-    return _FIELDS[cls]
-
-
-DATATYPES: Mapping[int, Datatype | None] = {
-    number: None if name == "TYPE_INVALID" else Datatype.from_config_name(name) for name, number in pb.DataType.items()
-}
-DATATYPE_NUMBERS: Mapping[Datatype | None, int] = {datatype: number for number, datatype in DATATYPES.items()}
 
 
 def config_from_message(message: pb.ModelConfig, *, source: str = "message") -> schema.ModelConfig:
@@ -178,12 +65,6 @@ def _read_value(field: Field, raw: Any, path: str, source: str, problems: list[P
         problems.append(Problem(source, None, None, path, f"{expected_enum(numbers)}, got {raw}"))
         raw = 0
     return DATATYPES[raw] if field.enum_type is None else field.enum_type(raw)
-
-
-def expected_enum(descriptor: EnumDescriptor) -> str:
-    """`expected one of …` with all names of the enum."""
-    names = [value.name for value in descriptor.values if value.name != "TYPE_INVALID"]
-    return f"expected {names[0]}" if len(names) == 1 else f"expected one of {', '.join(names)}"
 
 
 def config_to_message(config: schema.ModelConfig, *, source: str = "model config") -> pb.ModelConfig:
@@ -239,3 +120,59 @@ def _scalar(field: Field, value: Any) -> Any:
     if field.is_datatype:
         return DATATYPE_NUMBERS[value]
     return value if field.enum_type is None else value.value
+
+
+def config_to_json(config: schema.ModelConfig) -> dict[str, Any]:
+    """The config as what `json.dumps` takes, as Triton's config endpoint prints it."""
+    return _dump(config)
+
+
+def _dump(config: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for field in fields_of(type(config)):
+        value = getattr(config, field.attribute)
+        if value is None and not field.is_datatype:
+            continue
+        if field.is_map:
+            document[field.name] = {str(key): _dump_value(field, item) for key, item in value.items()}
+        elif field.is_repeated:
+            document[field.name] = [_dump_value(field, item) for item in value]
+        else:
+            document[field.name] = _dump_value(field, value)
+    return document
+
+
+def _dump_value(field: Field, value: Any) -> Any:
+    if field.cls is not None:
+        return _dump(value)
+    if field.is_parameter:
+        return {"string_value": value}
+    if field.is_datatype:
+        return pb.DataType.Name(DATATYPE_NUMBERS[value])
+    if field.enum_type is not None:
+        return value.name
+    return _dump_float(field.value, value) if field.value.cpp_type in scalar.FLOATS else value
+
+
+def _dump_float(field: FieldDescriptor, value: float) -> float | str:
+    if not math.isfinite(value):
+        return next(name for name, number in scalar.NON_FINITE.items() if str(number) == str(value))
+    # Shortest text of the 32-bit value: 0.1, not 0.10000000149011612.
+    return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else float(value)
+
+
+def config_from_json(
+    document: str | bytes | Mapping[str, Any], *, source: str = "config override"
+) -> schema.ModelConfig:
+    """The config of a JSON object; raises ConfigError with every problem found."""
+    if isinstance(document, str | bytes):
+        try:
+            document = orjson.loads(document)
+        except orjson.JSONDecodeError as error:
+            problem = Problem(source, error.lineno, error.colno, "", f"not valid JSON: {error.msg}")
+            raise error_of([problem], source) from None
+    message = pb.ModelConfig()
+    problems = load(document, message, source)
+    if problems:
+        raise error_of(problems, source)
+    return config_from_message(message, source=source)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from modelserver.config.message import expected_enum
+from modelserver.config.fields import expected_enum
 
 INTEGER_RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -15,6 +15,7 @@ INTEGER_RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
 _NAMES: Mapping[int, str] = {

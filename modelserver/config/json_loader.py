@@ -1,85 +1,29 @@
-"""Model configs to and from JSON, as the config endpoints and the load API's `config` override have them.
+"""Reads a JSON document into a protobuf message, collecting every problem instead of stopping at the first.
 
-Out: names as in the proto, every scalar, list and map even if default, 64-bit integers as numbers,
-absent messages absent. In: also camel-case names and 64-bit integers as strings, as protobuf's JSON has.
+Takes what protobuf's own JSON takes: names as in the proto or in camel case, 64-bit integers as numbers
+or strings, enums by name or number, null for absent. A parameter may also be a plain string.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import orjson
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from modelserver.config import scalar
-from modelserver.config.message import DATATYPE_NUMBERS, Field, config_from_message, expected_enum, fields_of
-from modelserver.config.problem import Problem, error_of, key_path
-from modelserver.config.schema import ModelConfig
+from modelserver.config.fields import expected_enum
+from modelserver.config.problem import Problem, key_path
 from modelserver.config.suggestion import did_you_mean, suggest_enum, suggest_field
-from modelserver.pb import model_config_pb2 as pb
-
-_SOURCE = "config override"
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """The config as what `json.dumps` takes, as Triton's config endpoint prints it."""
-    return _dump(config)
-
-
-def _dump(config: Any) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for field in fields_of(type(config)):
-        value = getattr(config, field.attribute)
-        if value is None and not field.is_datatype:
-            continue
-        if field.is_map:
-            document[field.name] = {str(key): _dump_value(field, item) for key, item in value.items()}
-        elif field.is_repeated:
-            document[field.name] = [_dump_value(field, item) for item in value]
-        else:
-            document[field.name] = _dump_value(field, value)
-    return document
-
-
-def _dump_value(field: Field, value: Any) -> Any:
-    if field.cls is not None:
-        return _dump(value)
-    if field.is_parameter:
-        return {"string_value": value}
-    if field.is_datatype:
-        return pb.DataType.Name(DATATYPE_NUMBERS[value])
-    if field.enum_type is not None:
-        return value.name
-    return _dump_float(field.value, value) if field.value.cpp_type in scalar.FLOATS else value
-
-
-def _dump_float(field: FieldDescriptor, value: float) -> float | str:
-    if not math.isfinite(value):
-        return next(name for name, number in _NON_FINITE.items() if str(number) == str(value))
-    # Shortest text of the 32-bit value: 0.1, not 0.10000000149011612.
-    return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else float(value)
-
-
-def config_from_json(document: str | bytes | Mapping[str, Any], *, source: str = _SOURCE) -> ModelConfig:
-    """The config of a JSON object; raises ConfigError with every problem found."""
-    if isinstance(document, str | bytes):
-        try:
-            document = orjson.loads(document)
-        except orjson.JSONDecodeError as error:
-            problem = Problem(source, error.lineno, error.colno, "", f"not valid JSON: {error.msg}")
-            raise error_of([problem], source) from None
+def load(document: object, message: Any, source: str) -> list[Problem]:
+    """Fill `message` from `document`; what cannot be taken is left out and reported."""
     problems: list[Problem] = []
-    message = pb.ModelConfig()
     _Loader(source, problems).fill(message, document, "")
-    if problems:
-        raise error_of(problems, source)
-    return config_from_message(message, source=source)
+    return problems
 
 
 class _Loader:
@@ -216,7 +160,7 @@ def _whole(value: object) -> int | None:
 
 def _number(value: object) -> float | None:
     if isinstance(value, str):
-        return _NON_FINITE.get(value)
+        return scalar.NON_FINITE.get(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
