@@ -11,6 +11,7 @@ import base64
 import json
 import sys
 import time
+from typing import cast
 
 from benchmarks.load import summarise
 
@@ -26,8 +27,8 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports write like asyncio.Transport without inheriting from it.
+        self.transport = cast(asyncio.Transport, transport)
         self.send()
 
     def send(self) -> None:
