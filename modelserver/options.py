@@ -211,6 +211,7 @@ def _describe(name: str, hint: object, default: object, metadata: typing.Mapping
     is_repeated = typing.get_origin(hint) is tuple
     is_nullable = isinstance(hint, types.UnionType)
     kind = typing.get_args(hint)[0] if is_repeated or is_nullable else hint
+    assert isinstance(kind, type), f"option {name} has no plain type"
     return Option(name, kind, is_repeated, is_nullable, typing.cast(OptionValue, default), metadata["flag"])
 
 

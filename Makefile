@@ -1,0 +1,58 @@
+# make serve · make test · make check · make bench      from a clean clone; nothing else is needed.
+#
+#   make serve ARGS="--http-port 9000"    more flags for the server
+#   make test  ARGS="tests/config -x"     arguments for pytest
+#   make serve PYTHON=python3.12          the Python that the virtual environment is made from
+
+MODELS ?= model_repository
+ARGS ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first of these that is new enough.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TORCH := torch==2.13.0
+EXTRAS := onnx,pytorch,images
+
+.PHONY: serve test check format bench clean
+
+serve: $(VENV)/.serve
+	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+# What is checked without running the server: manner, types, the direction of imports.
+check: $(VENV)/.dev
+	.ci/check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "modelserver needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Without a GPU the CPU build of torch comes first, so that nothing pulls the CUDA packages later.
+$(VENV)/.torch: | $(BIN)/python
+	@if command -v nvidia-smi >/dev/null 2>&1; then $(PIP) install "$(TORCH)"; else \
+	  echo "no GPU here: installing the CPU build of torch"; \
+	  $(PIP) install --retries 1 --timeout 15 $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)" 2>/dev/null \
+	  || $(PIP) install "$(TORCH)"; fi
+	@touch $@
+
+$(VENV)/.serve: pyproject.toml $(VENV)/.torch
+	$(PIP) install --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(PIP) install --editable '.[$(EXTRAS),dev]'
+	@touch $@ $(VENV)/.serve

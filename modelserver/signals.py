@@ -1,0 +1,63 @@
+"""What SIGTERM and SIGINT mean: the first asks to stop, the second insists."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Turns signals into two events for as long as it is entered. Main thread only."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.force = asyncio.Event()
+
+    def __enter__(self) -> StopSignals:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._receive, number)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def _receive(self, number: signal.Signals) -> None:
+        if not self.stop.is_set():
+            logger.info("%s received: finishing what is in flight; a second signal forces", number.name)
+            self.stop.set()
+        else:
+            logger.warning("%s received again: stopping at once", number.name)
+            self.force.set()
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or until `event` is set: then it is cancelled and has cleaned up on return.
+
+    True if it ended by itself; its exceptions pass through.
+    """
+    task = asyncio.ensure_future(work)
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():
+            return False
+        task.result()
+        return True
+    finally:
+        waiter.cancel()

@@ -1,0 +1,68 @@
+"""Metric families as text: Prometheus' format 0.0.4 and OpenMetrics 1.0.
+
+prometheus_client's own writers put `_total` behind every counter, and dashboards made for Triton ask for
+`nv_inference_count`. Names are therefore written as they are; in OpenMetrics, which forbids such counters,
+they are of unknown type, so that a scraper that negotiates it finds the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+def render_text(families: Iterable[Metric]) -> bytes:
+    """The families in Prometheus' text format."""
+    lines: list[str] = []
+    for family in families:
+        kind = {"unknown": "untyped", "info": "gauge"}.get(family.type, family.type)
+        name = family.name
+        if family.type in ("counter", "info") and family.samples:
+            name = family.samples[0].name
+        lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
+        lines.append(f"# TYPE {name} {kind}")
+        lines.extend(_line(sample) for sample in family.samples if not sample.name.endswith("_created"))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def render_openmetrics(families: Iterable[Metric]) -> bytes:
+    """The families in OpenMetrics' text format."""
+    lines: list[str] = []
+    for family in families:
+        is_plain_counter = family.type == "counter" and any(
+            not sample.name.endswith(("_total", "_created")) for sample in family.samples
+        )
+        kind = "unknown" if is_plain_counter else family.type
+        lines.append(f"# HELP {family.name} {_escape_value(family.documentation)}")
+        lines.append(f"# TYPE {family.name} {kind}")
+        lines.extend(_line(sample) for sample in family.samples)
+    return ("\n".join(lines) + "\n# EOF\n").encode()
+
+
+def accepts_openmetrics(accept: str) -> bool:
+    """Whether an Accept header asks for OpenMetrics."""
+    return any(part.split(";")[0].strip() == "application/openmetrics-text" for part in accept.split(","))
+
+
+def _line(sample: Sample) -> str:
+    labels = ",".join(f'{key}="{_escape_value(value)}"' for key, value in sample.labels.items())
+    head = f"{sample.name}{{{labels}}}" if labels else sample.name
+    return f"{head} {_number(sample.value)}"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else floatToGoString(value)
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _escape_value(text: str) -> str:
+    return _escape_help(text).replace('"', '\\"')

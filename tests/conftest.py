@@ -1,0 +1,54 @@
+"""Fixtures that all rooms share: one server over the example models, both protocols as one, no leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.leaks import no_leaks
+
+# Fixtures import what they need when they are used, so that one room's tests run without the other rooms.
+if TYPE_CHECKING:
+    from support.clients import ProtocolClient
+    from support.serving import RunningServer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """The whole run leaves no thread, process, port or memory."""
+    with no_leaks():
+        yield
+
+
+@pytest.fixture(scope="session")
+def model_repository() -> Path:
+    """The example models that the project ships."""
+    return ROOT / "model_repository"
+
+
+@pytest.fixture(scope="session")
+def server(model_repository: Path) -> Iterator[RunningServer]:
+    """One server over the example models, for tests that only ask it."""
+    from support.serving import running_server
+
+    with running_server(model_repository) as running:
+        yield running
+
+
+@pytest.fixture(params=["http", "grpc"])
+def protocol(request: pytest.FixtureRequest) -> type[ProtocolClient]:
+    """The client class of each protocol in turn: `protocol(running_server)` is a connected client."""
+    from support.clients import GrpcClient, HttpClient
+
+    return {"http": HttpClient, "grpc": GrpcClient}[request.param]
+
+
+@pytest.fixture
+def client(protocol: type[ProtocolClient], server: RunningServer) -> Iterator[ProtocolClient]:
+    """A client of the session's server, over each protocol in turn."""
+    with protocol(server) as connected:
+        yield connected

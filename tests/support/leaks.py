@@ -1,0 +1,87 @@
+"""What a test run must not leave behind: threads, child processes, listening sockets, shared memory, memfds."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SETTLE_S = 5.0
+# Threads that live as long as the process by design of the library that starts them.
+PERMANENT_THREADS = ("grpc", "pymp", "asyncio_", "Dummy", "Hub", "ThreadPoolExecutor", "pytest")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What the process holds now, each by a name that says what it is."""
+
+    threads: frozenset[str]
+    children: frozenset[str]
+    sockets: frozenset[str]
+    shared_memory: frozenset[str]
+    memfds: int
+
+    def beyond(self, before: Holdings) -> list[str]:
+        """What is here and was not there before."""
+        new = [
+            *(f"thread {name}" for name in self.threads - before.threads),
+            *(f"child process {name}" for name in self.children - before.children),
+            *(f"listening socket {name}" for name in self.sockets - before.sockets),
+            *(f"/dev/shm/{name}" for name in self.shared_memory - before.shared_memory),
+        ]
+        if self.memfds > before.memfds:
+            new.append(f"{self.memfds - before.memfds} open memfds")
+        return sorted(new)
+
+
+def holdings() -> Holdings:
+    process = psutil.Process()
+    return Holdings(
+        threads=frozenset(
+            f"{thread.name}" for thread in threading.enumerate() if not thread.name.startswith(PERMANENT_THREADS)
+        ),
+        children=frozenset(f"{child.pid} {_command(child)}" for child in process.children(recursive=True)),
+        sockets=frozenset(
+            f"{connection.laddr.ip}:{connection.laddr.port}"
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        ),
+        shared_memory=frozenset(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else frozenset(),
+        memfds=_count_memfds(),
+    )
+
+
+@contextmanager
+def no_leaks(settle_s: float = SETTLE_S) -> Iterator[None]:
+    """Fail if the block leaves something behind; what is still ending is given `settle_s`."""
+    before = holdings()
+    yield
+    deadline = time.monotonic() + settle_s
+    while (left := holdings().beyond(before)) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert not left, f"left behind: {', '.join(left)}"
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:120]
+    except psutil.Error:
+        return "(gone)"
+
+
+def _count_memfds() -> int:
+    count = 0
+    for link in Path("/proc/self/fd").glob("*"):
+        try:
+            count += "/memfd:" in str(link.readlink())
+        except OSError:
+            continue
+    return count
