@@ -1,0 +1,86 @@
+"""The edge of a call: messages in, errors out.
+
+Every handler's exceptions end here; those that are not `ServerError`s are logged, once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from modelserver.core.tensor import Buffer
+from modelserver.errors import InternalError, InvalidArgumentError, ServerError
+from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.status import status_of
+from modelserver.frontends.grpc.tasks import Tasks
+
+_logger = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT", bound=Message)
+
+
+def parse(message_class: type[RequestT], message: Buffer) -> RequestT:
+    """The parsed request. Raises InvalidArgumentError naming the expected message."""
+    try:
+        return message_class.FromString(message)  # type: ignore[arg-type]  # it takes any buffer
+    except DecodeError:
+        name = message_class.DESCRIPTOR.full_name
+        raise InvalidArgumentError(f"the message is not a serialized {name}") from None
+
+
+def as_server_error(error: Exception) -> ServerError:
+    """`error` itself if it is meant for callers; otherwise it is logged and they learn only that we failed."""
+    if isinstance(error, ServerError):
+        return error
+    _logger.error("unexpected error while answering a gRPC call", exc_info=error)
+    return InternalError(f"internal error: {type(error).__name__}; the server's log has the details")
+
+
+def fail(call: UnaryCall, error: Exception) -> None:
+    """End the call with the status that the error stands for."""
+    call.fail(*status_of(as_server_error(error)))
+
+
+def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message]) -> Method:
+    """A unary method that is answered at once."""
+
+    def handle(call: UnaryCall) -> None:
+        try:
+            reply = answer(parse(request_class, call.message)).SerializeToString()
+        except Exception as error:
+            fail(call, error)
+        else:
+            call.reply(reply)
+
+    return Method(unary=handle)
+
+
+def awaited(request_class: type[RequestT], answer: Callable[[RequestT], Awaitable[Message]], tasks: Tasks) -> Method:
+    """A unary method whose answer takes time. It runs to its end even when the client leaves."""
+
+    async def run(call: UnaryCall) -> None:
+        try:
+            reply = await answer(parse(request_class, call.message))
+        except Exception as error:
+            fail(call, error)
+        else:
+            call.reply(reply.SerializeToString())
+
+    return Method(unary=lambda call: tasks.start(run(call)))
+
+
+def streamed(serve: Callable[[StreamCall], Awaitable[None]]) -> Method:
+    """A streaming method; its errors become the status of the call."""
+
+    async def handle(call: StreamCall) -> None:
+        try:
+            await serve(call)
+        except RpcError:
+            raise
+        except Exception as error:
+            raise RpcError(*status_of(as_server_error(error))) from None
+
+    return Method(stream=handle)

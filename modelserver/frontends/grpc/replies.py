@@ -1,0 +1,89 @@
+"""Messages that answer everything but inference, built from what the planes report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from modelserver.pb import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import ModelMetadata, ServerMetadata, TensorMetadata
+    from modelserver.execution.model import Model
+    from modelserver.repository.state import IndexEntry
+    from modelserver.telemetry.statistics import DurationStat, StatisticsSnapshot
+
+
+def server_metadata(metadata: ServerMetadata) -> pb.ServerMetadataResponse:
+    return pb.ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
+
+
+def model_metadata(metadata: ModelMetadata) -> pb.ModelMetadataResponse:
+    return pb.ModelMetadataResponse(
+        name=metadata.name,
+        versions=metadata.versions,
+        platform=metadata.platform,
+        inputs=_tensors(metadata.inputs),
+        outputs=_tensors(metadata.outputs),
+    )
+
+
+def _tensors(tensors: Iterable[TensorMetadata]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
+    return [
+        pb.ModelMetadataResponse.TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        for tensor in tensors
+    ]
+
+
+def statistics(models: Iterable[tuple[Model, StatisticsSnapshot]]) -> pb.ModelStatisticsResponse:
+    return pb.ModelStatisticsResponse(
+        model_stats=[_model_statistics(model.name, model.version, snapshot) for model, snapshot in models]
+    )
+
+
+def _model_statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> pb.ModelStatistics:
+    return pb.ModelStatistics(
+        name=name,
+        version=str(version),
+        last_inference=snapshot.last_inference_ms,
+        inference_count=snapshot.inference_count,
+        execution_count=snapshot.execution_count,
+        inference_stats=pb.InferStatistics(
+            success=_duration(snapshot.success),
+            fail=_duration(snapshot.fail),
+            queue=_duration(snapshot.queue),
+            compute_input=_duration(snapshot.compute_input),
+            compute_infer=_duration(snapshot.compute_infer),
+            compute_output=_duration(snapshot.compute_output),
+            cache_hit=_duration(snapshot.cache_hit),
+            cache_miss=_duration(snapshot.cache_miss),
+        ),
+        batch_stats=[
+            pb.InferBatchStatistics(
+                batch_size=rows,
+                compute_input=_duration(stat.compute_input),
+                compute_infer=_duration(stat.compute_infer),
+                compute_output=_duration(stat.compute_output),
+            )
+            for rows, stat in sorted(snapshot.batch_stats.items())
+        ],
+    )
+
+
+def _duration(stat: DurationStat) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=stat.count, ns=stat.ns)
+
+
+def repository_index(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
+    """Versions and states that nobody knows are left out, as in Triton."""
+    return pb.RepositoryIndexResponse(
+        models=[
+            pb.RepositoryIndexResponse.ModelIndex(
+                name=entry.name,
+                version="" if entry.version is None else str(entry.version),
+                state="" if entry.state.value == "UNKNOWN" else entry.state.value,
+                reason=entry.reason,
+            )
+            for entry in entries
+        ]
+    )

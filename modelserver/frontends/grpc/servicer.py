@@ -1,0 +1,233 @@
+"""The gRPC frontend: every method of our services as a handler that knows no socket and no grpcio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from modelserver.config.message import config_to_message
+from modelserver.core.response import InferResponse
+from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from modelserver.frontends.grpc import codec, replies
+from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
+from modelserver.frontends.grpc.edge import answered, awaited, fail, streamed
+from modelserver.frontends.grpc.health import Health
+from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICES
+from modelserver.frontends.grpc.reflection import Reflection
+from modelserver.frontends.grpc.status import status_of
+from modelserver.frontends.grpc.stream import InferStream
+from modelserver.frontends.grpc.tasks import Tasks
+from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.pb import model_config_pb2
+
+if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
+    from modelserver.dataplane import DataPlane
+
+SERVICE = "inference.GRPCInferenceService"
+
+
+class GrpcFrontend:
+    """KServe v2 with Triton's extensions, grpc.health.v1 and reflection over the two planes.
+
+    `methods` maps full method names to handlers. Everything runs on the event loop thread.
+    """
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        controlplane: ControlPlane,
+        limits: codec.GrpcLimits = codec.DEFAULT_LIMITS,
+        *,
+        health_watch_interval_s: float = 0.5,
+    ) -> None:
+        self._dataplane = dataplane
+        self._controlplane = controlplane
+        self._limits = limits
+        self._tasks = Tasks()
+        self._streams: set[InferStream] = set()
+        self._draining = asyncio.Event()
+        health = Health(dataplane, self._draining, watch_interval_s=health_watch_interval_s)
+        reflection = Reflection(
+            services=(SERVICE, "grpc.health.v1.Health", *REFLECTION_SERVICES),
+            files=(
+                model_config_pb2.DESCRIPTOR,
+                pb.DESCRIPTOR,
+                health_pb2.DESCRIPTOR,
+                reflection_pb2.DESCRIPTOR,
+            ),
+        )
+        own = {f"/{SERVICE}/{name}": method for name, method in self._own_methods().items()}
+        self.methods: Mapping[str, Method] = {**own, **health.methods, **reflection.methods}
+
+    def drain(self) -> None:
+        """Open streams take no more requests and end when what is in flight is answered. Called once, at shutdown."""
+        self._draining.set()
+        for stream in self._streams:
+            stream.drain()
+
+    def _own_methods(self) -> Mapping[str, Method]:
+        return {
+            "ServerLive": answered(pb.ServerLiveRequest, self._server_live),
+            "ServerReady": answered(pb.ServerReadyRequest, self._server_ready),
+            "ModelReady": answered(pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": answered(pb.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": answered(pb.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": answered(pb.ModelConfigRequest, self._model_config),
+            "ModelStatistics": answered(pb.ModelStatisticsRequest, self._model_statistics),
+            "ModelInfer": Method(unary=self._model_infer),
+            "ModelStreamInfer": streamed(self._model_stream_infer),
+            "RepositoryIndex": answered(pb.RepositoryIndexRequest, self._repository_index),
+            "RepositoryModelLoad": awaited(pb.RepositoryModelLoadRequest, self._load, self._tasks),
+            "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
+            "SystemSharedMemoryStatus": answered(pb.SystemSharedMemoryStatusRequest, _system_regions),
+            "SystemSharedMemoryRegister": answered(pb.SystemSharedMemoryRegisterRequest, _no_shared_memory),
+            "SystemSharedMemoryUnregister": answered(pb.SystemSharedMemoryUnregisterRequest, _no_shared_memory),
+            "CudaSharedMemoryStatus": answered(pb.CudaSharedMemoryStatusRequest, _cuda_regions),
+            "CudaSharedMemoryRegister": answered(pb.CudaSharedMemoryRegisterRequest, _no_shared_memory),
+            "CudaSharedMemoryUnregister": answered(pb.CudaSharedMemoryUnregisterRequest, _no_shared_memory),
+            "TraceSetting": answered(pb.TraceSettingRequest, _no_trace_settings),
+            "LogSettings": answered(pb.LogSettingsRequest, _no_log_settings),
+        }
+
+    # Inference.
+
+    def _model_infer(self, call: UnaryCall) -> None:
+        try:
+            request = codec.decode_infer_request(call.message, self._limits)
+            request.deadline_ns = call.deadline_ns
+            stream = self._dataplane.infer(request)
+        except Exception as error:
+            fail(call, error)
+            return
+        call.on_cancel = request.cancel
+
+        def answer(response: InferResponse) -> None:
+            if response.error is not None:
+                call.fail(*status_of(response.error))
+                return
+            try:
+                if not response.is_final:
+                    raise UnsupportedError(
+                        f"model '{request.model_name}' answers with more than one response; call ModelStreamInfer"
+                    )
+                encoded = codec.encode_infer_response(request, response)
+            except Exception as error:
+                stream.subscribe(_ignore)
+                request.cancel()
+                fail(call, error)
+            else:
+                call.reply(encoded)
+
+        stream.subscribe(answer)
+
+    async def _model_stream_infer(self, call: StreamCall) -> None:
+        if self._draining.is_set():
+            raise UnavailableError("the server is shutting down and accepts no new streams")
+        stream = InferStream(call, self._dataplane, self._limits)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+    # Health, metadata, statistics.
+
+    def _server_live(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=self._dataplane.is_live)
+
+    def _server_ready(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._dataplane.is_ready)
+
+    def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        try:
+            is_ready = self._dataplane.model_is_ready(request.name, codec.decode_version(request.version))
+        except NotFoundError:
+            # Triton's clients ask this of models that may not exist and expect a plain "no".
+            is_ready = False
+        return pb.ModelReadyResponse(ready=is_ready)
+
+    def _server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        return replies.server_metadata(self._dataplane.server_metadata())
+
+    def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        version = codec.decode_version(request.version)
+        return replies.model_metadata(self._dataplane.model_metadata(request.name, version))
+
+    def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        config = self._dataplane.model_config(request.name, codec.decode_version(request.version))
+        return pb.ModelConfigResponse(config=config_to_message(config))
+
+    def _model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        version = codec.decode_version(request.version)
+        return replies.statistics(self._dataplane.statistics(request.name, version))
+
+    # Repository control.
+
+    def _repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        return replies.repository_index(
+            self._controlplane.index(ready_only=request.ready, repository_name=request.repository_name)
+        )
+
+    async def _load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        await self._controlplane.load(_model_name(request), _repository_parameters(request))
+        return pb.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        await self._controlplane.unload(_model_name(request), _repository_parameters(request))
+        return pb.RepositoryModelUnloadResponse()
+
+
+_RepositoryRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
+
+
+def _model_name(request: _RepositoryRequest) -> str:
+    if request.model_name and request.repository_name:
+        raise UnsupportedError(
+            f"repository_name '{request.repository_name}': loading from or unloading of one repository "
+            "is not supported; leave it empty"
+        )
+    # KServe's message has the model's name in the field that is Triton's repository_name.
+    return request.model_name or request.repository_name
+
+
+def _repository_parameters(request: _RepositoryRequest) -> dict[str, bool | int | str | bytes]:
+    parameters = {}
+    for key, parameter in request.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidArgumentError(f"parameter '{key}' has no value")
+        parameters[key] = getattr(parameter, kind)
+    return parameters
+
+
+def _system_regions(request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+    if request.name:
+        raise NotFoundError(f"Unable to find system shared memory region: '{request.name}'")
+    return pb.SystemSharedMemoryStatusResponse()
+
+
+def _cuda_regions(request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+    if request.name:
+        raise NotFoundError(f"Unable to find cuda shared memory region: '{request.name}'")
+    return pb.CudaSharedMemoryStatusResponse()
+
+
+def _no_shared_memory(_: object) -> pb.SystemSharedMemoryRegisterResponse:
+    raise UnsupportedError("client shared memory is not supported by this server; send tensors in the message")
+
+
+def _no_trace_settings(_: object) -> pb.TraceSettingResponse:
+    raise UnsupportedError("trace settings are not supported by this server")
+
+
+def _no_log_settings(_: object) -> pb.LogSettingsResponse:
+    raise UnsupportedError("log settings cannot be read or changed at run time; start the server with --log-* flags")
+
+
+def _ignore(_: InferResponse) -> None:
+    """Takes the responses of a request whose call has been answered already."""
