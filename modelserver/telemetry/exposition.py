@@ -18,12 +18,12 @@ OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset
 
 
 def render_text(families: Iterable[Metric]) -> bytes:
-    """The families in Prometheus' text format."""
+    """The families in Prometheus' text format; those without a value are left out."""
     lines: list[str] = []
-    for family in families:
+    for family in filter(_has_samples, families):
         kind = {"unknown": "untyped", "info": "gauge"}.get(family.type, family.type)
         name = family.name
-        if family.type in ("counter", "info") and family.samples:
+        if family.type in ("counter", "info"):
             name = family.samples[0].name
         lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
         lines.append(f"# TYPE {name} {kind}")
@@ -32,9 +32,9 @@ def render_text(families: Iterable[Metric]) -> bytes:
 
 
 def render_openmetrics(families: Iterable[Metric]) -> bytes:
-    """The families in OpenMetrics' text format."""
+    """The families in OpenMetrics' text format; those without a value are left out."""
     lines: list[str] = []
-    for family in families:
+    for family in filter(_has_samples, families):
         is_plain_counter = family.type == "counter" and any(
             not sample.name.endswith(("_total", "_created")) for sample in family.samples
         )
@@ -50,6 +50,10 @@ def accepts_openmetrics(accept: str) -> bool:
     return any(part.split(";")[0].strip() == "application/openmetrics-text" for part in accept.split(","))
 
 
+def _has_samples(family: Metric) -> bool:
+    return bool(family.samples)
+
+
 def _line(sample: Sample) -> str:
     labels = ",".join(f'{key}="{_escape_value(value)}"' for key, value in sample.labels.items())
     head = f"{sample.name}{{{labels}}}" if labels else sample.name
@@ -57,7 +61,7 @@ def _line(sample: Sample) -> str:
 
 
 def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else floatToGoString(value)
+    return str(value) if isinstance(value, int) else str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
 def _escape_help(text: str) -> str:
