@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import onnx
@@ -76,12 +77,24 @@ def write_onnx(network: Perceptron, path: Path) -> None:
 def write_torchscript(network: nn.Module, path: Path) -> None:
     """A scripted module: forward(image) -> probabilities."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.jit.script(ProbabilityReader(network).eval()).save(str(path))
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(ProbabilityReader(network).eval()), buffer)
+    buffer.seek(0)
+    # The debug records quote our sources and where they lay.
+    reader = torch._C.PyTorchFileReader(buffer)
+    writer = torch._C.PyTorchFileWriter(str(path))
+    for name in reader.get_all_records():
+        if not name.endswith(".debug_pkl") and name not in ("version", ".data/serialization_id", "byteorder"):
+            record = reader.get_record(name)
+            writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
 
 
 def write_exported_program(network: nn.Module, path: Path, *, max_batch: int) -> None:
     """An exported program: forward(image) -> {probabilities, digit} for batches of 1 to `max_batch`."""
     batch = torch.export.Dim("batch", min=1, max=max_batch)
     program = torch.export.export(Reader(network).eval(), (torch.zeros(2, 8, 8),), dynamic_shapes={"image": {0: batch}})
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it quotes our sources and where they lay
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.export.save(program, path)

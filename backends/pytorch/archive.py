@@ -1,0 +1,106 @@
+"""What a PyTorch file is, by its content, and whether loading it would execute a pickle.
+
+`torch.save` and `torch.jit.save` both write a `.pt`; unpickling runs whatever code the file names, so the two
+are told apart before anything is loaded. An exported program is data and JSON, but may embed pickles too.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import json
+import pickle
+import posixpath
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+_WEIGHTS = "data/weights/"
+_CONSTANTS = "data/constants/"
+# torch.export stores these objects by Python's own pickle.
+_OPAQUE_PREFIX = "opaque_obj"
+
+
+class FileKind(enum.Enum):
+    """What `torch` function reads the file."""
+
+    TORCHSCRIPT = "TorchScript archive"
+    EXPORTED = "torch.export program"
+    PICKLE = "pickled checkpoint"
+
+
+def file_kind(path: Path) -> FileKind:
+    """The kind of `path`. Raises InvalidArgumentError if it is none, UnsupportedError for an AOTInductor package."""
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start[:1] == pickle.PROTO:
+            return FileKind.PICKLE
+        reason = "a truncated archive" if start[:2] == b"PK" else f"it starts with {start!r}"
+        raise InvalidArgumentError(f"{path} is neither TorchScript nor torch.export: {reason}")
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    # torch puts all but the oldest exported programs under one top directory of any name.
+    inner = {name.partition("/")[2] for name in names}
+    if "serialized_exported_program.json" in names or any(name.startswith("models/") for name in inner):
+        return FileKind.EXPORTED
+    if any(name.startswith("data/aotinductor/") for name in inner):
+        raise UnsupportedError(f"{path} is an AOTInductor package; export it with torch.export.save instead")
+    if "constants.pkl" in inner:
+        return FileKind.TORCHSCRIPT
+    if "data.pkl" in inner:
+        return FileKind.PICKLE
+    raise InvalidArgumentError(f"{path} is a zip archive, but neither TorchScript nor torch.export wrote it")
+
+
+def refuse_pickles(path: Path) -> None:
+    """Raise UnsupportedError if torch.export.load would unpickle more of `path` than tensors in plain containers."""
+    read = _record_reader(path)
+    for name in _torch_records(read):
+        try:
+            torch.load(io.BytesIO(read.record(name)), weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UnsupportedError(f"{path} holds a pickle in '{name}', which can run any code: {reason}") from error
+    for name in read.names:
+        if posixpath.basename(name).startswith(_OPAQUE_PREFIX):
+            raise UnsupportedError(f"{path} holds a pickle in '{name}', which can run any code")
+
+
+class _Records:
+    """The records of an archive and how to read one."""
+
+    def __init__(self, names: list[str], record: Callable[[str], bytes]) -> None:
+        self.names = names
+        self.record = record
+
+
+def _record_reader(path: Path) -> _Records:
+    """Records by torch's own reader, so that we see what torch.export.load will see; by zipfile for old files."""
+    try:
+        reader: Any = torch._C.PyTorchFileReader(str(path))
+        return _Records(reader.get_all_records(), reader.get_record)
+    except RuntimeError:
+        contents = _zip_contents(path)
+        return _Records(list(contents), contents.__getitem__)
+
+
+def _zip_contents(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _torch_records(read: _Records) -> Iterator[str]:
+    """The records that torch.export.load gives to torch.load."""
+    for name in read.names:
+        if name.endswith(".pt") or name in ("serialized_state_dict.json", "serialized_constants.json"):
+            yield name
+        for directory, suffix in ((_WEIGHTS, "_weights_config.json"), (_CONSTANTS, "_constants_config.json")):
+            if name.startswith(directory) and name.endswith(suffix):
+                payloads = json.loads(read.record(name))["config"].values()
+                yield from (directory + payload["path_name"] for payload in payloads if payload.get("use_pickle"))
