@@ -7,6 +7,7 @@ of large ones the tensors are cut out first (`envelope`), so that they stay view
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -20,6 +21,7 @@ from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, Serve
 from modelserver.frontends.grpc import envelope
 from modelserver.frontends.grpc.contents import tensor_from_contents
 from modelserver.frontends.grpc.parameters import apply_parameters, parameter_fields, refuse_tensor_parameters
+from modelserver.frontends.grpc.status import sendable
 from modelserver.pb import grpc_service_pb2 as pb
 
 # From here on a copy costs more than walking the message in Python.
@@ -102,17 +104,18 @@ def encode_stream_error(request_id: str, error: ServerError) -> bytes:
     response = pb.ModelInferResponse(id=request_id)
     response.parameters["triton_final_response"].bool_param = True
     # Clients take an empty message for success.
-    message = error.message or error.code.value
+    message = sendable(error.message) or error.code.value
     return pb.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString()
 
 
 def _parse(message: Buffer) -> tuple[pb.ModelInferRequest, Sequence[Buffer]]:
     try:
         if len(message) >= _LARGE_BYTES:
-            rest, raws = envelope.split_raw_contents(message)
-            return pb.ModelInferRequest.FromString(rest), raws
+            with suppress(envelope.MalformedError):
+                rest, raws = envelope.split_raw_contents(message)
+                return pb.ModelInferRequest.FromString(rest), raws
         wire = pb.ModelInferRequest.FromString(message)  # type: ignore[arg-type]  # it takes any buffer
-    except (DecodeError, envelope.MalformedError):
+    except DecodeError:
         raise InvalidArgumentError("the message is not a serialized inference.ModelInferRequest") from None
     return wire, wire.raw_input_contents
 

@@ -43,7 +43,12 @@ _MAX_ENCODED_BYTES = 6000
 
 def status_of(error: ServerError) -> tuple[int, str]:
     """The gRPC status and its message for an error; a very long message is shortened, saying so."""
-    return STATUS_OF[error.code], _shorten(error.message)
+    return STATUS_OF[error.code], _shorten(sendable(error.message))
+
+
+def sendable(message: str) -> str:
+    """The message as UTF-8 can carry it: file names and Python models may put lone surrogates into one."""
+    return message if message.isascii() else message.encode(errors="replace").decode()
 
 
 def _shorten(message: str) -> str:
@@ -56,7 +61,7 @@ def _shorten(message: str) -> str:
 
 
 def _encoded_len(message: str) -> int:
-    return len(quote(message.encode(errors="replace"), safe=_UNQUOTED))
+    return len(quote(message, safe=_UNQUOTED))
 
 
 # What gRPC leaves as it is: printable ASCII except '%'.

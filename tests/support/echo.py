@@ -1,0 +1,117 @@
+"""Models that answer with their inputs, and a repository of them: a real `DataPlane` without execution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from modelserver.config import schema
+from modelserver.config.signature import ModelSignature
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Tensor
+from modelserver.dataplane import DataPlane, ServerMetadata
+from modelserver.errors import CancelledError, NotFoundError, UnavailableError
+from modelserver.telemetry.statistics import ModelStatistics
+
+
+class EchoModel:
+    """One input `INPUT`, answered as `OUTPUT` on the next turn of the loop; with `holds`, not before `release`.
+
+    `submit` can be replaced by a test that wants other answers.
+    """
+
+    def __init__(
+        self,
+        name: str = "echo",
+        datatype: Datatype = Datatype.FP32,
+        *,
+        dims: tuple[int, ...] = (-1,),
+        max_batch_size: int = 0,
+        version: int = 1,
+        holds: bool = False,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.config = schema.ModelConfig(
+            name=name,
+            backend="echo",
+            max_batch_size=max_batch_size,
+            input=(schema.ModelInput(name="INPUT", data_type=datatype, dims=dims),),
+            output=(schema.ModelOutput(name="OUTPUT", data_type=datatype, dims=dims),),
+        )
+        self.signature = ModelSignature(self.config)
+        self.statistics = ModelStatistics()
+        self.holds = holds
+        self.held: list[InferRequest] = []
+        self.cancelled: list[InferRequest] = []
+        self.ready = True
+        self.refuses: Exception | None = None
+        self.respond: Callable[[InferRequest], Iterable[InferResponse]] = self._echo
+
+    def submit(self, request: InferRequest) -> ResponseStream:
+        if self.refuses is not None:
+            raise self.refuses
+        request.on_cancel = self._cancel
+        if self.holds:
+            self.held.append(request)
+        else:
+            asyncio.get_running_loop().call_soon(self._answer, request)
+        return request.stream
+
+    def release(self, request: InferRequest) -> None:
+        """Answer a held request."""
+        self.held.remove(request)
+        self._answer(request)
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def _answer(self, request: InferRequest) -> None:
+        for response in self.respond(request):
+            request.stream.deliver(response)
+
+    def _echo(self, request: InferRequest) -> Iterable[InferResponse]:
+        tensor = request.inputs["INPUT"]
+        return [InferResponse([Tensor("OUTPUT", tensor.datatype, tensor.data)])]
+
+    def _cancel(self, request: InferRequest) -> None:
+        self.cancelled.append(request)
+        if request in self.held:
+            self.held.remove(request)
+            request.stream.deliver(InferResponse(error=CancelledError("the request was cancelled")))
+
+
+class EchoRepository:
+    """What `DataPlane` asks of a repository, over models that are already there."""
+
+    def __init__(self, *models: EchoModel) -> None:
+        self._models = {model.name: model for model in models}
+        self.is_complete = True
+
+    def get(self, name: str, version: int | None) -> EchoModel:
+        model = self._models.get(name)
+        if model is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        if version not in (None, model.version):
+            raise NotFoundError(f"Request for unknown model: '{name}' version {version} is not found")
+        if not model.ready:
+            raise UnavailableError(f"Request for unknown model: '{name}' has no available versions")
+        return model
+
+    def ready_versions(self, name: str) -> tuple[int, ...]:
+        return (self.get(name, None).version,)
+
+    def models(self) -> Iterable[EchoModel]:
+        return self._models.values()
+
+    def is_ready(self, *, strict: bool) -> bool:
+        return self.is_complete or not strict
+
+
+def echo_dataplane(*models: EchoModel) -> DataPlane:
+    """A real data plane over `models`."""
+    metadata = ServerMetadata("modelserver", "1.2.3", ("statistics", "model_configuration"))
+    return DataPlane(EchoRepository(*models), metadata)  # type: ignore[arg-type]
