@@ -1,0 +1,170 @@
+"""One end of the connection between the server and a child process.
+
+A message is one datagram on a Unix socket pair: a prefix, the payload (tensors), the record. A payload or record
+that is large lies in the sender's arena instead, and the prefix says where. The receiver's arrays are views of it;
+when the last one dies, the lease goes back to the sender with the next message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import weakref
+from collections import deque
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from modelserver.execution.messages import AnyMessage, Message, Trim
+from modelserver.execution.packing import Payload
+from modelserver.execution.shared_buffer import Arena, ByteView, SharedBuffer
+
+# Below, two copies by the kernel cost less than a lease.
+_INLINE_BYTES: Final = 24 << 10
+_DATAGRAM_BYTES: Final = 64 << 10
+# Payload and record: where each begins in the arena (_INLINE: in this datagram), and its length.
+_PREFIX: Final = struct.Struct("<QQQQ")
+_INLINE: Final = (1 << 64) - 1
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+Received = tuple[AnyMessage, bytearray | ByteView]
+
+
+class PeerGoneError(Exception):
+    """The other process closed its end. `was_unread`: it never saw what was sent last."""
+
+    def __init__(self, *, was_unread: bool) -> None:
+        super().__init__("the other process closed the connection")
+        self.was_unread = was_unread
+
+
+class _LeaseRef(weakref.ref[ByteView]):
+    """Watches the root array of one lease of the peer's arena."""
+
+    __slots__ = ("offset",)
+    offset: int
+
+
+class Channel:
+    """Sends messages with tensors, receives them. Used by one thread at a time; arrays may die on any thread."""
+
+    def __init__(self, connection: socket.socket, outgoing: SharedBuffer, incoming: SharedBuffer) -> None:
+        self._connection = connection
+        self._incoming = incoming
+        self.arena = Arena(outgoing)
+        self._is_closed = False
+        self._buffer = memoryview(bytearray(_DATAGRAM_BYTES))
+        self._roots: dict[int, _LeaseRef] = {}
+        self._returned: deque[int] = deque()  # leases of the peer's arena that this side is done with
+
+    def send(self, message: Message, payload: Payload | None = None) -> None:
+        """Send one message; blocks while the peer's queue is full. Raises PeerGoneError."""
+        if self._is_closed:
+            raise PeerGoneError(was_unread=True)
+        payload_at, payload_bytes, content = _INLINE, 0, b""
+        if payload is not None and payload.nbytes:
+            payload_bytes = payload.nbytes
+            if payload_bytes <= _INLINE_BYTES:
+                content = payload.join()
+            else:
+                payload_at = self.arena.allocate(payload_bytes)
+                payload.write(self.arena.buffer.view(payload_at, payload_bytes))
+        message.released = self._take_returned()
+        record_at, record = _INLINE, _encoder.encode(message)
+        record_bytes = len(record)
+        if record_bytes > _INLINE_BYTES:
+            record_at = self.arena.allocate(record_bytes)
+            self.arena.buffer.view(record_at, record_bytes)[:] = np.frombuffer(record, np.uint8)
+            record = b""
+        prefix = _PREFIX.pack(payload_at, payload_bytes, record_at, record_bytes)
+        try:
+            self._connection.send(b"".join((prefix, content, record)))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise PeerGoneError(was_unread=True) from error
+
+    def receive(self) -> Received:
+        """The next message and its payload, out of which `packing.unpack` makes tensors.
+
+        Raises PeerGoneError, and TimeoutError when a receive timeout is set and passes.
+        """
+        buffer = self._buffer
+        try:
+            count = self._connection.recv_into(buffer)
+        except ConnectionResetError as error:
+            # The kernel says "reset" when the peer went with datagrams in its queue.
+            raise PeerGoneError(was_unread=True) from error
+        except BlockingIOError as error:
+            raise TimeoutError("no message within the receive timeout") from error
+        if count == 0:
+            raise PeerGoneError(was_unread=False)
+        payload_at, payload_bytes, record_at, record_bytes = _PREFIX.unpack_from(buffer)
+        position = _PREFIX.size
+        payload: bytearray | ByteView
+        if payload_at == _INLINE:
+            payload = bytearray(buffer[position : position + payload_bytes])
+            position += payload_bytes
+        else:
+            payload = self._lease(payload_at, payload_bytes)
+        if record_at == _INLINE:
+            message = _decoder.decode(buffer[position:count])
+        else:
+            message = _decoder.decode(memoryview(self._lease(record_at, record_bytes)))
+        for offset in message.released:
+            self.arena.free(offset)
+        return message, payload
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether a message, or the peer's end, is there within `timeout_s`."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
+
+    def trim(self) -> None:
+        """Give back memory that a quiet time does not need, here and at the peer. Raises PeerGoneError."""
+        self.arena.trim()
+        self.send(Trim())
+
+    def set_receive_timeout(self, timeout_s: float | None) -> None:
+        """Let `receive` give up after `timeout_s`, without a system call more per message."""
+        seconds, fraction = divmod(timeout_s or 0.0, 1)
+        value = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+
+    def shutdown(self) -> None:
+        """End the conversation: a blocked `receive`, here or there, raises PeerGoneError. Any thread may call it."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Close descriptors; arrays that were received stay valid."""
+        self._is_closed = True
+        self._connection.close()
+        self.arena.buffer.close()
+        self._incoming.close()
+
+    def _lease(self, offset: int, nbytes: int) -> ByteView:
+        root = self._incoming.view(offset, nbytes)
+        watch = _LeaseRef(root, self._on_root_dead)
+        watch.offset = offset
+        self._roots[offset] = watch
+        return root
+
+    def _on_root_dead(self, watch: weakref.ref[ByteView]) -> None:
+        # On whichever thread dropped the last array: first forget, then return, for the offset may come again at once.
+        assert isinstance(watch, _LeaseRef)
+        self._roots.pop(watch.offset, None)
+        self._returned.append(watch.offset)
+
+    def _take_returned(self) -> list[int]:
+        if not self._returned:
+            return []
+        count = len(self._returned)
+        return [self._returned.popleft() for _ in range(count)]

@@ -1,0 +1,181 @@
+"""One child process as the server sees it: start, conversation, output, end. It is never restarted, see `process.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import modelserver
+from modelserver.execution.channel import Channel
+from modelserver.execution.child_log import parse_line
+from modelserver.execution.shared_buffer import SharedBuffer
+
+_logger = logging.getLogger(__name__)
+
+_TAIL_LINES = 20
+_MAX_LINE_BYTES = 8 << 10
+# For every child, unless the server's environment says otherwise: arrays of megabytes are taken from and
+# given back to glibc's heap, not mapped and faulted in anew for each batch.
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """How a child ended: an exit code or, negative, a signal; and what it wrote last."""
+
+    status: int
+    tail: tuple[str, ...]
+
+    def __str__(self) -> str:
+        reason = f"exited with code {self.status}"
+        if self.status < 0:
+            with contextlib.suppress(ValueError):
+                reason = f"was killed by signal {signal.Signals(-self.status).name}"
+        return "\n".join([f"{reason}; its last output was:", *self.tail]) if self.tail else f"{reason} without output"
+
+
+class ChildProcess:
+    """A started interpreter that runs `child.py`. One thread watches it (`watch`), another may use `channel`."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.exit_report: ExitReport | None = None
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._partial = b""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        outgoing, incoming = SharedBuffer.create(f"{name}:inputs"), SharedBuffer.create(f"{name}:outputs")
+        lifeline, self._lifeline = os.pipe()
+        self._output, output = os.pipe()
+        self.channel = Channel(ours, outgoing, incoming)
+        passed = (theirs.fileno(), outgoing.fd, incoming.fd, lifeline)
+        try:
+            # -P: the directory that the server was started in is no place to import a model's modules from.
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", "-m", "modelserver.execution.child", name, *map(str, passed)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=passed,
+                start_new_session=True,
+                env=_child_environment(environment),
+            )
+        except BaseException:
+            self.channel.close()
+            os.close(self._lifeline)
+            os.close(self._output)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+            os.close(output)
+        self.pid = self._process.pid
+        self._pidfd_lock = threading.Lock()  # guards the descriptor: watch closes it, others signal through it
+        self._pidfd = os.pidfd_open(self.pid)
+        os.set_blocking(self._output, False)
+        self._poll = select.poll()
+        self._poll.register(self._output, select.POLLIN)
+        self._poll.register(self._pidfd, select.POLLIN)
+
+    def watch(self, *, until_message: bool = False, timeout_s: float | None = None) -> bool:
+        """Log the child's output until it ends; then `exit_report` is set, and everything but memory is freed.
+
+        With `until_message` return as soon as a message waits in the channel; True then. False after
+        `timeout_s`, or at the end.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        connection = self.channel.fileno()
+        if until_message:
+            self._poll.register(connection, select.POLLIN)
+        try:
+            while True:
+                wait_ms = None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) * 1e3
+                ready = {fd for fd, _event in self._poll.poll(wait_ms)}
+                if self._output in ready:
+                    self._read_output()
+                if connection in ready and self._pidfd not in ready:
+                    return True
+                if self._pidfd in ready:
+                    break
+                if not ready:
+                    return False
+        finally:
+            if until_message:
+                self._poll.unregister(connection)
+        self._reap()
+        return False
+
+    def dump_stack(self) -> None:
+        """Let the child write its Python stacks to the log."""
+        self._signal(signal.SIGUSR2)
+
+    def kill(self) -> None:
+        """End the child and whatever it started; `watch` sees the end."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The pidfd names this very process, even after its pid was given to another.
+        with self._pidfd_lock, contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _reap(self) -> None:
+        # Still a zombie here, so its process group's number cannot belong to anyone else.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        status = self._process.wait()
+        while self._read_output():
+            continue
+        if self._partial:
+            self._log_line(self._partial)
+        self.exit_report = ExitReport(status, tuple(self._tail))
+        self.channel.shutdown()  # wakes the thread that waits for an answer, even if a grandchild holds the other end
+        os.close(self._lifeline)
+        os.close(self._output)
+        with self._pidfd_lock:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _read_output(self) -> bool:
+        """Log the complete lines that have come; False when there is nothing to read now."""
+        try:
+            data = os.read(self._output, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:  # the child closed its output; that alone means nothing
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._output)
+            return False
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _MAX_LINE_BYTES:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            self._log_line(line)
+        return True
+
+    def _log_line(self, line: bytes) -> None:
+        level, text = parse_line(line[:_MAX_LINE_BYTES])
+        self._tail.append(text)
+        _logger.log(level, "%s: %s", self.name, text)
+
+
+def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    source = str(Path(modelserver.__file__).parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **_ENVIRONMENT,
+        **os.environ,
+        "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source,
+        **environment,
+    }

@@ -1,0 +1,112 @@
+"""Tensors to bytes and back for a hop between processes: one copy out, views in.
+
+Numeric tensors are their memory. A BYTES tensor is its elements' lengths (uint32 each), then the elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.tensor import Tensor
+from modelserver.errors import InvalidArgumentError
+from modelserver.execution.messages import TensorRecord
+from modelserver.execution.shared_buffer import ByteView, align
+
+_MAX_ELEMENT_BYTES = (1 << 32) - 1
+
+
+class Payload:
+    """The tensors of one message, laid out one behind the other; nothing is copied before `write` or `join`."""
+
+    __slots__ = ("_parts", "nbytes")
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int, np.ndarray[Any, Any] | bytes]] = []
+        self.nbytes = 0
+
+    def add(self, tensor: Tensor) -> TensorRecord:
+        """Take a tensor in. Raises InvalidArgumentError for a BYTES element that is no bytes or str."""
+        data = tensor.data
+        part: np.ndarray[Any, Any] | bytes = data
+        if tensor.datatype is Datatype.BYTES:
+            part = pack_elements(tensor.name, data)
+            nbytes = len(part)
+        else:
+            nbytes = data.nbytes
+        offset = self.nbytes
+        self._parts.append((offset, nbytes, part))
+        self.nbytes = align(offset + nbytes)
+        return TensorRecord(tensor.name, tensor.datatype.value, data.shape, offset, nbytes)
+
+    def join(self) -> bytes:
+        """All tensors as one bytes object of `nbytes`."""
+        chunks: list[bytes] = []
+        for _offset, nbytes, part in self._parts:
+            chunks.append(part if isinstance(part, bytes) else part.tobytes())
+            chunks.append(bytes(align(nbytes) - nbytes))
+        return b"".join(chunks)
+
+    def write(self, target: ByteView) -> None:
+        """Copy every tensor to its place in `target`, which has `nbytes`."""
+        for offset, nbytes, part in self._parts:
+            place = target[offset : offset + nbytes]
+            if isinstance(part, bytes):
+                place[:] = np.frombuffer(part, np.uint8)
+            else:
+                np.copyto(place.view(part.dtype).reshape(part.shape), part)
+
+
+def unpack(record: TensorRecord, payload: bytearray | ByteView) -> Tensor:
+    """The tensor that `record` describes: a view of `payload`, or an object array for BYTES."""
+    datatype = Datatype(record.datatype)
+    if datatype is Datatype.BYTES:
+        raw = memoryview(payload)[record.offset : record.offset + record.nbytes]
+        return Tensor(record.name, datatype, unpack_elements(raw, record.shape))
+    return Tensor(record.name, datatype, np.ndarray(record.shape, datatype.numpy, payload, record.offset))
+
+
+def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
+    """The lengths and contents of BYTES elements; str elements become UTF-8.
+
+    Raises InvalidArgumentError for an element of another type.
+    """
+    flat = elements.ravel().tolist()
+    if not all(type(element) is bytes for element in flat):
+        flat = [_encode_element(name, index, element) for index, element in enumerate(flat)]
+    lengths = np.fromiter(map(len, flat), np.int64, len(flat))
+    if lengths.size and int(lengths.max()) > _MAX_ELEMENT_BYTES:
+        raise InvalidArgumentError(f"tensor '{name}': a BYTES element has {lengths.max()} bytes; at most 4 GiB fit")
+    return b"".join((lengths.astype("<u4").tobytes(), *flat))
+
+
+def unpack_elements(raw: memoryview, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The object array of bytes that `pack_elements` described."""
+    elements = np.empty(shape, dtype=object)
+    count = elements.size
+    lengths = np.frombuffer(raw, "<u4", count)
+    ends = (np.cumsum(lengths, dtype=np.int64) + 4 * count).tolist()
+    starts = [4 * count, *ends[:-1]]
+    content = bytes(raw)
+    elements.reshape(-1)[:] = _object_array([content[a:b] for a, b in zip(starts, ends, strict=False)])
+    return elements
+
+
+def _object_array(items: list[bytes]) -> np.ndarray[Any, Any]:
+    # Assigning a list directly would let NumPy guess a fixed-width dtype on the way.
+    array = np.empty(len(items), dtype=object)
+    for index, item in enumerate(items):
+        array[index] = item
+    return array
+
+
+def _encode_element(name: str, index: int, element: object) -> bytes:
+    if isinstance(element, bytes | bytearray | memoryview):
+        return bytes(element)
+    if isinstance(element, str):
+        return element.encode()
+    raise InvalidArgumentError(
+        f"tensor '{name}': element {index} of a BYTES tensor must be bytes or str, got {type(element).__name__}"
+    )

@@ -1,0 +1,426 @@
+"""An instance in a child process of its own: supervised, restarted, and as quick to call as shared memory allows."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from modelserver.backend import (
+    BatchInstance,
+    InferRequest,
+    InferResponse,
+    InternalError,
+    InvalidArgumentError,
+    ServerError,
+    UnavailableError,
+)
+from modelserver.execution.channel import PeerGoneError
+from modelserver.execution.child_process import ChildProcess
+from modelserver.execution.messages import (
+    Answer,
+    AskReady,
+    Began,
+    Begin,
+    Execute,
+    Executed,
+    Finish,
+    Query,
+    Readiness,
+    RequestRecord,
+    ResponseRecord,
+)
+from modelserver.execution.packing import Payload, unpack
+from modelserver.execution.restart import RestartOptions, RestartPolicy
+from modelserver.execution.shared_buffer import ByteView
+
+_logger = logging.getLogger(__name__)
+
+# After this long without traffic, memory beyond a few megabytes goes back to the system.
+_IDLE_TRIM_S = 15.0
+# How long the readiness endpoint may hold the event loop for an idle child's answer.
+_READINESS_WAIT_S = 0.05
+# An answer to the readiness question that takes longer means "no".
+_READINESS_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a child builds its instance: it calls `target` ("module:function") with `arguments`.
+
+    The function returns a BatchInstance. Arguments are what msgpack can carry; `python_path` is put in front
+    of the child's sys.path.
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    python_path: tuple[str, ...] = ()
+
+    def message(self, *, is_call: bool) -> Begin:
+        return Begin(
+            target=self.target, arguments=dict(self.arguments), python_path=list(self.python_path), is_call=is_call
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Limits and environment of a child process; `execute_timeout_s` None trusts the instance to come back."""
+
+    start_timeout_s: float = 300.0
+    execute_timeout_s: float | None = None
+    close_timeout_s: float = 10.0
+    # How long a batch waits for a child that is being restarted before it fails UNAVAILABLE.
+    restart_patience_s: float = 5.0
+    restart: RestartOptions = RestartOptions()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class _State(enum.Enum):
+    STARTING = "is starting"
+    READY = "is ready"
+    WAITING = "crashed and waits to be restarted"
+    CLOSED = "is closed"
+
+
+class ProcessInstance(BatchInstance):
+    """Hosts any instance in a child process and executes its batches there.
+
+    The constructor blocks until the instance stands; it raises the ServerError that building it raised. A
+    supervisor thread owns each child from start to end: it logs the output, notices the end, and starts the next.
+    """
+
+    def __init__(self, name: str, recipe: Recipe, options: ProcessOptions | None = None) -> None:
+        self.name = name
+        self._recipe = recipe
+        self._options = options or ProcessOptions()
+        self._policy = RestartPolicy(self._options.restart)
+        # Guards the fields below; notified when they change.
+        self._changed = threading.Condition()
+        self._state = _State.STARTING
+        self._child: ChildProcess | None = None
+        self._failure: ServerError | None = None  # why the last start failed or the last child died
+        self._restart_at_s = 0.0
+        # Held by whoever uses the child's channel.
+        self._channel_lock = threading.Lock()
+        self._num_batches = 0
+        self._readiness = ReadinessProbe()
+        self._supervisor = threading.Thread(target=self._supervise, name=f"supervise-{name}", daemon=True)
+        self._supervisor.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not _State.STARTING)
+            failure = self._failure if self._state is _State.CLOSED else None
+        if failure is not None:
+            self._supervisor.join()
+            raise failure
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child that lives now."""
+        with self._changed:
+            return self._child.pid if self._child is not None else None
+
+    def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError]:
+        """One batch in the child. Raises UnavailableError while the child is down, InternalError when it dies."""
+        payload = Payload()
+        records: list[RequestRecord] = []
+        refused: dict[int, ServerError] = {}
+        for index, request in enumerate(requests):
+            try:
+                records.append(_request_record(request, payload))
+            except ServerError as error:
+                refused[index] = error
+        sent = [request for index, request in enumerate(requests) if index not in refused] if refused else requests
+        responses = self._converse(Execute(requests=records), payload, sent) if records else []
+        if not refused:
+            return responses
+        answered = iter(responses)
+        return [refused[index] if index in refused else next(answered) for index in range(len(requests))]
+
+    def is_ready(self) -> bool:
+        """Whether the child is up and, where its instance has an opinion, ready. Waits a twentieth of a second at most."""
+        with self._changed:
+            child = self._child if self._state is _State.READY else None
+        if child is None:
+            return False
+        # A child that executes a batch is as ready as it was before.
+        if self._readiness.is_asked and self._channel_lock.acquire(blocking=False):
+            try:
+                self._readiness.ask(child)
+            except PeerGoneError:
+                return False
+            finally:
+                self._channel_lock.release()
+        return self._readiness.is_ready
+
+    def close(self) -> None:
+        """Let the child finish in order; after `close_timeout_s` it shows where it hangs and is killed."""
+        with self._changed:
+            was_ready = self._state is _State.READY
+            self._state = _State.CLOSED
+            child = self._child
+            self._changed.notify_all()
+        if child is not None:
+            if was_ready:
+                with self._channel_lock, contextlib.suppress(PeerGoneError):
+                    child.channel.send(Finish())
+                self._supervisor.join(self._options.close_timeout_s)
+                if self._supervisor.is_alive():
+                    _logger.warning("%s: still busy after %.1f s, killing it", self.name, self._options.close_timeout_s)
+                    child.dump_stack()
+                    self._supervisor.join(0.2)
+            child.kill()
+        self._supervisor.join()
+
+    # ---- conversation: on the worker's thread
+
+    def _converse(
+        self, message: Execute, payload: Payload, requests: Sequence[InferRequest]
+    ) -> Sequence[InferResponse | ServerError]:
+        while True:
+            child = self._ready_child()
+            try:
+                with self._channel_lock:
+                    self._num_batches += 1
+                    child.channel.send(message, payload)
+                    return self._answer(child, requests)
+            except PeerGoneError as error:
+                failure = self._end_of(child)
+                if not error.was_unread:
+                    raise failure from None
+            except TimeoutError:
+                raise self._stop_hanging(child) from None
+
+    def _answer(self, child: ChildProcess, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+        while True:
+            message, payload = child.channel.receive()
+            if isinstance(message, Executed):
+                if message.error is not None:
+                    raise message.error.error()
+                return [_response(record, payload) for record in message.responses]
+            if isinstance(message, Query):
+                child.channel.send(Answer(value=_answer_query(message, requests)))
+            elif isinstance(message, Readiness):
+                self._readiness.record(message)
+            else:
+                raise InternalError(f"{self.name}: unexpected message {type(message).__name__} from the child process")
+
+    def _ready_child(self) -> ChildProcess:
+        """The child, when it is ready within `restart_patience_s`; else UnavailableError."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._state in (_State.READY, _State.CLOSED), self._options.restart_patience_s
+            )
+            if self._state is _State.READY and self._child is not None:
+                return self._child
+            text = f"{self.name} {self._state.value}"
+            if self._state is _State.WAITING:
+                text += (
+                    f" in {max(0.0, self._restart_at_s - time.monotonic()):.1f} s"
+                    f" ({self._policy.num_crashes} crashes lately)"
+                )
+            raise UnavailableError(f"{text}; last failure: {self._failure}" if self._failure is not None else text)
+
+    def _end_of(self, child: ChildProcess) -> ServerError:
+        """Why `child` ended; kills it when it only hung up."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._child is not child, timeout=1.0):
+                child.kill()
+                self._changed.wait_for(lambda: self._child is not child)
+        return InternalError(f"the process of {self.name} {child.exit_report}")
+
+    def _stop_hanging(self, child: ChildProcess) -> ServerError:
+        child.dump_stack()
+        time.sleep(0.1)  # the stack shall reach the log and the error before the kill
+        child.kill()
+        failure = self._end_of(child)
+        return InternalError(
+            f"{self.name} did not answer within {self._options.execute_timeout_s} s and was killed: {failure}"
+        )
+
+    # ---- supervision: on the supervisor's thread
+
+    def _supervise(self) -> None:
+        is_first = True
+        while True:
+            failure = self._run_child()
+            with self._changed:
+                has_failed_first = is_first and self._state is _State.STARTING
+                is_first = False
+                self._child = None
+                self._failure = failure
+                if has_failed_first:
+                    self._state = _State.CLOSED
+                self._changed.notify_all()
+                if self._state is _State.CLOSED or not self._pause():
+                    return
+
+    def _pause(self) -> bool:
+        """Wait as long as the policy wants before the next start; False when the instance was closed meanwhile."""
+        now_s = time.monotonic()
+        pause_s = self._policy.pause_after_crash(now_s)
+        self._state = _State.WAITING
+        self._restart_at_s = now_s + pause_s
+        _logger.error("%s; it is restarted in %.2f s", self._failure, pause_s)
+        if self._changed.wait_for(lambda: self._state is _State.CLOSED, pause_s):
+            return False
+        self._state = _State.STARTING
+        return True
+
+    def _run_child(self) -> ServerError:
+        """Start a child and stay with it until its end; why it ended."""
+        try:
+            child = ChildProcess(self.name, self._options.environment)
+        except OSError as error:
+            return InternalError(f"cannot start a process for {self.name}: {error}")
+        with self._changed:
+            self._child = child
+            if self._state is _State.CLOSED:
+                child.kill()
+        failure: ServerError | None = None
+        try:
+            began = begin(child, self._recipe.message(is_call=False), self._options.start_timeout_s)
+        except ServerError as error:
+            failure = error
+            child.kill()
+        else:
+            self._on_began(child, began)
+        self._watch(child)
+        with self._channel_lock:
+            child.channel.close()
+        return failure or InternalError(f"the process of {self.name} {child.exit_report}")
+
+    def _on_began(self, child: ChildProcess, began: Began) -> None:
+        child.channel.set_receive_timeout(self._options.execute_timeout_s)
+        self._readiness = ReadinessProbe(is_asked=began.has_readiness)
+        with self._changed:
+            if self._state is _State.STARTING:
+                self._state = _State.READY
+                self._changed.notify_all()
+            else:
+                child.kill()  # closed meanwhile
+
+    def _watch(self, child: ChildProcess) -> None:
+        """Until the child's end; in a time without traffic both sides give memory back."""
+        seen = self._num_batches
+        while child.exit_report is None:
+            child.watch(timeout_s=_IDLE_TRIM_S)
+            is_idle = seen == self._num_batches
+            seen = self._num_batches
+            if is_idle and self._channel_lock.acquire(blocking=False):
+                try:
+                    child.channel.trim()
+                except PeerGoneError:
+                    continue  # watch sees the end
+                finally:
+                    self._channel_lock.release()
+
+
+def call_in_process(name: str, recipe: Recipe, *, timeout_s: float, environment: Mapping[str, str]) -> Any:
+    """What the recipe's function returns when a child process of its own calls it.
+
+    Blocks. Raises the ServerError that the function raised, or InternalError when it dies or takes too long.
+    """
+    try:
+        child = ChildProcess(name, environment)
+    except OSError as error:
+        raise InternalError(f"cannot start a process for {name}: {error}") from error
+    try:
+        return begin(child, recipe.message(is_call=True), timeout_s).result
+    finally:
+        child.kill()
+        while child.exit_report is None:
+            child.watch()
+        child.channel.close()
+
+
+def begin(child: ChildProcess, message: Begin, timeout_s: float) -> Began:
+    """Tell a new child what to build and wait for it, logging its output. Raises ServerError when that fails."""
+    try:
+        child.channel.send(message)
+        if child.watch(until_message=True, timeout_s=timeout_s):
+            began, _ = child.channel.receive()
+            assert isinstance(began, Began), f"expected Began, got {began!r}"
+            if began.error is not None:
+                raise began.error.error()
+            return began
+    except PeerGoneError:
+        while child.exit_report is None:
+            child.watch()
+    if child.exit_report is not None:
+        raise InternalError(f"the process of {child.name} {child.exit_report}")
+    child.dump_stack()
+    child.watch(timeout_s=0.2)  # the stack goes to the log
+    raise InternalError(f"{child.name} did not start within {timeout_s} s; its stack is in the log")
+
+
+class ReadinessProbe:
+    """The last answer of a child to "are you ready?" and the question that is still open."""
+
+    def __init__(self, *, is_asked: bool = False) -> None:
+        self.is_asked = is_asked
+        self._number = 0
+        self._asked_at_s: float | None = None
+        self._is_ready = True
+
+    @property
+    def is_ready(self) -> bool:
+        if self._asked_at_s is not None and time.monotonic() - self._asked_at_s > _READINESS_LIMIT_S:
+            return False
+        return self._is_ready
+
+    def ask(self, child: ChildProcess) -> None:
+        """Put the question, unless it is open, and wait a moment for the answer. The caller holds the channel."""
+        if self._asked_at_s is None:
+            self._number += 1
+            self._asked_at_s = time.monotonic()
+            child.channel.send(AskReady(number=self._number))
+        if child.channel.wait(_READINESS_WAIT_S):
+            message, _ = child.channel.receive()
+            assert isinstance(message, Readiness), f"expected Readiness, got {message!r}"
+            self.record(message)
+
+    def record(self, message: Readiness) -> None:
+        if message.number == self._number:
+            self._is_ready = message.is_ready
+            self._asked_at_s = None
+
+
+def _request_record(request: InferRequest, payload: Payload) -> RequestRecord:
+    parameters = dict(request.parameters) if request.parameters else {}
+    for key, value in parameters.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidArgumentError(f"parameter '{key}': {value} does not fit 64 bits")
+    return RequestRecord(
+        model_name=request.model_name,
+        version=request.version,
+        inputs=[payload.add(tensor) for tensor in request.inputs.values()],
+        id=request.id,
+        outputs=request.outputs,
+        parameters=parameters,
+        priority=request.priority,
+        timeout_us=request.timeout_us,
+        deadline_ns=request.deadline_ns,
+        sequence_id=request.sequence_id,
+        sequence_start=request.sequence_start,
+        sequence_end=request.sequence_end,
+        rows=request.rows,
+    )
+
+
+def _response(record: ResponseRecord, payload: bytearray | ByteView) -> InferResponse | ServerError:
+    if record.error is not None:
+        return record.error.error()
+    outputs = [unpack(tensor, payload) for tensor in record.outputs]
+    return InferResponse(outputs, parameters=record.parameters)
+
+
+def _answer_query(query: Query, requests: Sequence[InferRequest]) -> bool:
+    assert query.topic == "is_cancelled", f"unknown query {query.topic!r}"
+    return requests[query.argument].is_cancelled

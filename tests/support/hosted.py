@@ -1,0 +1,134 @@
+"""Instances for tests of child processes; the functions here are called in the child."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from modelserver.backend import (
+    BatchInstance,
+    InferRequest,
+    InferResponse,
+    InvalidArgumentError,
+    ServerError,
+    Tensor,
+)
+
+
+class EchoInstance(BatchInstance):
+    """Answers a request with its inputs; the parameter `do` asks for mischief instead."""
+
+    def __init__(self, close_delay_s: float = 0.0) -> None:
+        self._close_delay_s = close_delay_s
+        self._kept: list[object] = []
+
+    def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+        return [self._answer(request) for request in requests]
+
+    def close(self) -> None:
+        time.sleep(self._close_delay_s)
+
+    def _answer(self, request: InferRequest) -> InferResponse | ServerError:
+        action, _, argument = str(request.parameters.get("do", "")).partition(" ")
+        if action:
+            answer = getattr(self, action)(request, argument)
+            if answer is not None:
+                return answer
+        return InferResponse(list(request.inputs.values()), parameters=request.parameters or None)
+
+    def exit(self, _request: InferRequest, status: str) -> None:
+        print("about to leave", file=sys.stderr)
+        os._exit(int(status))
+
+    def segfault(self, _request: InferRequest, _argument: str) -> None:
+        ctypes.string_at(0)
+
+    def fail(self, _request: InferRequest, text: str) -> None:
+        raise ValueError(text)
+
+    def refuse(self, _request: InferRequest, text: str) -> ServerError:
+        return InvalidArgumentError(text)
+
+    def sleep(self, _request: InferRequest, seconds: str) -> None:
+        time.sleep(float(seconds))
+
+    def keep(self, request: InferRequest, _argument: str) -> None:
+        self._kept.append(request.inputs)
+
+    def kept_sum(self, _request: InferRequest, _argument: str) -> InferResponse:
+        total = sum(int(tensor.data.sum()) for inputs in self._kept for tensor in inputs.values())  # type: ignore[attr-defined]
+        return InferResponse([_tensor("sum", np.array([total]))])
+
+    def is_cancelled(self, request: InferRequest, _argument: str) -> InferResponse:
+        return InferResponse([_tensor("is_cancelled", np.array([request.is_cancelled]))])
+
+    def describe(self, request: InferRequest, _argument: str) -> InferResponse:
+        fields = (request.id, request.sequence_id, request.sequence_start, request.sequence_end, request.timeout_us)
+        return InferResponse([_tensor("fields", np.array([repr(fields)], dtype=object))])
+
+    def environment(self, _request: InferRequest, key: str) -> InferResponse:
+        return InferResponse([_tensor("value", np.array([os.environ.get(key, "")], dtype=object))])
+
+    def fork(self, _request: InferRequest, _argument: str) -> None:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+
+
+class WaveringInstance(EchoInstance):
+    """Ready, or not, as the file at `path` says; "hang" makes the question hang."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def is_ready(self) -> bool:
+        with open(self._path, encoding="utf-8") as file:  # noqa: PTH123
+            return file.read() == "yes"
+
+
+def echo(**arguments: float) -> EchoInstance:
+    return EchoInstance(**arguments)
+
+
+def wavering(path: str) -> WaveringInstance:
+    return WaveringInstance(path)
+
+
+def broken(text: str) -> EchoInstance:
+    print("reading weights", flush=True)
+    raise ValueError(text)
+
+
+def crash_at_start() -> EchoInstance:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def hang_at_start() -> EchoInstance:
+    time.sleep(60)
+    raise AssertionError("unreachable")
+
+
+def crash_after_first_start(path: str) -> EchoInstance:
+    """Stands the first time, which it notes at `path`; later starts fail."""
+    if os.path.exists(path):  # noqa: PTH110
+        raise RuntimeError("once was enough")
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    return EchoInstance()
+
+
+def add(left: int, right: int) -> int:
+    return left + right
+
+
+def _tensor(name: str, data: np.ndarray) -> Tensor:
+    from modelserver.backend import Datatype
+
+    return Tensor(name, Datatype.from_numpy(data.dtype), data)
