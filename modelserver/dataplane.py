@@ -91,6 +91,10 @@ class DataPlane:
             return False
         return model.is_ready()
 
+    def model_names(self) -> list[str]:
+        """The models that have a ready version."""
+        return sorted({model.name for model in self._repository.models()})
+
     def server_metadata(self) -> ServerMetadata:
         return self._metadata
 

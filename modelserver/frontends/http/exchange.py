@@ -71,3 +71,9 @@ class HttpExchange:
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
         """Begin an answer whose body follows piece by piece."""
         return self._start(status, headers)
+
+
+class Frontend(Protocol):
+    """What a wire needs of a frontend: it answers every exchange, now or later, and does not raise."""
+
+    def handle(self, exchange: HttpExchange) -> None: ...

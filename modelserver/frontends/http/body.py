@@ -1,0 +1,77 @@
+"""Bodies on their way in and out: size limit, decompression, compression. Large ones go through a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from modelserver.core.tensor import Buffer
+from modelserver.errors import PayloadTooLargeError, UnsupportedError
+from modelserver.frontends.http.compression import (
+    MIN_COMPRESSED_BYTES,
+    SUPPORTED,
+    choose_encoding,
+    compress,
+    decompress,
+)
+from modelserver.frontends.http.exchange import HttpExchange, HttpRequest, HttpResponse
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.status import error_response
+
+# zlib on more than this would hold up the event loop for longer than a hop to a thread costs. A compressed
+# body can grow a thousandfold, so its limit is lower.
+_MAX_INLINE_COMPRESS_BYTES = 64 * 1024
+_MAX_INLINE_DECOMPRESS_BYTES = 1024
+
+
+def check_size(request: HttpRequest, limits: HttpLimits) -> None:
+    """Raise PayloadTooLargeError when the body as sent is over the limit."""
+    if len(request.body) > limits.max_body_bytes:
+        raise PayloadTooLargeError(
+            f"the request body of {len(request.body)} bytes is over the limit of {limits.max_body_bytes} bytes; "
+            "raise it with --http-max-input-size"
+        )
+
+
+def with_plain_body(exchange: HttpExchange, limits: HttpLimits, then: Callable[[Buffer], None]) -> None:
+    """Call `then` with the decompressed body, now or from the event loop later; errors are answered here."""
+    body = exchange.request.body
+    encoding = exchange.request.headers["content-encoding"]
+    work = partial(decompress, body, encoding, limits.max_body_bytes)
+    if len(body) <= _MAX_INLINE_DECOMPRESS_BYTES:
+        _finish(exchange, work, then)
+        return
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    future.add_done_callback(lambda done: _finish(exchange, done.result, then))
+
+
+def _finish(exchange: HttpExchange, result: Callable[[], Buffer], then: Callable[[Buffer], None]) -> None:
+    try:
+        then(result())
+    except Exception as error:
+        response = error_response(error)
+        if isinstance(error, UnsupportedError):
+            response.headers.append(("Accept-Encoding", SUPPORTED))
+        exchange.respond(response)
+
+
+def respond_compressed(exchange: HttpExchange, response: HttpResponse) -> None:
+    """Answer, compressed if the client's Accept-Encoding prefers that; now or from the event loop later."""
+    accepted = exchange.request.headers.get("accept-encoding")
+    encoding = choose_encoding(accepted) if accepted else None
+    size = sum(map(len, response.body)) if encoding else 0
+    if encoding is None or size < MIN_COMPRESSED_BYTES:
+        exchange.respond(response)
+        return
+    response.headers.append(("Content-Encoding", encoding))
+    if size <= _MAX_INLINE_COMPRESS_BYTES:
+        response.body = (compress(response.body, encoding),)
+        exchange.respond(response)
+        return
+
+    def finish(done: asyncio.Future[bytes]) -> None:
+        response.body = (done.result(),)
+        exchange.respond(response)
+
+    asyncio.get_running_loop().run_in_executor(None, compress, response.body, encoding).add_done_callback(finish)

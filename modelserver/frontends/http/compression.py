@@ -1,0 +1,100 @@
+"""Content-Encoding of requests and responses: gzip and deflate, with bounds against bodies that explode."""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+
+from modelserver.core.tensor import Buffer
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, UnsupportedError
+
+SUPPORTED = "gzip, deflate"
+
+# What zlib calls the container: gzip, zlib ("deflate" as the standard means it), none ("deflate" as some send it).
+_WINDOW_GZIP, _WINDOW_ZLIB, _WINDOW_RAW = 31, 15, -15
+_LEVEL = 1  # tensors seldom shrink much; latency counts more
+_CHUNK = 1 << 18
+# A shorter body would not fit fewer packets, and hardly shrinks.
+MIN_COMPRESSED_BYTES = 128
+
+
+def decompress(body: Buffer, encoding: str, max_bytes: int) -> Buffer:
+    """The body as it was before `Content-Encoding: encoding`.
+
+    Raises UnsupportedError for an unknown encoding, InvalidArgumentError for broken data, and
+    PayloadTooLargeError as soon as more than `max_bytes` came out.
+    """
+    match encoding.strip().lower():
+        case "" | "identity":
+            return body
+        case "gzip":
+            return _inflate(body, _WINDOW_GZIP, encoding, max_bytes)
+        case "deflate":
+            return _inflate(body, _WINDOW_ZLIB if _has_zlib_header(body) else _WINDOW_RAW, encoding, max_bytes)
+    raise UnsupportedError(f"Content-Encoding '{encoding:.40}' is not supported, use one of: {SUPPORTED}, identity")
+
+
+def compress(buffers: tuple[Buffer, ...], encoding: str) -> bytes:
+    """All of `buffers` as one gzip or deflate body."""
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_GZIP if encoding == "gzip" else _WINDOW_ZLIB)
+    parts = [compressor.compress(buffer) for buffer in buffers]
+    parts.append(compressor.flush())
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def choose_encoding(accept_encoding: str) -> str | None:
+    """The encoding for a response: the highest q-value of gzip, deflate and identity; None for identity.
+
+    What is not listed is not used, except identity, which then comes last. Ties go to gzip, then deflate.
+    """
+    weights = {"identity": 0.0}
+    for item in accept_encoding.split(","):
+        name, _, parameters = item.partition(";")
+        weights[name.strip().lower()] = _weight(parameters)
+    best = max(("gzip", "deflate", "identity"), key=lambda name: weights.get(name, 0.0))
+    return best if best != "identity" and weights.get(best, 0.0) > 0 else None
+
+
+def _weight(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _has_zlib_header(body: Buffer) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == zlib.DEFLATED and (body[0] << 8 | body[1]) % 31 == 0
+
+
+def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    left = max_bytes
+    inflater = zlib.decompressobj(window)
+    view = memoryview(body)
+    try:
+        for start in range(0, len(view), _CHUNK):
+            chunk: Buffer = view[start : start + _CHUNK]
+            while chunk:
+                if inflater.eof:
+                    if window != _WINDOW_GZIP:  # only gzip members may follow one another
+                        raise InvalidArgumentError(f"unexpected bytes after the {encoding} request body")
+                    inflater = zlib.decompressobj(window)
+                part = inflater.decompress(chunk, left + 1)
+                left -= len(part)
+                if left < 0:
+                    raise PayloadTooLargeError(
+                        f"the decompressed request body is over the limit of {max_bytes} bytes; "
+                        "raise it with --http-max-input-size"
+                    )
+                parts.append(part)
+                chunk = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+    except zlib.error as error:
+        raise InvalidArgumentError(f"the request body is not valid {encoding}: {error}") from error
+    if not inflater.eof:
+        raise InvalidArgumentError(f"the {encoding} request body ends too early")
+    return b"".join(parts)

@@ -1,0 +1,134 @@
+"""The repository routes: index, load and unload."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from modelserver.core.tensor import Buffer
+from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.frontends.http.body import check_size, with_plain_body
+from modelserver.frontends.http.documents import index_document
+from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.json_text import check_depth
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.status import error_response, json_response
+
+if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
+
+_FILE_PREFIX = "file:"
+
+LoadParameter = bool | int | str | bytes
+
+
+class Control:
+    """Answers `POST /v2/repository/...`. Loads and unloads run as Tasks, which this object keeps alive."""
+
+    def __init__(self, controlplane: ControlPlane, limits: HttpLimits) -> None:
+        self._controlplane = controlplane
+        self._limits = limits
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def index(self, exchange: HttpExchange, repository: str = "") -> None:
+        """The rows of all models, or with `{"ready": true}` in the body of those that are ready."""
+
+        def answer(body: Buffer) -> None:
+            document = _parse_object(body, self._limits)
+            ready_only = document.get("ready", False)
+            if not isinstance(ready_only, bool):
+                raise InvalidArgumentError("'ready' in the index request must be a boolean")
+            exchange.respond(json_response(index_document(self._controlplane.index(ready_only, repository))))
+
+        self._with_body(exchange, answer)
+
+    def load(self, exchange: HttpExchange, name: str, repository: str = "") -> None:
+        """Load or reload a model; answers when it is ready or has failed."""
+        _refuse_repository(repository)
+
+        def submit(body: Buffer) -> None:
+            parameters = _decode_files(_parse_parameters(body, self._limits))
+            self._run(exchange, self._controlplane.load(name, parameters), {"name": name, "load": True})
+
+        self._with_body(exchange, submit)
+
+    def unload(self, exchange: HttpExchange, name: str, repository: str = "") -> None:
+        """Unload a model."""
+        _refuse_repository(repository)
+
+        def submit(body: Buffer) -> None:
+            parameters = _parse_parameters(body, self._limits)
+            self._run(exchange, self._controlplane.unload(name, parameters), {"name": name, "unload": True})
+
+        self._with_body(exchange, submit)
+
+    def _with_body(self, exchange: HttpExchange, then: Any) -> None:
+        check_size(exchange.request, self._limits)
+        if "content-encoding" in exchange.request.headers:
+            with_plain_body(exchange, self._limits, then)
+        else:
+            then(exchange.request.body)
+
+    def _run(self, exchange: HttpExchange, operation: Coroutine[Any, Any, None], document: dict[str, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(_answer(exchange, operation, document))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None], document: dict[str, Any]) -> None:
+    try:
+        await operation
+        response = json_response(document)
+    except Exception as error:
+        response = error_response(error)
+    exchange.respond(response)
+
+
+def _refuse_repository(repository: str) -> None:
+    if repository:
+        raise UnsupportedError(f"'repository_name' specification is not supported, got '{repository:.100}'")
+
+
+def _parse_object(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
+    """A body that is empty or a JSON object."""
+    text = bytes(body)
+    if not text.strip():
+        return {}
+    check_depth(text, limits.max_json_depth)
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"the request's JSON is malformed: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidArgumentError("the request's JSON must be an object")
+    return document
+
+
+def _parse_parameters(body: Buffer, limits: HttpLimits) -> dict[str, LoadParameter]:
+    parameters = _parse_object(body, limits).get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidArgumentError("'parameters' must be an object")
+    for name, value in parameters.items():
+        if not isinstance(value, bool | int | str):
+            raise InvalidArgumentError(f"parameter '{name:.100}' must be a string, integer or boolean")
+    return parameters
+
+
+def _decode_files(parameters: dict[str, LoadParameter]) -> dict[str, LoadParameter]:
+    """File overrides arrive as base64 text; the control plane takes bytes."""
+    decoded = dict(parameters)
+    for name, value in parameters.items():
+        if not name.startswith(_FILE_PREFIX):
+            continue
+        try:
+            decoded[name] = base64.b64decode(value if isinstance(value, str) else "!", validate=True)
+        except binascii.Error as error:
+            raise InvalidArgumentError(f"parameter '{name:.100}' must be a file in base64: {error}") from error
+    return decoded

@@ -1,0 +1,133 @@
+"""Tensor elements as JSON: nested or flat `data` of a request, flat `data` of a response."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.tensor import Tensor
+from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.json_text import dump_non_finite
+
+Shape = tuple[int, ...]
+
+_ELEMENT_TYPES: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
+_LEADING_BRACKETS = re.compile(rb"[\[\s]*")
+_BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+
+
+def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, data: msgspec.Raw | list[Any]) -> Tensor:
+    """The tensor of an input's `data`: JSON text, or the list it was parsed to.
+
+    `data` is flat in row-major order, or nested exactly as `shape` (whose product is `count`) says. Raises
+    InvalidArgumentError, naming the tensor, for anything else.
+    """
+    if datatype in _BINARY_ONLY:
+        raise InvalidArgumentError(
+            f"input '{name}': {datatype.value} has no JSON form; send it as binary data "
+            "(parameter 'binary_data_size' and header Inference-Header-Content-Length)"
+        )
+    depth = _depth(data)
+    if depth > 1 and depth != len(shape):
+        raise InvalidArgumentError(
+            f"input '{name}': 'data' must be flat or nested as its shape {list(shape)} says, got {depth} levels"
+        )
+    values = _decode(name, datatype, depth, data)
+    array = _to_array(name, datatype, values)
+    if depth > 1:
+        if array.shape != shape:
+            raise InvalidArgumentError(
+                f"input '{name}': 'data' is nested as {list(array.shape)}, or ragged, but its shape is {list(shape)}"
+            )
+    elif len(array) != count:
+        raise InvalidArgumentError(
+            f"input '{name}': expected {count} elements for shape {list(shape)}, got {len(array)} in 'data'"
+        )
+    return Tensor(name, datatype, _encode_strings(array, shape) if datatype is Datatype.BYTES else array.reshape(shape))
+
+
+def tensor_to_json(tensor: Tensor) -> Any:
+    """The flat `data` of an output, as orjson (with OPT_SERIALIZE_NUMPY) takes it.
+
+    Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
+    """
+    data = tensor.data
+    if tensor.datatype is Datatype.BYTES:
+        return _decode_strings(tensor)
+    if tensor.datatype in _BINARY_ONLY:
+        raise InvalidArgumentError(
+            f"output '{tensor.name}': {tensor.datatype.value} has no JSON form; request it with 'binary_data': true, "
+            "or all outputs with the request parameter 'binary_data_output': true"
+        )
+    flat = np.ascontiguousarray(data).reshape(-1)
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        return orjson.Fragment(dump_non_finite(flat.tolist()))
+    return flat
+
+
+@lru_cache(maxsize=256)
+def _decoder(kind: str, depth: int) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_list_type(kind, depth))
+
+
+def _list_type(kind: str, depth: int) -> Any:
+    element: Any = _ELEMENT_TYPES[kind]
+    for _ in range(depth):
+        element = list[element]
+    return element
+
+
+def _depth(data: msgspec.Raw | list[Any]) -> int:
+    """Levels of arrays down to the first element; at least 1, so that a bare value fails as "not an array"."""
+    if isinstance(data, msgspec.Raw):
+        leading = _LEADING_BRACKETS.match(memoryview(data))
+        return max(1, leading.group().count(b"[")) if leading else 1
+    depth, value = 1, data[0] if isinstance(data, list) and data else None
+    while isinstance(value, list):
+        depth, value = depth + 1, value[0] if value else None
+    return depth
+
+
+def _decode(name: str, datatype: Datatype, depth: int, data: msgspec.Raw | list[Any]) -> list[Any]:
+    kind = datatype.numpy.kind
+    try:
+        if isinstance(data, msgspec.Raw):
+            return _decoder(kind, depth).decode(data)  # type: ignore[no-any-return]
+        return msgspec.convert(data, _list_type(kind, depth))  # type: ignore[no-any-return]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"input '{name}': 'data' does not hold {datatype.value}: {error}") from error
+
+
+def _to_array(name: str, datatype: Datatype, values: list[Any]) -> np.ndarray[Any, Any]:
+    try:
+        with np.errstate(over="raise"):
+            return np.array(values, datatype.numpy)
+    except (OverflowError, FloatingPointError) as error:
+        raise InvalidArgumentError(f"input '{name}': a value in 'data' is out of range for {datatype.value}") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"input '{name}': 'data' is ragged: its rows have different lengths") from error
+
+
+def _encode_strings(array: np.ndarray[Any, Any], shape: Shape) -> np.ndarray[Any, Any]:
+    elements = np.empty(array.size, dtype=object)
+    elements[:] = [text.encode() for text in array.ravel().tolist()]
+    return elements.reshape(shape)
+
+
+def _decode_strings(tensor: Tensor) -> list[str]:
+    texts = []
+    for index, element in enumerate(tensor.data.ravel().tolist()):
+        try:
+            texts.append(element.decode() if isinstance(element, bytes) else str(element))
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"output '{tensor.name}': element {index} is not valid UTF-8 and has no JSON form; "
+                "request it with 'binary_data': true"
+            ) from error
+    return texts

@@ -1,0 +1,21 @@
+"""What an HTTP request may ask of the server before anything is parsed or allocated for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of one request; sizes in bytes.
+
+    `max_body_bytes` holds for the body as sent, for the body after decompression, and for the memory of a tensor
+    that arrives as JSON. The flag that sets it is `--http-max-input-size`.
+    """
+
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_json_depth: int = 100
+    max_tensors: int = 1024
+    max_name_len: int = 1024
+    # NumPy 1.x arrays end at 32 dimensions.
+    max_rank: int = 32

@@ -1,0 +1,73 @@
+"""Parameters of an infer request: the reserved ones set fields, the others travel to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import ParameterValue
+from modelserver.errors import InvalidArgumentError
+
+_MAX_UINT64 = 2**64 - 1
+_MIN_INT64 = -(2**63)
+
+
+def apply_parameters(request: InferRequest, parameters: Mapping[str, Any]) -> bool:
+    """Set the request's fields from its JSON `parameters`; whether outputs are binary unless listed otherwise.
+
+    Raises InvalidArgumentError for a value of the wrong type and for names that Triton reserves.
+    """
+    is_binary = False
+    others: dict[str, ParameterValue] = {}
+    for name, value in parameters.items():
+        match name:
+            case "binary_data_output":
+                is_binary = _boolean(name, value)
+            case "priority":
+                request.priority = _unsigned(name, value)
+            case "timeout":
+                request.timeout_us = _unsigned(name, value)
+            case "sequence_id":
+                request.sequence_id = value if isinstance(value, str) else _unsigned(name, value)
+            case "sequence_start":
+                request.sequence_start = _boolean(name, value)
+            case "sequence_end":
+                request.sequence_end = _boolean(name, value)
+            case _:
+                others[name] = _scalar(name, value)
+    if others:
+        request.parameters = others
+    return is_binary
+
+
+def size_parameter(owner: str, parameters: Mapping[str, Any], name: str) -> int | None:
+    """A size in bytes among a tensor's parameters; None when it is not there."""
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= _MAX_UINT64:
+        raise InvalidArgumentError(f"{owner}: parameter '{name}' must be an unsigned integer, got {value!r:.40}")
+    return value
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"parameter '{name}' must be a boolean, got {value!r:.40}")
+    return value
+
+
+def _unsigned(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_UINT64:
+        raise InvalidArgumentError(f"parameter '{name}' must be an unsigned 64-bit integer, got {value!r:.40}")
+    return value
+
+
+def _scalar(name: str, value: Any) -> ParameterValue:
+    if name.startswith("triton_"):
+        raise InvalidArgumentError(f"parameter '{name}': names that start with 'triton_' are reserved")
+    if not isinstance(value, bool | int | float | str):
+        raise InvalidArgumentError(f"parameter '{name}' must be a string, number or boolean, got {value!r:.40}")
+    if type(value) is int and not _MIN_INT64 <= value <= _MAX_UINT64:
+        raise InvalidArgumentError(f"parameter '{name}' does not fit 64 bits")
+    return value

@@ -1,0 +1,105 @@
+"""Path and method -> handler, by one table of patterns compiled into a tree. Knows nothing of what handlers do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+# A handler is called with the exchange and the values of the pattern's `{name}` segments.
+RouteCall = Callable[..., None]
+Arguments = dict[str, str]
+Match = tuple[Mapping[str, RouteCall], Arguments]
+
+_RECENT_PATHS = 1024
+_MAX_PATH_LEN = 2048
+_MAX_HINT_LEN = 200  # a nearest route is looked for only when the path is not absurdly long
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One entry of the table, such as `Route("GET", "/v2/models/{name}", call)`."""
+
+    method: str
+    pattern: str
+    call: RouteCall
+
+
+@dataclass(slots=True)
+class _Node:
+    """One segment of the patterns. Literal children win over `{name}`, which wins over nothing."""
+
+    literals: dict[str, _Node] = field(default_factory=dict)
+    variable: _Node | None = None
+    variable_name: str = ""
+    methods: dict[str, RouteCall] = field(default_factory=dict)
+
+
+class Router:
+    """Finds the route of a request. Trailing slashes do not count; HEAD is served where GET is."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._root = _Node()
+        # The same few paths come all the time; the infer path is found here by one look-up.
+        self._recent = lru_cache(maxsize=_RECENT_PATHS)(self._search)
+        self._patterns = sorted({route.pattern for route in routes})
+        for route in routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        node = self._root
+        for segment in route.pattern.strip("/").split("/"):
+            if not segment.startswith("{"):
+                node = node.literals.setdefault(segment, _Node())
+                continue
+            if node.variable is None:
+                node.variable, node.variable_name = _Node(), segment[1:-1]
+            assert node.variable_name == segment[1:-1], f"{route.pattern}: two names for one segment"
+            node = node.variable
+        assert route.method not in node.methods, f"{route.method} {route.pattern}: the route is there twice"
+        node.methods[route.method] = route.call
+
+    def find(self, path: str) -> Match | None:
+        """The calls by method that serve `path`, and the values in it; None when no pattern matches."""
+        return self._recent(path) if len(path) <= _MAX_PATH_LEN else None
+
+    def _search(self, path: str) -> Match | None:
+        return _find(self._root, path.removesuffix("/").split("/")[1:], 0)
+
+    def nearest(self, path: str) -> str | None:
+        """The pattern that looks most like `path`, for an error message."""
+        if len(path) > _MAX_HINT_LEN:
+            return None
+        matches = difflib.get_close_matches(path, self._patterns, n=1, cutoff=0.5)
+        return matches[0] if matches else None
+
+
+def allowed_methods(calls: Mapping[str, RouteCall]) -> list[str]:
+    """The methods of a route as the Allow header lists them."""
+    methods = set(calls)
+    if "GET" in methods:
+        methods.add("HEAD")
+    return sorted(methods)
+
+
+def call_for(calls: Mapping[str, RouteCall], method: str) -> RouteCall | None:
+    """The call that serves `method`; the wire drops the body of an answer to HEAD."""
+    return calls.get("GET" if method == "HEAD" else method)
+
+
+def _find(node: _Node, segments: list[str], index: int) -> Match | None:
+    if index == len(segments):
+        return (node.methods, {}) if node.methods else None
+    segment = segments[index]
+    literal = node.literals.get(segment)
+    if literal is not None:
+        found = _find(literal, segments, index + 1)
+        if found is not None:
+            return found
+    if node.variable is None or not segment:
+        return None
+    found = _find(node.variable, segments, index + 1)
+    if found is not None:
+        found[1][node.variable_name] = segment
+    return found

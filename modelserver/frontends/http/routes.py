@@ -1,0 +1,164 @@
+"""The HTTP frontend: one table of routes, and the short handlers behind it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from modelserver.config.message import config_to_json
+from modelserver.errors import NotFoundError, UnsupportedError
+from modelserver.frontends.http import documents
+from modelserver.frontends.http.control import Control
+from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.inference import Inference, parse_version
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.router import Route, Router, allowed_methods, call_for
+from modelserver.frontends.http.status import error_response, json_response, message_response
+
+if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
+    from modelserver.dataplane import DataPlane
+
+# What this frontend makes true of the protocol's extensions; server metadata lists them in Triton's order.
+EXTENSIONS = (
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+_MODEL = "/v2/models/{name}"
+_VERSION = "/v2/models/{name}/versions/{version}"
+
+# Extensions whose routes clients know and that this server does not have; each answers what it is.
+_UNSUPPORTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("generate", "POST", (f"{_MODEL}/generate", f"{_VERSION}/generate")),
+    ("generate_stream", "POST", (f"{_MODEL}/generate_stream", f"{_VERSION}/generate_stream")),
+    ("trace", "GET", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
+    ("trace", "POST", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
+    ("logging", "GET", ("/v2/logging",)),
+    ("logging", "POST", ("/v2/logging",)),
+    ("system_shared_memory", "POST", ("/v2/systemsharedmemory/region/{region}/register",)),
+    ("cuda_shared_memory", "POST", ("/v2/cudasharedmemory/region/{region}/register",)),
+)
+
+
+class HttpFrontend:
+    """Answers exchanges of KServe v2 with Triton's extensions. Called from the event loop thread."""
+
+    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: HttpLimits | None = None) -> None:
+        self._dataplane = dataplane
+        self.limits = limits or HttpLimits()
+        inference = Inference(dataplane, self.limits)
+        control = Control(controlplane, self.limits)
+        self._router = Router((*self._table(inference, control), *_unsupported_routes(), *_empty_region_routes()))
+
+    def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
+        return (
+            Route("POST", f"{_MODEL}/infer", inference.infer),
+            Route("POST", f"{_VERSION}/infer", inference.infer),
+            Route("GET", "/v2", self._server_metadata),
+            Route("GET", "/v2/health/live", self._live),
+            Route("GET", "/v2/health/ready", self._ready),
+            Route("GET", "/v2/models", self._models),
+            Route("GET", "/v2/models/stats", self._statistics),
+            Route("GET", _MODEL, self._model_metadata),
+            Route("GET", _VERSION, self._model_metadata),
+            Route("GET", f"{_MODEL}/ready", self._model_ready),
+            Route("GET", f"{_VERSION}/ready", self._model_ready),
+            Route("GET", f"{_MODEL}/config", self._model_config),
+            Route("GET", f"{_VERSION}/config", self._model_config),
+            Route("GET", f"{_MODEL}/stats", self._statistics),
+            Route("GET", f"{_VERSION}/stats", self._statistics),
+            Route("POST", "/v2/repository/index", control.index),
+            Route("POST", "/v2/repository/{repository}/index", control.index),
+            Route("POST", "/v2/repository/models/{name}/load", control.load),
+            Route("POST", "/v2/repository/{repository}/models/{name}/load", control.load),
+            Route("POST", "/v2/repository/models/{name}/unload", control.unload),
+            Route("POST", "/v2/repository/{repository}/models/{name}/unload", control.unload),
+        )
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer `exchange`, now or later; never raises."""
+        request = exchange.request
+        try:
+            found = self._router.find(request.path)
+            if found is None:
+                raise self._unknown(request.path)
+            calls, arguments = found
+            call = call_for(calls, request.method)
+            if call is not None:
+                call(exchange, **arguments)
+                return
+            allowed = ", ".join(allowed_methods(calls))
+            response = message_response(
+                405, f"Method Not Allowed: {request.method:.20} on {request.path:.200}, use {allowed}"
+            )
+            response.headers.append(("Allow", allowed))
+        except Exception as error:
+            response = error_response(error)
+        exchange.respond(response)
+
+    def _unknown(self, path: str) -> NotFoundError:
+        nearest = self._router.nearest(path)
+        hint = f"; did you mean {nearest}?" if nearest else "; this server's paths start with /v2"
+        return NotFoundError(f"Not Found: there is no path '{path:.200}'{hint}")
+
+    def _live(self, exchange: HttpExchange) -> None:
+        is_live = self._dataplane.is_live
+        exchange.respond(json_response({"live": is_live}, 200 if is_live else 400))
+
+    def _ready(self, exchange: HttpExchange) -> None:
+        is_ready = self._dataplane.is_ready
+        not_ready = 503 if self._dataplane.is_shutting_down else 400
+        exchange.respond(json_response({"ready": is_ready}, 200 if is_ready else not_ready))
+
+    def _server_metadata(self, exchange: HttpExchange) -> None:
+        exchange.respond(json_response(documents.server_document(self._dataplane.server_metadata())))
+
+    def _models(self, exchange: HttpExchange) -> None:
+        exchange.respond(json_response({"models": self._dataplane.model_names()}))
+
+    def _model_metadata(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
+        metadata = self._dataplane.model_metadata(name, parse_version(name, version))
+        exchange.respond(json_response(documents.model_document(metadata)))
+
+    def _model_ready(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
+        is_ready = self._dataplane.model_is_ready(name, parse_version(name, version))
+        exchange.respond(json_response({"name": name, "ready": is_ready}, 200 if is_ready else 400))
+
+    def _model_config(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
+        config = self._dataplane.model_config(name, parse_version(name, version))
+        exchange.respond(json_response(config_to_json(config)))
+
+    def _statistics(self, exchange: HttpExchange, name: str = "", version: str | None = None) -> None:
+        entries = self._dataplane.statistics(name, parse_version(name, version))
+        exchange.respond(json_response(documents.statistics_document(entries)))
+
+
+def _unsupported_routes() -> tuple[Route, ...]:
+    return tuple(
+        Route(method, pattern, partial(_refuse, extension))
+        for extension, method, patterns in _UNSUPPORTED
+        for pattern in patterns
+    )
+
+
+def _refuse(extension: str, _exchange: HttpExchange, **_arguments: str) -> None:
+    raise UnsupportedError(f"this server does not have the '{extension}' extension")
+
+
+def _empty_region_routes() -> tuple[Route, ...]:
+    """Clients ask for regions, and unregister all of them, before they know whether there are any."""
+    return tuple(
+        Route(method, f"/v2/{kind}sharedmemory/{verb}", partial(_answer_constant, document))
+        for kind in ("system", "cuda")
+        for method, verb, document in (("GET", "status", []), ("POST", "unregister", {}))
+    )
+
+
+def _answer_constant(document: object, exchange: HttpExchange) -> None:
+    exchange.respond(json_response(document))
