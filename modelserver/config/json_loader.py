@@ -18,6 +18,8 @@ from modelserver.config.fields import expected_enum
 from modelserver.config.problem import Problem, key_path
 from modelserver.config.suggestion import did_you_mean, suggest_enum, suggest_field
 
+MAX_PROBLEMS = 100
+
 
 def load(document: object, message: Any, source: str) -> list[Problem]:
     """Fill `message` from `document`; what cannot be taken is left out and reported."""
@@ -43,6 +45,8 @@ class _Loader:
         message.SetInParent()
         oneofs: dict[str, str] = {}
         for name, value in document.items():
+            if len(self._problems) >= MAX_PROBLEMS:
+                return
             field = _find(descriptor, name)
             inner = f"{path}.{name}" if path else str(name)
             if field is None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 from google.protobuf import text_encoding
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from modelserver.config import scalar
+from modelserver.config import literal, scalar
 from modelserver.config.lexer import Lines, Token, tokenize
 from modelserver.config.problem import Locations, Problem, key_path
-from modelserver.config.suggestion import did_you_mean, suggest_enum, suggest_field
+from modelserver.config.suggestion import did_you_mean, suggest_field
 
 MAX_PROBLEMS = 100
 _CLOSING = {"{": "}", "<": ">", "[": "]"}
 _VALUE_STARTS = (":", "{", "<", "[")
-_TRUE_FALSE = ("true", "t", "True", "1", "false", "f", "False", "0")
 
 
 def locate(text: str, descriptor: Descriptor, source: str) -> tuple[Locations, list[Problem]]:
@@ -115,7 +114,7 @@ class _Walker:
     def _syntax_error(self, path: str) -> None:
         """Report the current token, then go to where a field may begin."""
         token = self._token
-        self._report(token, path, f"expected a field name, got {_shown(token)}")
+        self._report(token, path, f"expected a field name, got {literal.shown(token)}")
         while self._token.kind != "end" and self._token.text not in ("}", ">"):
             if self._token.kind == "name" and self._tokens[self._index + 1].text in _VALUE_STARTS:
                 return
@@ -143,7 +142,7 @@ class _Walker:
     def _field(self, field: FieldDescriptor, name: Token, path: str, seen: dict[str, int]) -> None:
         is_message = field.message_type is not None
         if not self._skip(":") and not is_message:
-            self._report(self._token, path, f"expected ':' after {name.text}, got {_shown(self._token)}")
+            self._report(self._token, path, f"expected ':' after {name.text}, got {literal.shown(self._token)}")
         if self._token.text == "[" and self._token.kind == "mark":
             if field.is_repeated:
                 self._list(field, path, seen)
@@ -166,7 +165,7 @@ class _Walker:
                 if self._token.text == "]":
                     self._report(self._token, path, f"{_expected(field)} after the comma, got ']'")
             elif self._token.kind != "end" and self._token.text not in ("]", "}", ">"):
-                self._report(self._token, path, f"expected ',' or ']', got {_shown(self._token)}")
+                self._report(self._token, path, f"expected ',' or ']', got {literal.shown(self._token)}")
                 self._index += self._index == before  # go on, whatever it is
 
     def _item(self, field: FieldDescriptor, at: Token, path: str, seen: dict[str, int]) -> None:
@@ -186,7 +185,9 @@ class _Walker:
                 self.positions.setdefault(path, self._lines.position(at.offset))
             self.message(entry, path, self._opens(), path if is_map else None)
         else:
-            self._report(self._token, path, f"{_expected(field)}, got {_shown(self._token)}", _message_hint(field, at))
+            self._report(
+                self._token, path, f"{_expected(field)}, got {literal.shown(self._token)}", _message_hint(field, at)
+            )
             self._skip_scalar()
 
     def _map_key(self, entry: Descriptor) -> str | int:
@@ -199,16 +200,16 @@ class _Walker:
                 if depth == 0:
                     break
             elif depth == 1 and token.text == "key" and token.kind == "name" and self._tokens[index + 1].text == ":":
-                return _key_of(entry, self._tokens[index + 2])
-        return _default_key(entry)
+                return literal.key_of(entry, self._tokens[index + 2])
+        return literal.default_key(entry)
 
     def _scalar(self, field: FieldDescriptor, path: str) -> None:
         token = self._token
         if token.kind == "end" or token.text in ("}", ">", "]", ",", ";"):
-            self._report(token, path, f"{scalar.expected(field)}, got {_shown(token)}")
+            self._report(token, path, f"{scalar.expected(field)}, got {literal.shown(token)}")
             return
         if token.kind == "mark":
-            self._report(token, path, f"{scalar.expected(field)}, got {_shown(token)}")
+            self._report(token, path, f"{scalar.expected(field)}, got {literal.shown(token)}")
             self._skip_value()
             return
         strings = self._skip_scalar()
@@ -216,18 +217,18 @@ class _Walker:
             for part in strings:
                 self._check_string(part, path)
             return
-        problem = _scalar_problem(field, token)
+        problem = literal.scalar_problem(field, token)
         if problem:
             self._report(token, path, *problem)
 
     def _check_string(self, token: Token, path: str) -> None:
         if len(token.text) < 2 or token.text[-1] != token.text[0]:
-            self._report(token, path, f"the string {_shown(token)} has no closing quote")
+            self._report(token, path, f"the string {literal.shown(token)} has no closing quote")
             return
         try:
             text_encoding.CUnescape(token.text[1:-1]).decode()
         except ValueError as error:
-            self._report(token, path, f"expected a string, got {_shown(token)}: {error}")
+            self._report(token, path, f"expected a string, got {literal.shown(token)}: {error}")
 
     def _skip_scalar(self) -> list[Token]:
         """Pass one scalar value; adjacent strings are one."""
@@ -279,9 +280,10 @@ class _Walker:
         return did_you_mean(suggestion)
 
     def _report(self, token: Token, path: str, message: str, hint: str | None = None) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
-            line, column = self._lines.position(token.offset)
-            self.problems.append(Problem(self._source, line, column, path, message, hint))
+        line, column = self._lines.position(token.offset)
+        self.problems.append(Problem(self._source, line, column, path, message, hint))
+        if len(self.problems) >= MAX_PROBLEMS:
+            self._index = len(self._tokens) - 1  # enough: go to the end
 
 
 def _expected(field: FieldDescriptor) -> str:
@@ -290,84 +292,5 @@ def _expected(field: FieldDescriptor) -> str:
     return scalar.expected(field)
 
 
-def _shown(token: Token) -> str:
-    if token.kind == "end":
-        return "the end of the file"
-    if token.kind in ("mark", "junk"):
-        return f"'{token.text}'" if token.text.isprintable() else repr(token.text)
-    return scalar.shorten(token.text)
-
-
 def _message_hint(field: FieldDescriptor, at: Token) -> str | None:
     return f"write {at.text} {{ }}" if at.text == field.name else None
-
-
-def _scalar_problem(field: FieldDescriptor, token: Token) -> tuple[str, str | None] | None:
-    """What is wrong with a value that is not a good string, and a hint."""
-    text, kind = token.text, field.cpp_type
-    wrong = f"{scalar.expected(field)}, got {_shown(token)}"
-    if field.enum_type is not None:
-        if text in field.enum_type.values_by_name:
-            return None
-        number = _integer(text)
-        if number is not None and number in field.enum_type.values_by_number:
-            return None
-        return wrong, did_you_mean(suggest_enum(text.strip("\"'"), field.enum_type.values_by_name))
-    if kind in scalar.INTEGER_RANGES:
-        number = _integer(text)
-        if number is not None:
-            out_of_range = scalar.range_problem(field, number)
-            return (out_of_range, None) if out_of_range else None
-        return wrong, _unquoted(text) if _integer(text.strip("\"'")) is not None else None
-    if kind in scalar.FLOATS:
-        return None if _is_float(text) else (wrong, _unquoted(text) if _is_float(text.strip("\"'")) else None)
-    if kind == FieldDescriptor.CPPTYPE_BOOL:
-        if text in _TRUE_FALSE:
-            return None
-        guess = text.strip("\"'").lower()
-        return wrong, did_you_mean({"yes": "true", "on": "true", "no": "false", "off": "false"}.get(guess, guess)) if (
-            guess in ("true", "false", "yes", "no", "on", "off")
-        ) else None
-    return wrong, did_you_mean(f'"{scalar.shorten(text)}"')
-
-
-def _unquoted(text: str) -> str | None:
-    return did_you_mean(text.strip("\"'"))
-
-
-def _integer(text: str) -> int | None:
-    """The integer of a token as protobuf reads it: decimal, 0x hexadecimal or 0 octal."""
-    if len(text) > 30 or "_" in text:
-        return None
-    digits = text.lstrip("+-")
-    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
-    try:
-        return int(text, 8 if octal else 0)
-    except ValueError:
-        return None
-
-
-def _is_float(text: str) -> bool:
-    if "_" in text:
-        return False
-    try:
-        float(text.rstrip("fF") if text[-1:] in "fF" and not text.lower().endswith("inf") else text)
-    except ValueError:
-        return False
-    return True
-
-
-def _key_of(entry: Descriptor, token: Token) -> str | int:
-    if entry.fields_by_name["key"].cpp_type in scalar.INTEGER_RANGES:
-        number = _integer(token.text)
-        return _default_key(entry) if number is None else number
-    if token.kind != "string" or token.text[-1:] != token.text[:1]:
-        return token.text
-    try:
-        return text_encoding.CUnescape(token.text[1:-1]).decode()
-    except ValueError:
-        return token.text
-
-
-def _default_key(entry: Descriptor) -> str | int:
-    return 0 if entry.fields_by_name["key"].cpp_type in scalar.INTEGER_RANGES else ""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MAX_LENGTH = 100
+MAX_CANDIDATES = 500
+
 # What people type -> the field they mean; looked up when the message has that field.
 _SYNONYMS = {
     "batch": "max_batch_size",
@@ -80,10 +83,10 @@ def suggest_enum(name: str, values: Iterable[str]) -> str | None:
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
     """The nearest of the `known` names without regard to case, or None if none is near."""
-    # A long name cannot be near to any: the comparison is quadratic, and files are not trusted.
-    if len(name) > 100:
-        return None
     by_lower = {candidate.lower(): candidate for candidate in known}
+    # Comparing is slow, and files are not trusted.
+    if len(name) > MAX_LENGTH or len(by_lower) > MAX_CANDIDATES:
+        return None
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[nearest[0]] if nearest else None
 

@@ -1,0 +1,97 @@
+"""What instance groups, rate limiters and warmup requests must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from modelserver.config.problem import key_path
+from modelserver.config.report import Report
+from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelInstanceGroup, ModelWarmup, WarmupInput
+from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.config.tensor_rules import check_dims
+
+
+def check_instances(config: ModelConfig, gpu_ids: Sequence[int] | None, report: Report) -> None:
+    """Report wrong instance groups; `gpu_ids` are the devices that may be used, None if not known."""
+    resources: dict[str, tuple[bool, str]] = {}
+    for index, group in enumerate(config.instance_group):
+        path = f"instance_group[{index}]"
+        if group.count < 0:
+            report.add(f"{path}.count", f"expected a count >= 0 (0 is the default), got {group.count}")
+        _check_gpus(group, path, gpu_ids, report)
+        for position, resource in enumerate(group.rate_limiter.resources if group.rate_limiter else ()):
+            where = f"{path}.rate_limiter.resources[{position}]"
+            report.check_name(f"{where}.name", resource.name, "the name of a resource")
+            is_global, first = resources.setdefault(resource.name, (resource.global_, where))
+            if is_global != resource.global_:
+                report.add(f"{where}.global", f"resource '{resource.name}' is {_scope(is_global)} in {first}")
+
+
+def _scope(is_global: bool) -> str:
+    return "global" if is_global else "per device"
+
+
+def _check_gpus(group: ModelInstanceGroup, path: str, gpu_ids: Sequence[int] | None, report: Report) -> None:
+    if group.kind is InstanceGroupKind.KIND_CPU:
+        if group.gpus:
+            listed = ", ".join(str(gpu) for gpu in group.gpus)
+            report.add(f"{path}.gpus", f"instances of KIND_CPU have no GPUs, got {listed}", "use kind: KIND_GPU")
+        return
+    usable = ", ".join(str(gpu) for gpu in gpu_ids) if gpu_ids else "none"
+    for position, gpu in enumerate(group.gpus):
+        if gpu < 0:
+            report.add(f"{path}.gpus[{position}]", f"expected a GPU id >= 0, got {gpu}")
+        elif gpu_ids is not None and gpu not in gpu_ids:
+            report.add(f"{path}.gpus[{position}]", f"expected a usable GPU id ({usable}), got {gpu}")
+    if group.kind is InstanceGroupKind.KIND_GPU and not group.gpus and gpu_ids is not None and not gpu_ids:
+        report.add(f"{path}.kind", "KIND_GPU needs a usable GPU, there is none", "use kind: KIND_AUTO or KIND_CPU")
+
+
+def check_warmup(config: ModelConfig, report: Report) -> None:
+    """Report warmup requests that the model could not take."""
+    for index, warmup in enumerate(config.model_warmup):
+        path = f"model_warmup[{index}]"
+        largest = max(1, config.max_batch_size)
+        if warmup.batch_size > largest:
+            what = "max_batch_size" if config.max_batch_size else "the model has no batch dimension"
+            report.add(f"{path}.batch_size", f"expected at most {largest} ({what}), got {warmup.batch_size}")
+        _check_warmup_inputs(config, warmup, path, report)
+
+
+def _check_warmup_inputs(config: ModelConfig, warmup: ModelWarmup, path: str, report: Report) -> None:
+    declared = {tensor.name: tensor for tensor in config.input}
+    missing = [name for name, tensor in declared.items() if not tensor.optional and name not in warmup.inputs]
+    if missing:
+        report.add(f"{path}.inputs", f"expected every input that is not optional, missing {', '.join(missing)}")
+    elif not warmup.inputs and not declared:
+        report.add(f"{path}.inputs", "expected at least one input, got none")
+    for name, tensor in warmup.inputs.items():
+        where = key_path(f"{path}.inputs", name)
+        is_fixed = check_dims(tensor.dims, f"{where}.dims", report, allow_variable=False)
+        _check_data(tensor, where, report)
+        model_input = declared.get(name)
+        if model_input is None:
+            if declared:  # without inputs the backend may still complete the config
+                hint = did_you_mean(suggest(name, declared))
+                report.add(where, f"expected an input of the model, got '{name}'", hint)
+            continue
+        if tensor.data_type is not model_input.data_type and model_input.data_type is not None:
+            got = "none" if tensor.data_type is None else tensor.data_type.config_name
+            report.add(f"{where}.data_type", f"expected {model_input.data_type.config_name}, the input's, got {got}")
+        if is_fixed and model_input.dims and not _fits(tensor.dims, model_input.dims):
+            expected = f"a shape that fits dims {list(model_input.dims)}"
+            report.add(f"{where}.dims", f"expected {expected} of the input, got {list(tensor.dims)}")
+
+
+def _check_data(tensor: WarmupInput, path: str, report: Report) -> None:
+    given = [name for name in ("zero_data", "random_data", "input_data_file") if getattr(tensor, name) is not None]
+    if len(given) != 1:
+        got = " and ".join(given) or "none"
+        report.add(path, f"expected exactly one of zero_data, random_data, input_data_file, got {got}")
+    if tensor.input_data_file is not None:
+        report.check_name(f"{path}.input_data_file", tensor.input_data_file, "a file under warmup/")
+        report.check_file(f"{path}.input_data_file", tensor.input_data_file)
+
+
+def _fits(dims: Sequence[int], pattern: Sequence[int]) -> bool:
+    return len(dims) == len(pattern) and all(allowed in (-1, size) for size, allowed in zip(dims, pattern, strict=True))

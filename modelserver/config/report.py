@@ -1,0 +1,32 @@
+"""Collects the problems that the validation rules find."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from modelserver.config.problem import Locations, Problem
+
+
+class Report:
+    """The problems of one config, each with its place if the config came from a text."""
+
+    def __init__(self, source: str, locations: Locations | None) -> None:
+        self._source = source
+        self._locations = locations
+        self.problems: list[Problem] = []
+
+    def add(self, path: str, message: str, hint: str | None = None) -> None:
+        """Add a problem of the field at `path`; `message` says what was expected and what it is."""
+        line, column = (self._locations.find(path) if self._locations else None) or (None, None)
+        self.problems.append(Problem(self._source, line, column, path, message, hint))
+
+    def check_name(self, path: str, name: str, what: str) -> None:
+        """A name must not be empty."""
+        if not name:
+            self.add(path, f"expected {what}, got none")
+
+    def check_file(self, path: str, filename: str) -> None:
+        """A file of the model must lie in the model's own directory."""
+        file = PurePosixPath(filename.replace("\\", "/"))
+        if file.is_absolute() or ".." in file.parts or "\0" in filename:
+            self.add(path, f"expected a path inside the model's directory, got '{filename}'")

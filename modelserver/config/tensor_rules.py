@@ -1,0 +1,152 @@
+"""What inputs, outputs and batch inputs and outputs must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from modelserver.config.report import Report
+from modelserver.config.schema import BatchInput, BatchOutput, InputFormat, ModelConfig, ModelInput, ModelOutput
+from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.datatype import Datatype
+
+_TENSORRT = ("tensorrt", "tensorrt_plan", "tensorrt_rtx")
+_SCALAR_HINT = "a scalar is dims: [ 1 ] with reshape { shape: [ ] }"
+MAX_ELEMENTS = 2**63 - 1
+
+
+def check_tensors(config: ModelConfig, report: Report) -> None:
+    """Report what is wrong with every input and output."""
+    for index, tensor in enumerate(config.input):
+        _check_tensor(config, tensor, f"input[{index}]", report)
+    for index, output in enumerate(config.output):
+        _check_tensor(config, output, f"output[{index}]", report)
+    _check_own_names("input", [tensor.name for tensor in config.input], report)
+    _check_own_names("output", [tensor.name for tensor in config.output], report)
+    inputs = frozenset(tensor.name for tensor in config.input)
+    _check_batch_inputs(config, inputs, report)
+    _check_batch_outputs(config, inputs, report)
+
+
+def _check_own_names(kind: str, names: Sequence[str], report: Report) -> None:
+    seen: dict[str, int] = {}
+    for index, name in enumerate(names):
+        first = seen.setdefault(name, index)
+        if name and first != index:
+            report.add(f"{kind}[{index}].name", f"expected a name of its own, got '{name}' as in {kind}[{first}]")
+
+
+def check_dims(dims: Sequence[int], path: str, report: Report, *, allow_variable: bool = True) -> bool:
+    """Report sizes that cannot be; whether all can."""
+    expected = "a size >= 1" + (", or -1 for any," if allow_variable else "")
+    before = len(report.problems)
+    for index, size in enumerate(dims):
+        if size < 1 and not (allow_variable and size == -1):
+            report.add(
+                f"{path}[{index}]", f"expected {expected} got {size}" if allow_variable else f"{expected}, got {size}"
+            )
+    if len(report.problems) > before:
+        return False
+    if math.prod(size for size in dims if size > 0) > MAX_ELEMENTS:
+        report.add(path, f"expected at most {MAX_ELEMENTS} elements, got {_shown(dims)}")
+        return False
+    return True
+
+
+def _check_tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, path: str, report: Report) -> None:
+    report.check_name(f"{path}.name", tensor.name, "a name")
+    if tensor.data_type is None:
+        report.add(f"{path}.data_type", "expected a data type, got none", "for example data_type: TYPE_FP32")
+    if not tensor.dims:
+        report.add(f"{path}.dims", "expected at least one dimension, got none", _SCALAR_HINT)
+    elif check_dims(tensor.dims, f"{path}.dims", report):
+        _check_reshape(config, tensor, path, report)
+    runs_on = config.backend or config.platform
+    for flag in ("is_shape_tensor", "is_non_linear_format_io"):
+        if getattr(tensor, flag) and runs_on and runs_on not in _TENSORRT:
+            report.add(f"{path}.{flag}", f"only the tensorrt backend has it, this model's is {runs_on}")
+    if isinstance(tensor, ModelInput):
+        _check_input(config, tensor, path, report)
+    else:
+        report.check_file(f"{path}.label_filename", tensor.label_filename)
+
+
+def _check_input(config: ModelConfig, tensor: ModelInput, path: str, report: Report) -> None:
+    if tensor.format is not InputFormat.FORMAT_NONE and len(tensor.dims) != 3:
+        report.add(f"{path}.format", f"{tensor.format.name} needs 3 dims, got {_shown(tensor.dims)}")
+    if tensor.allow_ragged_batch and config.max_batch_size == 0:
+        report.add(f"{path}.allow_ragged_batch", "ragged batches need max_batch_size > 0, got 0")
+
+
+def _check_reshape(config: ModelConfig, tensor: ModelInput | ModelOutput, path: str, report: Report) -> None:
+    if tensor.reshape is None:
+        return
+    shape, where = tensor.reshape.shape, f"{path}.reshape.shape"
+    if not check_dims(shape, where, report):
+        return
+    if not shape and config.max_batch_size == 0:
+        report.add(where, "an empty shape needs max_batch_size > 0, got 0")
+    elif tensor.dims.count(-1) != shape.count(-1):
+        report.add(where, f"expected as many -1 as in dims {_shown(tensor.dims)}, got {_shown(shape)}")
+    elif _chunks(tensor.dims) != _chunks(shape):
+        what = "as many elements as" if -1 not in shape else "as many elements between the -1s as in"
+        report.add(where, f"expected {what} dims {_shown(tensor.dims)}, got {_shown(shape)}")
+
+
+def _chunks(dims: Sequence[int]) -> list[int]:
+    """The number of elements before, between and after the variable dimensions."""
+    products = [1]
+    for size in dims:
+        if size == -1:
+            products.append(1)
+        else:
+            products[-1] *= size
+    return products
+
+
+def _check_batch_inputs(config: ModelConfig, inputs: Collection[str], report: Report) -> None:
+    taken = {tensor.name: "an input of the model" for tensor in config.input}
+    for index, batch_input in enumerate(config.batch_input):
+        path = f"batch_input[{index}]"
+        if batch_input.data_type not in (Datatype.INT32, Datatype.FP32):
+            got = "none" if batch_input.data_type is None else batch_input.data_type.config_name
+            report.add(f"{path}.data_type", f"expected TYPE_INT32 or TYPE_FP32, got {got}")
+        _check_source(inputs, batch_input, path, report)
+        for position, name in enumerate(batch_input.target_name):
+            where = f"{path}.target_name[{position}]"
+            report.check_name(where, name, "a name")
+            if name in taken:
+                report.add(where, f"'{name}' is already {taken[name]}")
+            taken[name] = f"a target of {path}"
+
+
+def _check_batch_outputs(config: ModelConfig, inputs: Collection[str], report: Report) -> None:
+    outputs = frozenset(tensor.name for tensor in config.output)
+    taken: dict[str, str] = {}
+    for index, batch_output in enumerate(config.batch_output):
+        path = f"batch_output[{index}]"
+        _check_source(inputs, batch_output, path, report)
+        for position, name in enumerate(batch_output.target_name):
+            where = f"{path}.target_name[{position}]"
+            if name not in outputs:
+                hint = did_you_mean(suggest(name, outputs))
+                report.add(where, f"expected an output of the model, got '{name}'", hint)
+            elif name in taken:
+                report.add(where, f"'{name}' is already a target of {taken[name]}")
+            taken[name] = path
+
+
+def _check_source(inputs: Collection[str], batched: BatchInput | BatchOutput, path: str, report: Report) -> None:
+    """Exactly one source, which is an input, and at least one target."""
+    if not batched.target_name:
+        report.add(f"{path}.target_name", "expected the name of a tensor, got none")
+    if len(batched.source_input) != 1:
+        report.add(f"{path}.source_input", f"expected exactly one input, got {len(batched.source_input)}")
+    for index, name in enumerate(batched.source_input):
+        if name not in inputs:
+            hint = did_you_mean(suggest(name, inputs))
+            report.add(f"{path}.source_input[{index}]", f"expected an input of the model, got '{name}'", hint)
+
+
+def _shown(dims: Sequence[int]) -> str:
+    return f"[{', '.join(str(size) for size in dims)}]"
