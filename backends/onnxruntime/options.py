@@ -44,7 +44,7 @@ _TENSORRT_OPTIONS = {"max_workspace_size_bytes": "trt_max_workspace_size"}
 def session_options(context: BackendContext) -> Any:
     """Options of the model's session. Raises ConfigError for a parameter that is no number where one is due."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised: printing them as well is noise
     _set_threads(options, context)
     options.enable_cpu_mem_arena = context.bool_parameter("enable_mem_arena", True)
     options.enable_mem_pattern = context.bool_parameter("enable_mem_pattern", True)
@@ -123,7 +123,7 @@ def _accelerators(context: BackendContext, placement: Placement) -> list[Provide
         provider = _ACCELERATORS.get(accelerator.name)
         if provider is None:
             what = "optimization.execution_accelerators"
-            raise _refused(context, what, f"one of {', '.join(_ACCELERATORS)}", accelerator.name)
+            raise _refused(context, what, f"one of {', '.join(_ACCELERATORS)}", repr(accelerator.name))
         options = dict(accelerator.parameters)
         if accelerator.name == "cuda":
             options = _cuda_options(options, placement)
