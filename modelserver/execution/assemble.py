@@ -1,0 +1,216 @@
+"""Between requests and what an instance sees: gather inputs, scatter outputs, check what came out.
+
+A lone request passes its arrays as they are; several are copied once, into one array per input. Outputs
+are scattered as views of the batch's arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from modelserver.backend import Array
+from modelserver.config.signature import ModelSignature, Shape, TensorSpec
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Tensor
+from modelserver.errors import InternalError, ServerError
+
+Reshape = Callable[[Array], Array]
+
+
+class Assembler:
+    """Gather and scatter for one model. Stateless after construction: all workers share it."""
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._model_name = signature.model_name
+        self._is_batched = signature.max_batch_size > 0
+        self._outputs = signature.outputs
+        self._input_reshapes = {
+            name: _reshape(spec.dims, spec.reshape, is_batched=self._is_batched)
+            for name, spec in signature.inputs.items()
+            if spec.reshape is not None
+        }
+        self._output_reshapes = {
+            name: _reshape(spec.reshape, spec.dims, is_batched=self._is_batched)
+            for name, spec in signature.outputs.items()
+            if spec.reshape is not None
+        }
+
+    def gather(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+        """The inputs of a batch of requests with the same inputs and item shapes, as one array each."""
+        first = requests[0].inputs
+        if len(requests) == 1:
+            inputs = {name: tensor.data for name, tensor in first.items()}
+        else:
+            inputs = {name: np.concatenate([request.inputs[name].data for request in requests]) for name in first}
+        for name, reshape in self._input_reshapes.items():
+            if name in inputs:
+                inputs[name] = reshape(inputs[name])
+        return inputs
+
+    def scatter(self, requests: Sequence[InferRequest], outputs: Mapping[str, Array]) -> list[InferResponse]:
+        """Each request's rows of the outputs that it asked for; an error for those whose output is missing or wrong.
+
+        Raises InternalError when `outputs` is not a mapping.
+        """
+        if not isinstance(outputs, Mapping):
+            raise InternalError(
+                f"model '{self._model_name}': run() returned {type(outputs).__name__}, "
+                "expected a mapping of output names to arrays"
+            )
+        total = sum(request.rows for request in requests)
+        arrays: dict[str, Array] = {}
+        problems: dict[str, InternalError] = {}
+        for name, spec in self._outputs.items():
+            try:
+                arrays[name] = self._checked_array(spec, outputs, total)
+            except InternalError as error:
+                problems[name] = error
+        if len(requests) == 1:
+            return [self._respond(requests[0], arrays, problems, None)]
+        responses = []
+        start = 0
+        for request in requests:
+            end = start + request.rows
+            responses.append(self._respond(request, arrays, problems, slice(start, end)))
+            start = end
+        return responses
+
+    def shape_inputs(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
+        """The requests as a BatchInstance sees them: inputs with a `reshape` in the model's shape."""
+        for name, reshape in self._input_reshapes.items():
+            for request in requests:
+                tensor = request.inputs.get(name)
+                if tensor is not None:
+                    request.inputs[name] = Tensor(name, tensor.datatype, reshape(tensor.data))
+        return requests
+
+    def collect(self, requests: Sequence[InferRequest], entries: object) -> list[InferResponse]:
+        """The responses of a BatchInstance, each checked and cut down to the outputs that its request asked for.
+
+        An entry that is wrong fails its request alone. An output that no request named may be left out,
+        and its shape is the instance's affair, because no other request depends on it. Raises InternalError when
+        there is not one entry for each request.
+        """
+        if not isinstance(entries, Sequence) or len(entries) != len(requests):
+            got = f"{len(entries)} responses" if isinstance(entries, Sequence) else type(entries).__name__
+            raise InternalError(
+                f"model '{self._model_name}': execute() returned {got}, expected a list of {len(requests)} responses, "
+                "one for each request"
+            )
+        responses = []
+        for request, entry in zip(requests, entries, strict=True):
+            try:
+                responses.append(self._checked_response(request, entry))
+            except ServerError as error:
+                responses.append(InferResponse(error=error))
+        return responses
+
+    def _respond(
+        self,
+        request: InferRequest,
+        arrays: Mapping[str, Array],
+        problems: Mapping[str, InternalError],
+        rows: slice | None,
+    ) -> InferResponse:
+        tensors = []
+        for name in self._outputs if request.outputs is None else request.outputs:
+            if name in problems:
+                return InferResponse(error=problems[name])
+            array = arrays[name]
+            tensors.append(Tensor(name, self._outputs[name].datatype, array if rows is None else array[rows]))
+        return InferResponse(tensors)
+
+    def _checked_array(self, spec: TensorSpec, outputs: Mapping[str, Array], rows: int) -> Array:
+        array = outputs.get(spec.name)
+        if array is None:
+            raise self._output_error(spec, f"is missing, run() returned {sorted(outputs)}")
+        if not isinstance(array, np.ndarray):
+            raise self._output_error(spec, f"is a {type(array).__name__}, expected a NumPy array")
+        if array.dtype != spec.datatype.numpy:
+            array = self._converted(spec, array)
+        if self._is_batched and (array.ndim == 0 or array.shape[0] != rows):
+            raise self._output_error(spec, f"has shape {list(array.shape)}, expected {rows} rows in dimension 0")
+        reshape = self._output_reshapes.get(spec.name)
+        return array if reshape is None else self._reshaped(spec, array, reshape)
+
+    def _checked_response(self, request: InferRequest, entry: object) -> InferResponse:
+        if isinstance(entry, ServerError):
+            raise entry
+        if not isinstance(entry, InferResponse):
+            raise InternalError(
+                f"model '{self._model_name}': execute() returned an entry of type {type(entry).__name__}, "
+                "expected an InferResponse or a ServerError"
+            )
+        if entry.error is not None:
+            raise entry.error
+        if not entry.is_final:
+            raise InternalError(f"model '{self._model_name}': execute() returned a response that is not final")
+        for tensor in entry.outputs:
+            self._check_tensor(tensor)
+        if request.outputs is not None:
+            entry.outputs = self._select(request.outputs, entry.outputs)
+        return entry
+
+    def _check_tensor(self, tensor: Tensor) -> None:
+        """Raise InternalError for an output that the config does not know or describes differently."""
+        spec = self._outputs.get(tensor.name)
+        if spec is None:
+            raise InternalError(
+                f"model '{self._model_name}': unexpected output '{tensor.name}', the config has {sorted(self._outputs)}"
+            )
+        if tensor.datatype is not spec.datatype:
+            raise self._output_error(spec, f"has datatype {tensor.datatype.value}, expected {spec.datatype.value}")
+        if tensor.data.dtype != spec.datatype.numpy:
+            tensor.data = self._converted(spec, tensor.data)
+        reshape = self._output_reshapes.get(tensor.name)
+        if reshape is not None:
+            tensor.data = self._reshaped(spec, tensor.data, reshape)
+
+    def _select(self, names: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:
+        by_name = {tensor.name: tensor for tensor in tensors}
+        missing = [name for name in names if name not in by_name]
+        if missing:
+            raise InternalError(
+                f"model '{self._model_name}': output '{missing[0]}' was asked for and is missing, "
+                f"execute() returned {sorted(by_name)}"
+            )
+        return [by_name[name] for name in names]
+
+    def _converted(self, spec: TensorSpec, array: Array) -> Array:
+        """Fixed-width strings become BYTES elements; any other wrong dtype raises InternalError."""
+        if spec.datatype is Datatype.BYTES and array.dtype.kind in "SU":
+            return array.astype(object)
+        raise self._output_error(
+            spec, f"has dtype {array.dtype}, expected {spec.datatype.numpy} for {spec.datatype.value}"
+        )
+
+    def _reshaped(self, spec: TensorSpec, array: Array, reshape: Reshape) -> Array:
+        try:
+            return reshape(array)
+        except (ValueError, StopIteration):
+            raise self._output_error(
+                spec, f"has shape {list(array.shape)}, which cannot be reshaped to dims {list(spec.dims)}"
+            ) from None
+
+    def _output_error(self, spec: TensorSpec, problem: str) -> InternalError:
+        return InternalError(f"model '{self._model_name}': output '{spec.name}' {problem}")
+
+
+def _reshape(source: Shape | None, target: Shape | None, *, is_batched: bool) -> Reshape:
+    """From arrays of shape `source` to `target`, behind the batch dimension; variable sizes correspond in order."""
+    assert source is not None, "only tensors with a reshape have one"
+    assert target is not None, "only tensors with a reshape have one"
+    num_leading = 1 if is_batched else 0
+    if -1 not in target:
+        return lambda array: array.reshape(array.shape[:num_leading] + target)
+    variable = [position + num_leading for position, dim in enumerate(source) if dim == -1]
+
+    def fill(array: Array) -> Array:
+        sizes = iter([array.shape[position] for position in variable if position < array.ndim])
+        return array.reshape(array.shape[:num_leading] + tuple(next(sizes) if dim == -1 else dim for dim in target))
+
+    return fill

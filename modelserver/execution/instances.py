@@ -1,0 +1,106 @@
+"""The instances of one loaded version: created and warmed up in parallel, each closed once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from modelserver.backend import Backend, BatchInstance, TensorInstance
+from modelserver.config.signature import ModelSignature
+from modelserver.core.clock import Clock
+from modelserver.errors import InternalError, ServerError
+from modelserver.execution.assemble import Assembler
+from modelserver.execution.executor import Executor
+from modelserver.execution.placement import InstancePlan
+from modelserver.execution.warmup import warm_up
+
+logger = logging.getLogger(__name__)
+
+# How many instances are created at once.
+_MAX_CREATING = 8
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedInstance:
+    """An instance, warm, and what executes batches on it."""
+
+    plan: InstancePlan
+    instance: BatchInstance | TensorInstance
+    executor: Executor
+
+    @property
+    def name(self) -> str:
+        return self.plan.placement.name
+
+    @property
+    def sees_requests(self) -> bool:
+        return not isinstance(self.instance, TensorInstance)
+
+    def close(self) -> None:
+        """Free the instance; a failure is logged, because nobody can do better."""
+        try:
+            self.instance.close()
+        except Exception:
+            logger.exception("closing instance '%s' failed", self.name)
+
+
+class InstanceFactory:
+    """Makes the instances of one backend object. Called off the event loop."""
+
+    def __init__(self, backend: Backend, signature: ModelSignature, clock: Clock) -> None:
+        self._backend = backend
+        self._signature = signature
+        self._assembler = Assembler(signature)
+        self._clock = clock
+
+    def create_all(self, plans: Sequence[InstancePlan]) -> list[LoadedInstance]:
+        """One warm instance for each plan, in order. When one fails, all are closed and its ServerError is raised."""
+        if len(plans) == 1:
+            return [self._create(plans[0])]
+        loaded: list[LoadedInstance] = []
+        failures: list[BaseException] = []
+        with ThreadPoolExecutor(min(len(plans), _MAX_CREATING), thread_name_prefix="create-instance") as pool:
+            for future in [pool.submit(self._create, plan) for plan in plans]:
+                failure = future.exception()
+                if failure is None:
+                    loaded.append(future.result())
+                else:
+                    failures.append(failure)
+        if failures:
+            close_all(loaded)
+            raise failures[0]
+        return loaded
+
+    def _create(self, plan: InstancePlan) -> LoadedInstance:
+        name = plan.placement.name
+        context = self._backend.context
+        instance = guard(lambda: self._backend.create_instance(plan.placement), f"creating instance '{name}' failed")
+        executor = Executor(instance, self._assembler, instance_name=name, clock=self._clock)
+        loaded = LoadedInstance(plan, instance, executor)
+        try:
+            warm_up(executor, context.config, self._signature, context.model_directory, instance_name=name)
+        except BaseException:
+            loaded.close()
+            raise
+        return loaded
+
+
+def close_all(instances: Iterable[LoadedInstance]) -> None:
+    for instance in instances:
+        instance.close()
+
+
+def guard(call: Callable[[], _Result], failure: str) -> _Result:
+    """Call into a backend: its ServerErrors pass, anything else becomes an InternalError that begins with `failure`."""
+    try:
+        return call()
+    except ServerError:
+        raise
+    except (Exception, SystemExit) as error:
+        logger.exception("%s", failure)
+        raise InternalError(f"{failure}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,144 @@
+"""What drives an instance: a thread of its own, or, for instances that never block, the event loop itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from modelserver.core.clock import Clock
+from modelserver.core.request import Delivery
+from modelserver.core.response import InferResponse
+from modelserver.execution.executor import Executor
+from modelserver.scheduling.batcher import Batch, Batcher
+from modelserver.scheduling.seat import ThreadSeat
+from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
+
+# How long inline execution may keep the event loop before others get their turn.
+_INLINE_BUDGET_NS = 1_000_000
+
+
+class BatchRunner:
+    """Runs a batch on an instance and records it; shared by both kinds of worker.
+
+    `is_busy` and `num_executions` may be read from any thread.
+    """
+
+    def __init__(self, executor: Executor, statistics: ModelStatistics, clock: Clock) -> None:
+        self.is_busy = False
+        self.num_executions = 0
+        self._executor = executor
+        self._statistics = statistics
+        self._now_ns = clock.now_ns
+
+    def run(self, batch: Batch) -> list[Delivery]:
+        """Execute the batch, record it, and return what is to be delivered."""
+        self.is_busy = True
+        self.num_executions += 1
+        responses, timing = self._executor.execute(batch.requests, batch.taken_ns)
+        self._record(batch, responses, timing)
+        self.is_busy = False
+        return list(zip(batch.requests, responses, strict=True))
+
+    def _record(self, batch: Batch, responses: Sequence[InferResponse], timing: BatchTiming | None) -> None:
+        taken_ns = batch.taken_ns
+        now_ns = self._now_ns() if timing is None else taken_ns + timing.total_ns
+        request_ns = [now_ns - request.arrival_ns for request in batch.requests]
+        queue_ns = [taken_ns - enqueue_ns for enqueue_ns in batch.enqueue_ns]
+        is_success = [response.error is None for response in responses]
+        if not all(is_success):
+            failed_ns = [age for age, ok in zip(request_ns, is_success, strict=True) if not ok]
+            self._statistics.record_failures(FailureReason.BACKEND, failed_ns)
+            request_ns = [age for age, ok in zip(request_ns, is_success, strict=True) if ok]
+            queue_ns = [age for age, ok in zip(queue_ns, is_success, strict=True) if ok]
+        if timing is not None:
+            self._statistics.record_batch(batch.rows, timing, queue_ns=queue_ns, request_ns=request_ns)
+
+
+class Worker:
+    """A thread that pulls batches for one instance until its seat is closed, and then ends."""
+
+    def __init__(self, name: str, batcher: Batcher, runner: BatchRunner) -> None:
+        self.runner = runner
+        self._batcher = batcher
+        self._seat = ThreadSeat()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no further batch. Returns at once; from any thread."""
+        self._batcher.close_seat(self._seat)
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until the batch in progress is done; False if it still is not. From any thread but the worker's own."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        # A method of its own, so that no request is kept alive while the thread waits for the next.
+        batch = self._batcher.take(self._seat)
+        if batch is None:
+            return False
+        self._batcher.post(self._batcher.deliver, self.runner.run(batch))
+        return True
+
+
+class InlineWorker:
+    """Runs batches in turns of the event loop, each turn within a time budget, so that the loop stays responsive.
+
+    It is its own seat. Turns belong to the event loop thread; every method may be called from any thread.
+    """
+
+    def __init__(self, batcher: Batcher, runner: BatchRunner, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self.runner = runner
+        self.is_parked = False
+        self.is_woken = False
+        self.is_closed = False
+        self._batcher = batcher
+        self._loop = loop
+        self._loop_thread_id: int | None = None  # known from the first turn on
+        self._now_ns = clock.now_ns
+        self._has_ended = threading.Event()
+
+    def start(self) -> None:
+        self._batcher.post(self._take_turn)
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._loop_thread_id:
+            self._loop.call_soon(self._take_turn)
+        else:
+            self._batcher.post(self._take_turn)
+
+    def settle(self) -> None:
+        """The signal is a turn; one too many does no harm."""
+
+    def close(self) -> None:
+        self._batcher.close_seat(self)
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait for the turn in progress. On the loop's own thread, or when it does not run, there is none."""
+        if threading.get_ident() == self._loop_thread_id or not self._loop.is_running():
+            return True
+        return self._has_ended.wait(timeout_s)
+
+    def _take_turn(self) -> None:
+        self._loop_thread_id = threading.get_ident()
+        budget_ends_ns = self._now_ns() + _INLINE_BUDGET_NS
+        while True:
+            batch, wait_until_ns = self._batcher.try_take(self)
+            if batch is None:
+                break
+            self._batcher.deliver(self.runner.run(batch))
+            if self._now_ns() >= budget_ends_ns:
+                self._loop.call_soon(self._take_turn)
+                return
+        if self.is_closed:
+            self._has_ended.set()
+        elif wait_until_ns is not None:
+            self._loop.call_later(max(0, wait_until_ns - self._now_ns()) / 1e9, self._take_turn)

@@ -1,0 +1,397 @@
+"""The scheduler of a model without sequences: queues requests, and forms a batch when a worker asks for one.
+
+There is no batcher thread. Requests come from the event loop thread; a free worker takes the batch it
+is about to run, so that a batch grows until it is used. Idle workers sleep until there is something
+that the policy would take.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from modelserver.config.schema import ModelConfig
+from modelserver.core.clock import Clock, SystemClock
+from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import CancelledError, ServerError, UnavailableError
+from modelserver.scheduling.bucket import bucket_key
+from modelserver.scheduling.expiry import ExpiryTimes
+from modelserver.scheduling.limits import PriorityLevels
+from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
+from modelserver.scheduling.queue import QueueEntry, RequestQueue
+from modelserver.scheduling.response_order import ResponseOrder
+from modelserver.scheduling.seat import Seat, ThreadSeat
+from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+
+logger = logging.getLogger(__name__)
+
+
+class Timer(Protocol):
+    """What `call_later` returns."""
+
+    def cancel(self) -> None: ...
+
+
+class LoopCalls(Protocol):
+    """The two services of an event loop that a batcher needs."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: object) -> object: ...
+
+
+class Batch:
+    """Requests to execute together, best first, and when each was queued; now in the hands of one worker."""
+
+    __slots__ = ("enqueue_ns", "requests", "rows", "taken_ns")
+
+    def __init__(self, entries: Sequence[QueueEntry], rows: int, taken_ns: int) -> None:
+        self.requests = [entry.request for entry in entries]
+        self.enqueue_ns = [entry.enqueue_ns for entry in entries]
+        self.rows = rows
+        self.taken_ns = taken_ns
+
+
+class Batcher:
+    """Queue, policy and workers' seats of one loaded model version.
+
+    From `submit` on, every request is answered exactly once: by whoever removes its entry from the queue
+    under `_lock` (a worker, a cancel, an expiry, `abort`). `_lock` guards the queue, the expiry times and
+    the seats; nothing is answered while it is held. `inflight` and the order of responses belong to the
+    event loop thread.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        loop: LoopCalls,
+        statistics: ModelStatistics,
+        clock: Clock | None = None,
+        can_join_ragged: bool = False,
+        default_max_queue_size: int = 0,
+    ) -> None:
+        self.inflight = 0
+        self.on_idle: Callable[[], None] | None = None
+        self._model_name = config.name
+        self._loop = loop
+        self._statistics = statistics
+        self._now_ns = (clock or SystemClock()).now_ns
+        self._rules = BatchingRules.from_config(config)
+        self._levels = PriorityLevels(config, default_max_queue_size=default_max_queue_size)
+        self._key = None if self._rules.is_single else bucket_key(config, can_join_ragged=can_join_ragged)
+        self._order = ResponseOrder() if self._rules.keep_order else None
+        self._lock = threading.Lock()
+        self._queue = RequestQueue(
+            max_rows=self._rules.max_rows, ripe_rows=self._rules.preferred_rows[0], keep_order=self._rules.keep_order
+        )
+        self._expiry = ExpiryTimes()
+        self._parked: list[Seat] = []
+        self._watcher: Seat | None = None  # the parked seat that looks again by itself, when a queue delay ends
+        self._num_woken = 0
+        self._is_stopped = False
+        self._timer: Timer | None = None
+        self._timer_ns = 0
+        self._cancel_callback = self._cancel  # one bound method, not one per request
+
+    @property
+    def queue_depth(self) -> int:
+        """Requests that no worker has taken yet."""
+        return len(self._queue)
+
+    def submit(self, request: InferRequest) -> ResponseStream:
+        """Queue the request. Called from the event loop thread.
+
+        When this returns, the batcher answers the request, exactly once, on its stream. When it raises
+        (UnavailableError: stopped, or queue full; CancelledError) the caller does.
+        """
+        now_ns = self._now_ns()
+        if request.arrival_ns == 0:
+            request.arrival_ns = now_ns
+        level = self._levels.level_of(request)
+        policy = self._levels.policy_of(level)
+        key = self._key(request) if self._key is not None else None
+        entry = QueueEntry(request, level, now_ns, key, policy.delays)
+        expires_ns = _first_expiry(now_ns, policy.timeout_ns(request), request.deadline_ns)
+        with self._lock:
+            refusal = self._refusal(request, level, policy.max_queue_size, now_ns)
+            if refusal is None:
+                self._queue.add(entry)
+                if expires_ns is not None:
+                    self._expiry.add(entry, expires_ns)
+                if self._parked and not self._num_woken and self._is_worth_a_wake(entry, now_ns):
+                    self._wake(self._watcher or self._parked[-1])
+        if refusal is not None:
+            raise self._refuse(request, refusal, now_ns)
+        self.inflight += 1
+        request.on_cancel = self._cancel_callback
+        if self._order is not None:
+            self._order.expect(request)
+        if expires_ns is not None:
+            self._arm(expires_ns, now_ns)
+        return request.stream
+
+    def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
+        """The next batch; or None, and the clock time at which to look again if nobody wakes the seat before.
+
+        Without a batch the seat is parked, unless it is closed. Called by the seat's worker.
+        """
+        with self._lock:
+            self._unpark(seat)
+            now_ns = self._now_ns()
+            expired = self._remove_expired(now_ns) if self._expiry else []
+            batch, wait_until_ns = (None, None) if seat.is_closed else self._form_batch(now_ns)
+            if batch is not None or seat.is_closed:
+                # Others sleep: let one of them see to what is left.
+                if self._parked and self._queue and not self._num_woken:
+                    self._wake(self._watcher or self._parked[-1])
+                wait_until_ns = None
+            else:
+                wait_until_ns = self._park(seat, wait_until_ns)
+        if expired:
+            self.post(self._answer_expired, expired, now_ns)
+        return batch, wait_until_ns
+
+    def take(self, seat: ThreadSeat) -> Batch | None:
+        """Wait for the next batch; None once the seat is closed. Called from the seat's worker thread."""
+        while True:
+            batch, wait_until_ns = self.try_take(seat)
+            if batch is not None or seat.is_closed:
+                return batch
+            seat.sleep(None if wait_until_ns is None else wait_until_ns - self._now_ns())
+
+    def deliver(self, deliveries: Iterable[Delivery]) -> None:
+        """Hand responses to their requests' streams. Called from the event loop thread, once per batch."""
+        if self._order is not None:
+            deliveries = self._order.arrange(deliveries)
+        self._hand_over(deliveries)
+
+    def _hand_over(self, deliveries: Iterable[Delivery]) -> None:
+        num_finished = 0
+        for request, response in deliveries:
+            num_finished += response.is_final
+            try:
+                request.stream.deliver(response)
+            except Exception:
+                logger.exception("model '%s': the reader of a response failed", self._model_name)
+        self.inflight -= num_finished
+        if self.inflight == 0 and self.on_idle is not None:
+            self.on_idle()
+
+    def post(self, callback: Callable[..., object], *args: object) -> None:
+        """Call back on the event loop thread; nobody is left to tell when the loop is closed. From any thread."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            logger.debug("model '%s': the event loop is closed, responses are dropped", self._model_name)
+
+    def close_seat(self, seat: Seat) -> None:
+        """The seat gets no batch after the one it has; its worker's `take` returns None. From any thread."""
+        with self._lock:
+            seat.is_closed = True
+            if seat.is_parked:
+                self._wake(seat)
+
+    def stop(self) -> None:
+        """Refuse new requests; those in the queue are finished, without delay. Called from the event loop thread."""
+        with self._lock:
+            self._is_stopped = True
+            self._rules = replace(self._rules, max_delay_ns=0)
+            if self._queue and self._parked and not self._num_woken:
+                self._wake(self._watcher or self._parked[-1])
+
+    def abort(self, error: ServerError) -> None:
+        """Refuse new requests, and answer those in the queue with `error`. From any thread."""
+        now_ns = self._now_ns()
+        with self._lock:
+            self._is_stopped = True
+            entries = list(self._queue)
+            self._queue.remove_all(entries)
+        if entries:
+            self._statistics.record_failures(FailureReason.OTHER, _ages(entries, now_ns))
+            self.post(self._answer, [(entry.request, error) for entry in entries])
+
+    def check_integrity(self) -> None:
+        """Assert that queue and seats agree. For tests."""
+        with self._lock:
+            self._queue.check_integrity()
+            assert all(seat.is_parked and not seat.is_woken for seat in self._parked), "a woken seat is parked"
+            assert self._watcher is None or self._watcher in self._parked, "the watcher is not parked"
+            if self._queue and self._parked and not self._num_woken:
+                assert self._watcher is not None, "requests wait, workers sleep, and nobody watches"
+
+    # Seats; called with the lock held.
+
+    def _unpark(self, seat: Seat) -> None:
+        if seat.is_parked:
+            self._parked.remove(seat)
+            seat.is_parked = False
+        if seat.is_woken:
+            seat.is_woken = False
+            self._num_woken -= 1
+            seat.settle()
+        if self._watcher is seat:
+            self._watcher = None
+
+    def _park(self, seat: Seat, wait_until_ns: int | None) -> int | None:
+        seat.is_parked = True
+        self._parked.append(seat)
+        if wait_until_ns is None or self._watcher is not None:
+            return None
+        self._watcher = seat
+        return wait_until_ns
+
+    def _wake(self, seat: Seat) -> None:
+        self._parked.remove(seat)
+        if self._watcher is seat:
+            self._watcher = None
+        seat.is_parked = False
+        seat.is_woken = True
+        self._num_woken += 1
+        seat.wake()
+
+    def _is_worth_a_wake(self, entry: QueueEntry, now_ns: int) -> bool:
+        """Whether a sleeping worker would take something now that the entry has come, or has to watch its delay."""
+        if self._rules.max_delay_ns == 0 or self._watcher is None:
+            return True
+        if not self._rules.keep_order and not self._queue.is_ripe(entry):
+            return False
+        return self._plan_for(entry, now_ns)[0].wait_until_ns is None
+
+    # Batches; called with the lock held.
+
+    def _form_batch(self, now_ns: int) -> tuple[Batch | None, int | None]:
+        if not self._queue:
+            return None, None
+        if self._rules.is_single:
+            entry = self._queue.first()
+            assert entry is not None, "a queue that is not empty has a first entry"
+            self._queue.remove(entry)
+            return Batch([entry], entry.rows, now_ns), None
+        wait_until_ns: int | None = None
+        for head in self._queue.heads():
+            plan, entries = self._plan_for(head, now_ns)
+            if plan.wait_until_ns is None:
+                taken = entries[: plan.num_considered]
+                if plan.skipped:
+                    taken = [entry for position, entry in enumerate(taken) if position not in plan.skipped]
+                self._queue.remove_all(taken)
+                return Batch(taken, plan.num_rows, now_ns), None
+            if wait_until_ns is None or plan.wait_until_ns < wait_until_ns:
+                wait_until_ns = plan.wait_until_ns
+        return None, wait_until_ns
+
+    def _plan_for(self, head: QueueEntry, now_ns: int) -> tuple[BatchPlan, list[QueueEntry]]:
+        """What the policy would do with the bucket of `head`, and the candidates that the plan speaks of."""
+        bucket = self._queue.bucket_of(head)
+        entries, is_closed = self._queue.candidates(bucket)
+        oldest_ns = bucket.oldest_ns() if self._rules.max_delay_ns else now_ns
+        candidates = Candidates([entry.rows for entry in entries], oldest_ns, is_closed)
+        return plan_batch(self._rules, candidates, now_ns), entries
+
+    # Requests that leave the queue without being executed.
+
+    def _refusal(self, request: InferRequest, level: int, max_queue_size: int, now_ns: int) -> ServerError | None:
+        """Why the request may not enter the queue. Called with the lock held."""
+        if self._is_stopped:
+            return UnavailableError(f"model '{self._model_name}' is being unloaded and accepts no new requests")
+        if request.is_cancelled:
+            return CancelledError(f"request to model '{self._model_name}' was cancelled")
+        if request.deadline_ns is not None and request.deadline_ns <= now_ns:
+            return UnavailableError(
+                f"Request timeout expired: its deadline passed before the queue of model '{self._model_name}'"
+            )
+        if max_queue_size and self._queue.level_len(level) >= max_queue_size:
+            where = f" at priority level {level}" if self._levels.num_levels else ""
+            return UnavailableError(
+                f"Exceeds maximum queue size: model '{self._model_name}' already has {max_queue_size} requests "
+                f"in its queue{where}; send fewer at a time, or raise max_queue_size"
+            )
+        return None
+
+    def _refuse(self, request: InferRequest, refusal: ServerError, now_ns: int) -> ServerError:
+        if self._is_stopped:
+            reason = FailureReason.OTHER
+        elif isinstance(refusal, CancelledError):
+            reason = FailureReason.CANCELED
+        else:
+            reason = FailureReason.REJECTED
+        self._statistics.record_failures(reason, (now_ns - request.arrival_ns,))
+        return refusal
+
+    def _cancel(self, request: InferRequest) -> None:
+        """`InferRequest.on_cancel`. Called from the event loop thread."""
+        with self._lock:
+            entry = self._queue.find(request)
+            if entry is not None:
+                self._queue.remove(entry)
+        if entry is not None:
+            self._statistics.record_failures(FailureReason.CANCELED, _ages([entry], self._now_ns()))
+            self._answer([(request, CancelledError(f"request to model '{self._model_name}' was cancelled"))])
+
+    def _remove_expired(self, now_ns: int) -> list[QueueEntry]:
+        """Entries that are out of time; those that may be late are put at the end. Called with the lock held."""
+        expired: list[QueueEntry] = []
+        for entry in self._expiry.due(now_ns):
+            deadline_ns = entry.request.deadline_ns
+            is_useless = deadline_ns is not None and deadline_ns <= now_ns
+            if entry.delays and not entry.is_delayed and not is_useless:
+                self._queue.delay(entry)
+                if deadline_ns is not None:
+                    self._expiry.add(entry, deadline_ns)
+            else:
+                self._queue.remove(entry)
+                expired.append(entry)
+        return expired
+
+    def _answer_expired(self, entries: Sequence[QueueEntry], now_ns: int) -> None:
+        self._statistics.record_failures(FailureReason.REJECTED, _ages(entries, now_ns))
+        answers: list[tuple[InferRequest, ServerError]] = []
+        for entry in entries:
+            waited_ms = (now_ns - entry.enqueue_ns) / 1e6
+            message = f"Request timeout expired after {waited_ms:.3f} ms in the queue of model '{self._model_name}'"
+            answers.append((entry.request, UnavailableError(message)))
+        self._answer(answers)
+
+    def _answer(self, answers: Iterable[tuple[InferRequest, ServerError]]) -> None:
+        """Answer requests that were removed from the queue. Called from the event loop thread."""
+        for request, error in answers:
+            response = InferResponse(error=error)
+            released = self._order.forget(request) if self._order is not None else []
+            self._hand_over([(request, response), *released])
+
+    # The timer for expiry while all workers are busy. Event loop thread only.
+
+    def _arm(self, expires_ns: int, now_ns: int) -> None:
+        if self._timer is not None:
+            if self._timer_ns <= expires_ns:
+                return
+            self._timer.cancel()
+        self._timer_ns = expires_ns
+        self._timer = self._loop.call_later(max(0, expires_ns - now_ns) / 1e9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now_ns = self._now_ns()
+        with self._lock:
+            expired = self._remove_expired(now_ns)
+            next_ns = self._expiry.next_ns()
+        if next_ns is not None:
+            self._arm(next_ns, now_ns)
+        if expired:
+            self._answer_expired(expired, now_ns)
+
+
+def _first_expiry(now_ns: int, timeout_ns: int, deadline_ns: int | None) -> int | None:
+    if timeout_ns == 0:
+        return deadline_ns
+    return now_ns + timeout_ns if deadline_ns is None else min(now_ns + timeout_ns, deadline_ns)
+
+
+def _ages(entries: Iterable[QueueEntry], now_ns: int) -> list[int]:
+    return [now_ns - entry.request.arrival_ns for entry in entries]

@@ -1,0 +1,233 @@
+"""The requests of one model that wait: ordered by priority level and arrival, grouped into buckets.
+
+It knows order and membership, not time and not threads: the batcher holds its lock around every call.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+
+from modelserver.core.request import InferRequest
+
+# How many requests that do not fit are passed over in search of ones that do.
+_MAX_LOOKAHEAD = 64
+
+
+class QueueEntry:
+    """A queued request. Only entries with the same `key` may share a batch.
+
+    `level` is its priority level; a delayed entry comes after all others of its level. `enqueue_ns`
+    counts for queue delay and statistics. `is_queued` until it is taken or dropped: whoever removes
+    an entry from the queue answers its request.
+    """
+
+    __slots__ = ("delays", "enqueue_ns", "is_delayed", "is_queued", "key", "level", "request", "rows")
+
+    def __init__(
+        self, request: InferRequest, level: int, enqueue_ns: int, key: Hashable = None, delays: bool = False
+    ) -> None:
+        self.request = request
+        self.rows = request.rows
+        self.level = level
+        self.enqueue_ns = enqueue_ns
+        self.key = key
+        self.delays = delays
+        self.is_delayed = False
+        self.is_queued = False
+
+    @property
+    def rank(self) -> int:
+        """Position of its lane: each level has one for entries on time and one, after it, for delayed ones."""
+        return 2 * self.level + self.is_delayed
+
+
+class EntryOrder:
+    """Entries in the order in which they are served: lane by lane, first in first out within a lane.
+
+    Every operation is O(1), but for the number of lanes in use.
+    """
+
+    __slots__ = ("_lanes", "_ranks", "num_entries", "rows")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, OrderedDict[InferRequest, QueueEntry]] = {}
+        self._ranks: list[int] = []
+        self.num_entries = 0
+        self.rows = 0
+
+    def add(self, entry: QueueEntry) -> None:
+        rank = 2 * entry.level + entry.is_delayed
+        lane = self._lanes.get(rank)
+        if lane is None:
+            lane = self._lanes[rank] = OrderedDict()
+            insort(self._ranks, rank)
+        lane[entry.request] = entry
+        self.num_entries += 1
+        self.rows += entry.rows
+
+    def remove(self, entry: QueueEntry) -> None:
+        rank = 2 * entry.level + entry.is_delayed
+        lane = self._lanes[rank]
+        del lane[entry.request]
+        self.num_entries -= 1
+        self.rows -= entry.rows
+        # The last lane stays, so that a queue with one level does not make one for every request.
+        if not lane and len(self._ranks) > 1:
+            del self._lanes[rank]
+            self._ranks.remove(rank)
+
+    def find(self, request: InferRequest) -> QueueEntry | None:
+        for lane in self._lanes.values():
+            if request in lane:
+                return lane[request]
+        return None
+
+    def level_len(self, level: int) -> int:
+        return sum(len(lane) for rank, lane in self._lanes.items() if rank // 2 == level)
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        if len(self._ranks) == 1:
+            return iter(self._lanes[self._ranks[0]].values())
+        return (entry for rank in self._ranks for entry in self._lanes[rank].values())
+
+    def heads(self) -> list[QueueEntry]:
+        """The first entry of each level, most urgent level first."""
+        heads: list[QueueEntry] = []
+        for rank in self._ranks:
+            head = next(iter(self._lanes[rank].values()), None)
+            if head is not None and not (heads and heads[-1].level == head.level):
+                heads.append(head)
+        return heads
+
+    def oldest_ns(self) -> int:
+        """When the entry that waits longest was queued. There must be one."""
+        return min(next(iter(lane.values())).enqueue_ns for lane in self._lanes.values() if lane)
+
+
+class RequestQueue:
+    """All queued entries, and buckets of those with the same key.
+
+    With `keep_order` there are no buckets: a run of candidates ends at the first entry with another key.
+    A bucket of at least `ripe_rows` rows may be worth taking before its oldest entry has waited.
+    """
+
+    def __init__(self, *, max_rows: int = 1, ripe_rows: int = 1, keep_order: bool = False) -> None:
+        self._max_rows = max_rows
+        self._ripe_rows = ripe_rows
+        self._keep_order = keep_order
+        self._all = EntryOrder()
+        self._buckets: dict[Hashable, EntryOrder] = {}
+        self._ripe: dict[Hashable, None] = {}
+
+    def __len__(self) -> int:
+        return self._all.num_entries
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return iter(self._all)
+
+    @property
+    def rows(self) -> int:
+        return self._all.rows
+
+    def level_len(self, level: int) -> int:
+        return self._all.level_len(level)
+
+    def find(self, request: InferRequest) -> QueueEntry | None:
+        return self._all.find(request)
+
+    def first(self) -> QueueEntry | None:
+        return next(iter(self._all), None)
+
+    def add(self, entry: QueueEntry) -> None:
+        entry.is_queued = True
+        self._all.add(entry)
+        if entry.key is None or self._keep_order:
+            return
+        bucket = self._buckets.get(entry.key)
+        if bucket is None:
+            bucket = self._buckets[entry.key] = EntryOrder()
+        bucket.add(entry)
+        if bucket.rows >= self._ripe_rows:
+            self._ripe[entry.key] = None
+
+    def remove(self, entry: QueueEntry) -> None:
+        """The entry leaves; the caller of this answers its request. It must be queued."""
+        entry.is_queued = False
+        self._all.remove(entry)
+        if entry.key is None or self._keep_order:
+            return
+        bucket = self._buckets[entry.key]
+        bucket.remove(entry)
+        if bucket.rows < self._ripe_rows:
+            self._ripe.pop(entry.key, None)
+        if bucket.num_entries == 0:
+            del self._buckets[entry.key]
+
+    def delay(self, entry: QueueEntry) -> None:
+        """Put the entry behind all others of its level."""
+        self.remove(entry)
+        entry.is_delayed = True
+        self.add(entry)
+
+    def bucket_of(self, entry: QueueEntry) -> EntryOrder:
+        return self._all if entry.key is None or self._keep_order else self._buckets[entry.key]
+
+    def is_ripe(self, entry: QueueEntry) -> bool:
+        """Whether the entry's bucket has rows enough to be worth a look."""
+        return self.bucket_of(entry).rows >= self._ripe_rows
+
+    def heads(self) -> list[QueueEntry]:
+        """An entry of each bucket from which the next batch may come, best first.
+
+        The first of each level leads, because it waits longest there; the ripe buckets follow.
+        """
+        heads = self._all.heads()
+        if self._ripe:
+            seen = {head.key for head in heads}
+            ripe = [next(iter(self._buckets[key])) for key in self._ripe if key not in seen]
+            heads += sorted(ripe, key=lambda entry: (entry.rank, entry.enqueue_ns))
+        return heads
+
+    def candidates(self, bucket: EntryOrder) -> tuple[list[QueueEntry], bool]:
+        """Entries that could share a batch, in order, and whether nothing later can join them.
+
+        They hold at least as many rows as the batch can take, if the bucket does. Entries that do not
+        fit are among them, a bounded number: the policy decides what becomes of them.
+        """
+        entries: list[QueueEntry] = []
+        total = num_misfits = 0
+        for entry in bucket:
+            if self._keep_order and entries and entry.key != entries[0].key:
+                return entries, True
+            entries.append(entry)
+            if total + entry.rows <= self._max_rows:
+                total += entry.rows
+            else:
+                num_misfits += 1
+            if total >= self._max_rows or num_misfits > _MAX_LOOKAHEAD:
+                break
+        return entries, False
+
+    def remove_all(self, entries: Sequence[QueueEntry]) -> None:
+        for entry in entries:
+            self.remove(entry)
+
+    def check_integrity(self) -> None:
+        """Assert that orders, buckets and counts agree. For tests; takes time in the number of entries."""
+        entries = list(self._all)
+        assert all(entry.is_queued for entry in entries), "an entry was dropped but not removed"
+        assert len(entries) == self._all.num_entries, "the number of entries is wrong"
+        assert sum(entry.rows for entry in entries) == self._all.rows, "the number of rows is wrong"
+        ranks = [entry.rank for entry in entries]
+        assert ranks == sorted(ranks), "a lane holds an entry of another rank"
+        bucketed = [entry for entry in entries if entry.key is not None and not self._keep_order]
+        assert {entry.key for entry in bucketed} == self._buckets.keys(), "a bucket is missing or empty"
+        for key, bucket in self._buckets.items():
+            members = [entry for entry in bucketed if entry.key == key]
+            assert list(bucket) == members, f"bucket {key} is out of step with the queue"
+            assert bucket.num_entries == len(members), f"bucket {key} has a wrong number of entries"
+            assert bucket.rows == sum(entry.rows for entry in members), f"bucket {key} has a wrong number of rows"
+            assert (bucket.rows >= self._ripe_rows) == (key in self._ripe), f"bucket {key} is ripe and not, at once"
+        assert self._ripe.keys() <= self._buckets.keys(), "a ripe bucket is gone"

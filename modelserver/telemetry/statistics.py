@@ -1,0 +1,246 @@
+"""Cumulative numbers of one loaded model version, with Triton's meanings.
+
+Written once per batch by workers, read as a consistent snapshot by the statistics endpoints and the
+metrics collector. It knows no protocol and no metric name.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_NS_PER_S = 1_000_000_000
+
+# Upper bounds of the duration histograms: 100 µs to 60 s.
+DURATION_BOUNDS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class FailureReason(enum.Enum):
+    """Why a request failed; the values are the `reason` labels of Triton's failure metric."""
+
+    REJECTED = "REJECTED"  # by a queue policy: queue full, queue timeout, deadline
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+@dataclass(slots=True)
+class DurationStat:
+    """How often, and how long in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, count: int, ns: int) -> None:
+        self.count += count
+        self.ns += ns
+
+    def copy(self) -> DurationStat:
+        return DurationStat(self.count, self.ns)
+
+
+@dataclass(slots=True)
+class BatchStat:
+    """Durations of the batches of one size, counted per batch."""
+
+    compute_input: DurationStat = field(default_factory=DurationStat)
+    compute_infer: DurationStat = field(default_factory=DurationStat)
+    compute_output: DurationStat = field(default_factory=DurationStat)
+
+    def copy(self) -> BatchStat:
+        return BatchStat(self.compute_input.copy(), self.compute_infer.copy(), self.compute_output.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """Counts between bounds (not cumulative); the last count is for values above the last bound."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsSnapshot:
+    """All numbers at one moment, since the version was loaded.
+
+    Per request: `queue.count` equals `success.count`, and the compute counts equal `success.count` less
+    `cache_hit.count`. `inference_count` is executed rows, `execution_count` executed batches;
+    `batch_stats` is keyed by rows. `pending` requests are queued, `inflight` ones queued or executing.
+    The histograms are in seconds (`batch_rows`: rows) and count successes.
+    """
+
+    success: DurationStat
+    fail: DurationStat
+    queue: DurationStat
+    compute_input: DurationStat
+    compute_infer: DurationStat
+    compute_output: DurationStat
+    cache_hit: DurationStat
+    cache_miss: DurationStat
+    inference_count: int
+    execution_count: int
+    last_inference_ms: int
+    batch_stats: Mapping[int, BatchStat]
+    failures: Mapping[FailureReason, int]
+    pending: int
+    inflight: int
+    request_histogram: HistogramSnapshot
+    queue_histogram: HistogramSnapshot
+    compute_infer_histogram: HistogramSnapshot
+    batch_rows_histogram: HistogramSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTiming:
+    """How long the phases of one batch took."""
+
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.compute_input_ns + self.compute_infer_ns + self.compute_output_ns
+
+
+class _Histogram:
+    """Bucket counters in integers: `scale` converts what is added to the unit of the bounds."""
+
+    __slots__ = ("_bounds", "_counts", "_scale", "_scaled_bounds", "_sum")
+
+    def __init__(self, bounds: Sequence[float], scale: int = 1) -> None:
+        self._bounds = tuple(bounds)
+        self._scale = scale
+        self._scaled_bounds = tuple(round(bound * scale) for bound in bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0
+
+    def add(self, value: int, count: int = 1) -> None:
+        self._counts[bisect_left(self._scaled_bounds, value)] += count
+        self._sum += value * count
+
+    def add_all(self, values: Sequence[int]) -> None:
+        bounds, counts = self._scaled_bounds, self._counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self._sum += sum(values)
+
+    def snapshot(self) -> HistogramSnapshot:
+        return HistogramSnapshot(self._bounds, tuple(self._counts), self._sum / self._scale)
+
+
+def _zero() -> int:
+    return 0
+
+
+class ModelStatistics:
+    """Recording may come from any thread; `_lock` guards every number.
+
+    `pending` and `inflight` are asked for at each snapshot.
+    """
+
+    def __init__(self, *, pending: Callable[[], int] = _zero, inflight: Callable[[], int] = _zero) -> None:
+        self.pending = pending
+        self.inflight = inflight
+        self._lock = threading.Lock()
+        self._success = DurationStat()
+        self._fail = DurationStat()
+        self._queue = DurationStat()
+        self._compute_input = DurationStat()
+        self._compute_infer = DurationStat()
+        self._compute_output = DurationStat()
+        self._cache_hit = DurationStat()
+        self._cache_miss = DurationStat()
+        self._inference_count = 0
+        self._execution_count = 0
+        self._last_inference_ms = 0
+        self._batch_stats: dict[int, BatchStat] = {}
+        self._failures = dict.fromkeys(FailureReason, 0)
+        self._request_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
+        self._queue_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
+        self._compute_infer_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
+        self._batch_rows_histogram = _Histogram(ROWS_BOUNDS)
+
+    def record_batch(
+        self, rows: int, timing: BatchTiming, *, queue_ns: Sequence[int], request_ns: Sequence[int]
+    ) -> None:
+        """One executed batch of `rows` rows. `queue_ns` and `request_ns` are of its successful requests only."""
+        now_ms = time.time_ns() // 1_000_000
+        num_successes = len(request_ns)
+        infer_ns = timing.compute_infer_ns
+        with self._lock:
+            self._last_inference_ms = now_ms
+            self._execution_count += 1
+            self._inference_count += rows
+            batch = self._batch_stats.get(rows)
+            if batch is None:
+                batch = self._batch_stats[rows] = BatchStat()
+            batch.compute_input.add(1, timing.compute_input_ns)
+            batch.compute_infer.add(1, infer_ns)
+            batch.compute_output.add(1, timing.compute_output_ns)
+            self._batch_rows_histogram.add(rows)
+            self._success.add(num_successes, sum(request_ns))
+            self._queue.add(num_successes, sum(queue_ns))
+            self._compute_input.add(num_successes, timing.compute_input_ns * num_successes)
+            self._compute_infer.add(num_successes, infer_ns * num_successes)
+            self._compute_output.add(num_successes, timing.compute_output_ns * num_successes)
+            self._request_histogram.add_all(request_ns)
+            self._queue_histogram.add_all(queue_ns)
+            self._compute_infer_histogram.add(infer_ns, num_successes)
+
+    def record_failures(self, reason: FailureReason, request_ns: Sequence[int]) -> None:
+        """Requests that ended in an error, by how long they lived."""
+        with self._lock:
+            self._fail.add(len(request_ns), sum(request_ns))
+            self._failures[reason] += len(request_ns)
+
+    def record_cache_hit(self, request_ns: int, lookup_ns: int) -> None:
+        """A request that was answered from the response cache: a success that neither computed nor executed."""
+        with self._lock:
+            self._success.add(1, request_ns)
+            self._queue.add(1, 0)
+            self._cache_hit.add(1, lookup_ns)
+            self._request_histogram.add(request_ns)
+            self._queue_histogram.add(0)
+
+    def record_cache_miss(self, miss_ns: int) -> None:
+        """Time spent on a cache look-up that found nothing, and on the insertion after it."""
+        with self._lock:
+            self._cache_miss.add(1, miss_ns)
+
+    def snapshot(self) -> StatisticsSnapshot:
+        """All numbers as they were at one moment, copied. Cheap enough for every scrape."""
+        with self._lock:
+            return StatisticsSnapshot(
+                success=self._success.copy(),
+                fail=self._fail.copy(),
+                queue=self._queue.copy(),
+                compute_input=self._compute_input.copy(),
+                compute_infer=self._compute_infer.copy(),
+                compute_output=self._compute_output.copy(),
+                cache_hit=self._cache_hit.copy(),
+                cache_miss=self._cache_miss.copy(),
+                inference_count=self._inference_count,
+                execution_count=self._execution_count,
+                last_inference_ms=self._last_inference_ms,
+                batch_stats={rows: stat.copy() for rows, stat in sorted(self._batch_stats.items())},
+                failures=dict(self._failures),
+                pending=self.pending(),
+                inflight=self.inflight(),
+                request_histogram=self._request_histogram.snapshot(),
+                queue_histogram=self._queue_histogram.snapshot(),
+                compute_infer_histogram=self._compute_infer_histogram.snapshot(),
+                batch_rows_histogram=self._batch_rows_histogram.snapshot(),
+            )
