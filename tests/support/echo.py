@@ -14,6 +14,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import CancelledError, NotFoundError, UnavailableError
+from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.telemetry.statistics import ModelStatistics
 
 
@@ -115,3 +116,29 @@ def echo_dataplane(*models: EchoModel) -> DataPlane:
     """A real data plane over `models`."""
     metadata = ServerMetadata("modelserver", "1.2.3", ("statistics", "model_configuration"))
     return DataPlane(EchoRepository(*models), metadata)  # type: ignore[arg-type]
+
+
+class EchoControlPlane:
+    """Lists given rows and remembers what it was asked to load and unload."""
+
+    def __init__(self, *rows: IndexEntry) -> None:
+        self.rows = rows
+        self.asked: list[tuple[str, str, dict[str, object]]] = []
+        self.refuses: Exception | None = None
+
+    def index(self, *, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
+        if repository_name:
+            raise NotFoundError(f"repository '{repository_name}' is not known")
+        return [row for row in self.rows if row.state is ModelState.READY or not ready_only]
+
+    async def load(self, name: str, parameters: dict[str, object]) -> None:
+        await self._do("load", name, parameters)
+
+    async def unload(self, name: str, parameters: dict[str, object]) -> None:
+        await self._do("unload", name, parameters)
+
+    async def _do(self, verb: str, name: str, parameters: dict[str, object]) -> None:
+        await asyncio.sleep(0)
+        if self.refuses is not None:
+            raise self.refuses
+        self.asked.append((verb, name, parameters))

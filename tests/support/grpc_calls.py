@@ -46,7 +46,7 @@ class OpenStream:
 
     def __init__(self, method: Method, metadata: Mapping[str, str | bytes] | None = None) -> None:
         assert method.stream is not None, "the method does not stream"
-        self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._requests: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self._replies: asyncio.Queue[bytes] = asyncio.Queue()
         self.num_read = 0
         # Cleared by a test to play a client that does not read.
@@ -57,6 +57,8 @@ class OpenStream:
 
     async def _messages(self) -> AsyncIterator[bytes]:
         while (message := await self._requests.get()) is not None:
+            if isinstance(message, Exception):
+                raise message
             self.num_read += 1
             yield message
 
@@ -66,6 +68,10 @@ class OpenStream:
 
     def send(self, request: Message | bytes) -> None:
         self._requests.put_nowait(request if isinstance(request, bytes) else request.SerializeToString())
+
+    def break_off(self, error: Exception) -> None:
+        """As a wire that fails while it reads requests."""
+        self._requests.put_nowait(error)
 
     def half_close(self) -> None:
         self._requests.put_nowait(None)

@@ -61,8 +61,15 @@ class Reflection:
         if kind == "file_by_filename":
             return _with_imports(self._pool.FindFileByName(request.file_by_filename))
         if kind == "file_containing_symbol":
-            return _with_imports(self._pool.FindFileContainingSymbol(request.file_containing_symbol))
+            return _with_imports(self._file_containing(request.file_containing_symbol))
         return None
+
+    def _file_containing(self, symbol: str) -> FileDescriptor:
+        service, _, method = symbol.rpartition(".")
+        # The pool knows every symbol but the methods of services.
+        if service in self._services and method in self._pool.FindServiceByName(service).methods_by_name:
+            symbol = service
+        return self._pool.FindFileContainingSymbol(symbol)
 
 
 def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
