@@ -9,12 +9,14 @@ import queue
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.options import ServerOptions
 
 QUEUE_LENGTH = 10_000
+# How long `close` waits for a reader that does not read.
+CLOSE_TIMEOUT_S = 2.0
 # The server's own loggers; libraries are heard from WARNING on.
 OWN_LOGGERS = ("modelserver", "modelserver_backends")
 
@@ -27,7 +29,7 @@ class LogWriter:
         self._output = handler
         self._input = _DroppingHandler(self._records)
         self._input.addFilter(lambda record: _severity(record.levelno) in levels)
-        self._listener = logging.handlers.QueueListener(self._records, handler)
+        self._listener = _Listener(self._records, handler)
         root = logging.getLogger()
         self._before = (root.handlers[:], root.level)
         root.handlers[:] = [self._input]
@@ -43,7 +45,8 @@ class LogWriter:
         root.setLevel(level)
         for name in OWN_LOGGERS:
             logging.getLogger(name).setLevel(logging.NOTSET)
-        self._listener.stop()
+        if not self._listener.finish(CLOSE_TIMEOUT_S):
+            return
         if self._input.num_dropped:
             self._output.handle(_record(f"{self._input.num_dropped} log lines were dropped: the log's reader is slow"))
         self._output.close()
@@ -119,6 +122,25 @@ class _DroppingHandler(logging.handlers.QueueHandler):
         # The writer is a thread of this process: only the arguments must be rendered, before they can change.
         record.msg, record.args = record.getMessage(), None
         return record
+
+
+class _Listener(logging.handlers.QueueListener):
+    """The writing thread, whose end is waited for only so long. A None in the queue ends it."""
+
+    def __init__(self, records: queue.Queue[Any], output: logging.Handler) -> None:
+        super().__init__(records, output)
+        self._records = records
+
+    def finish(self, timeout_s: float) -> bool:
+        """Write what is queued; False if the output took no more within `timeout_s`."""
+        thread = self._thread
+        assert thread is not None, "the listener was started"
+        try:
+            self._records.put(None, timeout=timeout_s)
+        except queue.Full:
+            return False
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
 
 class _QuietHandler(logging.StreamHandler[TextIO]):

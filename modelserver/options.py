@@ -70,13 +70,14 @@ class ServerOptions:
     backend_directory: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Directory of backend packages, searched before the bundled ones. Repeat for several.", metavar="DIRECTORY"))
     backend_config: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Setting of a backend, or of all (without the backend's name). Repeat for several.", metavar="[BACKEND],KEY=VALUE"))
     allow_pickle_models: bool = field(default=False, metadata=flag(BACKENDS, "Let backends load pickled models: whoever can write one runs code in the server.", is_ours=True))
+    allow_model_backends: bool = field(default=False, metadata=flag(BACKENDS, "Let a model's directory bring its own backend: whoever can write one runs code in the server.", is_ours=True))
     repoagent_directory: str = field(default="", metadata=flag(BACKENDS, "Directory of repository agents.", state=_NOT_YET, metavar="DIRECTORY"))
 
     allow_http: bool = field(default=True, metadata=flag(HTTP, "Serve HTTP."))
     http_address: str = field(default="0.0.0.0", metadata=flag(HTTP, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
     http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
     http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1))
-    reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port with other processes (SO_REUSEPORT).", state=_NOT_YET))
+    reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port with other processes (SO_REUSEPORT)."))
     http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters.", state=_NOT_YET, metavar="REGEX"))
     http_thread_count: int = field(default=8, metadata=flag(HTTP, "One event loop serves all connections, whatever this says.", state=_NOT_YET, minimum=1))
     http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need a header.", state=_REFUSED, metavar="API[,API...]:KEY=VALUE"))
@@ -84,7 +85,7 @@ class ServerOptions:
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
     grpc_address: str = field(default="0.0.0.0", metadata=flag(GRPC, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
     grpc_port: int = field(default=8001, metadata=flag(GRPC, "Port to listen on; 0 picks a free one.", **_PORT))
-    grpc_infer_response_compression_level: str = field(default="none", metadata=flag(GRPC, "How hard to compress answers.", choices=_LEVELS, state=_NOT_YET))
+    grpc_infer_response_compression_level: str = field(default="none", metadata=flag(GRPC, "How hard to compress answers.", choices=_LEVELS))
     grpc_keepalive_time: int = field(default=7_200_000, metadata=flag(GRPC, "Milliseconds of silence before the server pings.", minimum=1))
     grpc_keepalive_timeout: int = field(default=20_000, metadata=flag(GRPC, "Milliseconds to wait for the answer to a ping.", minimum=1))
     grpc_keepalive_permit_without_calls: bool = field(default=False, metadata=flag(GRPC, "Ping also when there is no call."))
@@ -93,7 +94,7 @@ class ServerOptions:
     grpc_http2_max_ping_strikes: int = field(default=2, metadata=flag(GRPC, "Bad pings before a connection is closed.", minimum=0))
     grpc_max_connection_age: int | None = field(default=None, metadata=flag(GRPC, "Milliseconds after which a connection is closed, for load balancing.", minimum=1))
     grpc_max_connection_age_grace: int | None = field(default=None, metadata=flag(GRPC, "Milliseconds that its calls are then given.", minimum=1))
-    reuse_grpc_port: bool = field(default=False, metadata=flag(GRPC, "Share the port with other processes (SO_REUSEPORT).", state=_NOT_YET))
+    reuse_grpc_port: bool = field(default=False, metadata=flag(GRPC, "Share the port with other processes (SO_REUSEPORT)."))
     grpc_header_forward_pattern: str = field(default="", metadata=flag(GRPC, "Metadata to hand to models as request parameters.", state=_NOT_YET, metavar="REGEX"))
     grpc_infer_thread_count: int = field(default=2, metadata=flag(GRPC, "One event loop serves all calls, whatever this says.", state=_NOT_YET, minimum=1))
     grpc_infer_allocation_pool_size: int = field(default=8, metadata=flag(GRPC, "Messages kept for reuse; ours are not.", state=_NOT_YET, minimum=0))

@@ -1,0 +1,86 @@
+"""`modelserver check`: is this repository fit to be served? For people before a roll-out, and for CI."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modelserver.cli.inspection import Inspection, inspect_repositories
+from modelserver.cli.output import print_json, print_line
+from modelserver.config.problem import Problem
+from modelserver.repository.layout import IgnoredPath
+from modelserver.repository.options import DefinitionOptions
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(check)
+
+
+def check(
+    repository: Annotated[list[Path], typer.Argument(help="Model repositories, or a single model's directory.")],
+    model_name: Annotated[str, typer.Option(help="Name of the model, if the directory is a single one.")] = "",
+    model_config_name: Annotated[str, typer.Option(help="Use <model>/configs/<name>.pbtxt where it exists.")] = "",
+    backend_directory: Annotated[list[Path] | None, typer.Option(help="Directory of backend packages.")] = None,
+    disable_auto_complete_config: Annotated[bool, typer.Option(help="Take config.pbtxt as it is.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Validate every model of a repository without serving it. Exit code 1 if one of them is wrong."""
+    options = DefinitionOptions(
+        config_name=model_config_name,
+        backend_directories=tuple(backend_directory or ()),
+        is_auto_complete_disabled=disable_auto_complete_config,
+    )
+    found, ignored = inspect_repositories(repository, options, model_name=model_name)
+    is_valid = all(inspection.is_valid for inspection in found)
+    if as_json:
+        print_json(_document(found, ignored, is_valid=is_valid))
+    else:
+        _print(found, ignored)
+    raise typer.Exit(0 if is_valid else 1)
+
+
+def _print(found: list[Inspection], ignored: tuple[IgnoredPath, ...]) -> None:
+    for inspection in found:
+        if inspection.definition is not None:
+            versions = ", ".join(str(version) for version in inspection.definition.versions)
+            print_line(f"ok    {inspection.name}: {inspection.definition.config.backend}, versions {versions}")
+        else:
+            print_line(f"WRONG {inspection.name}: {_count(len(inspection.problems), 'problem')}")
+        for problem in inspection.problems:
+            print_line(f"      {problem}")
+        for warning in inspection.warnings:
+            print_line(f"      warning: {warning}")
+    for path in ignored:
+        print_line(f"left out: {path.path}: {path.reason}")
+    num_wrong = sum(not inspection.is_valid for inspection in found)
+    print_line(f"{_count(len(found), 'model')}, {num_wrong} wrong")
+
+
+def _document(found: list[Inspection], ignored: tuple[IgnoredPath, ...], *, is_valid: bool) -> dict[str, object]:
+    return {
+        "valid": is_valid,
+        "models": [
+            {
+                "name": inspection.name,
+                "directory": str(inspection.directory),
+                "valid": inspection.is_valid,
+                "backend": inspection.definition.config.backend if inspection.definition else None,
+                "versions": list(inspection.definition.versions) if inspection.definition else [],
+                "problems": [_as_dict(problem) for problem in inspection.problems],
+                "warnings": [_as_dict(warning) for warning in inspection.warnings],
+            }
+            for inspection in found
+        ],
+        "ignored": [{"path": str(path.path), "reason": path.reason} for path in ignored],
+    }
+
+
+def _as_dict(problem: Problem) -> dict[str, object]:
+    return dataclasses.asdict(problem)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,135 @@
+"""What the commands ask of a running server, over plain HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from modelserver.config.suggestion import suggest
+from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
+
+DEFAULT_URL = "http://localhost:8000"
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A successful answer: header names in lower case, and the body."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+    def document(self) -> Any:
+        return json.loads(self.body) if self.body else {}
+
+
+class ServerClient:
+    """Talks to the server at `url`; a connection per request.
+
+    Every method raises UnavailableError when nobody answers, and for an error answer a ServerError with the
+    server's own words.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidArgumentError(f"--url expects http://<host>:<port>, got '{url}'")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._is_secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port
+        self._timeout_s = timeout_s
+
+    def index(self) -> list[dict[str, Any]]:
+        """The rows of the repository index."""
+        rows = self._request("POST", "/v2/repository/index", b"{}").document()
+        return list(rows)
+
+    def server_metadata(self) -> dict[str, Any]:
+        return dict(self._request("GET", "/v2").document())
+
+    def model_metadata(self, model: str, version: str = "") -> dict[str, Any]:
+        return dict(self._model("GET", model, version, "").document())
+
+    def model_config(self, model: str, version: str = "") -> dict[str, Any]:
+        return dict(self._model("GET", model, version, "/config").document())
+
+    def statistics(self, model: str, version: str = "") -> list[dict[str, Any]]:
+        return list(self._model("GET", model, version, "/stats").document().get("model_stats", []))
+
+    def load(self, model: str, parameters: Mapping[str, object]) -> None:
+        body = json.dumps({"parameters": dict(parameters)}).encode()
+        self._request("POST", f"/v2/repository/models/{quote(model, safe='')}/load", body)
+
+    def unload(self, model: str, parameters: Mapping[str, object]) -> None:
+        body = json.dumps({"parameters": dict(parameters)}).encode()
+        self._request("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body)
+
+    def infer(self, model: str, version: str, body: bytes, header_len: int) -> Reply:
+        """Send an infer request of `header_len` bytes of JSON followed by binary tensors."""
+        headers = {"Inference-Header-Content-Length": str(header_len), "Content-Type": "application/octet-stream"}
+        return self._model("POST", model, version, "/infer", body, headers)
+
+    def _model(
+        self,
+        method: str,
+        model: str,
+        version: str,
+        action: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+        try:
+            return self._request(method, path + action, body, headers)
+        except ServerError as error:
+            nearest = self._nearest_model(model)
+            if nearest is None:
+                raise
+            raise type(error)(f"{error.message}; did you mean '{nearest}'?", code=error.code) from None
+
+    def _nearest_model(self, model: str) -> str | None:
+        """A name of the index for one that is not in it."""
+        try:
+            names = {row["name"] for row in self.index()}
+        except (ServerError, KeyError, TypeError):
+            return None
+        return None if model in names else suggest(model, names)
+
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            response = connection.getresponse()
+            content = response.read()
+        except ConnectionRefusedError:
+            raise UnavailableError(
+                f"no server answers at {self.url}: connection refused; start one with "
+                "'modelserver serve --model-repository=DIRECTORY', or say where it is with --url"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"cannot talk to the server at {self.url}: {error}") from None
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise _error_of(response.status, content, f"{self.url}{path}")
+        return Reply({key.lower(): value for key, value in response.getheaders()}, content)
+
+
+_KINDS: dict[int, type[ServerError]] = {400: InvalidArgumentError, 404: NotFoundError, 503: UnavailableError}
+
+
+def _error_of(status: int, content: bytes, address: str) -> ServerError:
+    try:
+        message = str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = f"{address} answered {status}: {content[:200].decode(errors='replace')}"
+    kind = _KINDS.get(status)
+    return kind(message) if kind is not None else ServerError(message, code=ErrorCode.INTERNAL)

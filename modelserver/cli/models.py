@@ -1,0 +1,162 @@
+"""`modelserver list | show | load | unload | version`: the models of a running server, or of a repository."""
+
+from __future__ import annotations
+
+import base64
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from modelserver.cli.client import DEFAULT_URL, ServerClient
+from modelserver.cli.inspection import inspect_model, inspect_repositories
+from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.config.message import config_to_json
+from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
+from modelserver.repository.options import DefinitionOptions
+
+Url = Annotated[str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of the server.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Repositories = Annotated[
+    list[Path] | None, typer.Option("--model-repository", help="Look into this directory instead of asking a server.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("list")(list_models)
+    app.command()(show)
+    app.command()(load)
+    app.command()(unload)
+    app.command()(version)
+
+
+def list_models(url: Url = DEFAULT_URL, model_repository: Repositories = None, as_json: AsJson = False) -> None:
+    """List the models: of a running server, or those that a repository would give."""
+    if model_repository:
+        rows = _offline_rows(model_repository)
+    else:
+        rows = [
+            {
+                "name": row["name"],
+                "version": row.get("version", ""),
+                "state": row.get("state", "UNKNOWN"),
+                "reason": row.get("reason", ""),
+            }
+            for row in ServerClient(url).index()
+        ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("model", "version", "state", "reason"),
+        [(row["name"], row["version"], row["state"], row["reason"]) for row in rows],
+    )
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    model_version: Annotated[str, typer.Option("--version", help="Version; the newest ready one without it.")] = "",
+    url: Url = DEFAULT_URL,
+    model_repository: Repositories = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model: its inputs and outputs, its completed config, and what it has done so far."""
+    if model_repository:
+        inspection = inspect_model(model_repository, model, DefinitionOptions())
+        if inspection.definition is None:
+            raise ConfigError("\n".join(str(problem) for problem in inspection.problems), inspection.problems)
+        config = config_to_json(inspection.definition.config)
+        document: dict[str, Any] = {"versions": [str(number) for number in inspection.definition.versions]}
+    else:
+        client = ServerClient(url)
+        document = client.model_metadata(model, model_version)
+        config = client.model_config(model, model_version)
+        document["statistics"] = client.statistics(model, model_version)
+    document["config"] = config
+    if as_json:
+        print_json(document)
+    else:
+        _print_model(model, document)
+
+
+def load(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    config: Annotated[Path | None, typer.Option(help="JSON file to use in place of config.pbtxt.")] = None,
+    file: Annotated[list[str] | None, typer.Option(help="<version>/<path>=<local file> to use. Repeatable.")] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Load a model, or load it again. The server must run with --model-control-mode=explicit."""
+    parameters: dict[str, object] = {}
+    if config is not None:
+        parameters["config"] = _read(config).decode()
+    for text in file or []:
+        path, equals, local = text.partition("=")
+        if not equals:
+            raise InvalidArgumentError(f"--file expects <version>/<path>=<local file>, got '{text}'")
+        parameters[f"file:{path}"] = base64.b64encode(_read(Path(local))).decode()
+    ServerClient(url).load(model, parameters)
+    print_line(f"loaded {model}")
+
+
+def unload(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    dependents: Annotated[bool, typer.Option(help="Also the models that an ensemble is composed of.")] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Unload a model. The server must run with --model-control-mode=explicit."""
+    ServerClient(url).unload(model, {"unload_dependents": dependents})
+    print_line(f"unloading {model}")
+
+
+def version(url: Annotated[str, typer.Option(help="Also ask this server.")] = "", as_json: AsJson = False) -> None:
+    """Print the version of this program, and of a server if one is named."""
+    document: dict[str, Any] = {"version": metadata.version("modelserver")}
+    if url:
+        document["server"] = ServerClient(url).server_metadata()
+    if as_json:
+        print_json(document)
+        return
+    print_line(f"modelserver {document['version']}")
+    if url:
+        server = document["server"]
+        print_line(f"{url}: {server['name']} {server['version']}, extensions: {', '.join(server['extensions'])}")
+
+
+def _offline_rows(paths: list[Path]) -> list[dict[str, str]]:
+    found, _ = inspect_repositories(paths, DefinitionOptions())
+    rows = []
+    for inspection in found:
+        if inspection.definition is None:
+            reason = "; ".join(str(problem) for problem in inspection.problems)
+            rows.append({"name": inspection.name, "version": "", "state": "INVALID", "reason": reason})
+            continue
+        for number in inspection.definition.versions:
+            rows.append({"name": inspection.name, "version": str(number), "state": "VALID", "reason": ""})
+    return rows
+
+
+def _print_model(model: str, document: dict[str, Any]) -> None:
+    config = document["config"]
+    print_line(f"{model}: backend {config.get('backend', '?')}, versions {', '.join(document['versions'])}")
+    print_line(f"max_batch_size {config.get('max_batch_size', 0)}")
+    for kind in ("input", "output"):
+        rows = [(tensor["name"], tensor["data_type"], str(tensor["dims"])) for tensor in config.get(kind, [])]
+        print_line("")
+        print_table((kind, "data_type", "dims"), rows)
+    for stats in document.get("statistics", []):
+        succeeded = stats["inference_stats"]["success"]
+        count = int(succeeded.get("count", 0))
+        mean_ms = int(succeeded.get("ns", 0)) / count / 1e6 if count else 0.0
+        print_line("")
+        print_line(
+            f"version {stats['version']}: {count} requests, {stats['inference_count']} rows in "
+            f"{stats['execution_count']} batches, mean {mean_ms:.3f} ms"
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ServerError(f"cannot read '{path}': {error.strerror}") from None

@@ -1,0 +1,51 @@
+"""What commands print: tables for people, JSON for programs. Plain text where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Lines of a table that go to no terminal are not wrapped: they are for grep and for logs.
+PLAIN_WIDTH = 1000
+
+STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
+
+
+def print_json(document: object) -> None:
+    """Print `document` on standard output, indented."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """Print a table on standard output: drawn on a terminal, else columns separated by blanks."""
+    lines = [tuple(row) for row in rows]
+    if sys.stdout.isatty():
+        table = Table(title=title or None, title_justify="left", header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in lines:
+            table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(line[index]) for line in [tuple(columns), *lines]) for index in range(len(columns))]
+    if title:
+        sys.stdout.write(title + "\n")
+    for line in [tuple(column.upper() for column in columns), *lines]:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write(text.rstrip() + "\n")
+
+
+def print_line(text: str) -> None:
+    """Print one line on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def print_error(message: str) -> None:
+    """Print `error: message` on standard error."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    console.print(Text.assemble(("error: ", "bold red"), message))

@@ -1,0 +1,128 @@
+"""`modelserver serve`: the options of the process, and the server that they describe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+
+import typer
+
+from modelserver.cli.output import print_error, print_line, print_table
+from modelserver.errors import InvalidArgumentError
+from modelserver.flags import Option
+from modelserver.logs import start_logs
+from modelserver.option_sources import ResolvedOptions, resolve_options
+from modelserver.options import ServerOptions, markdown, option_table
+from modelserver.server import Server
+
+USAGE = "Usage: modelserver serve [DIRECTORY ...] [--FLAG=VALUE ...]"
+# The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
+_RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def register(app: typer.Typer) -> None:
+    app.command(context_settings=_RAW, add_help_option=False)(serve)
+
+
+def serve(context: typer.Context) -> None:
+    """Serve model repositories over HTTP and gRPC. Takes Triton's flags; --help lists them."""
+    words = list(context.args)
+    if "--help" in words or "-h" in words:
+        _print_help()
+        return
+    if "--markdown" in words:
+        print_line(markdown().rstrip())
+        return
+    only_print = "--print-config" in words
+    try:
+        resolved = resolve_options([word for word in words if word != "--print-config"], os.environ)
+        if not only_print and not resolved.options.model_repository:
+            raise InvalidArgumentError("--model-repository is missing: say which directory of models to serve")
+    except InvalidArgumentError as error:
+        print_error(error.message)
+        raise typer.Exit(2) from None
+    if only_print:
+        _print_config(resolved)
+        return
+    raise typer.Exit(_run(resolved.options))
+
+
+def _run(options: ServerOptions) -> int:
+    """Serve until stopped. A forced stop ends the process as it is: a thread may hang in a backend."""
+    logs = start_logs(options)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            server = Server(options)
+            status = runner.run(server.serve(_announce))
+            if server.is_abandoned:
+                logs.close()
+                sys.stdout.flush()
+                os._exit(status)
+        return status
+    finally:
+        logs.close()
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    loop: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return loop
+
+
+def _announce(server: Server) -> None:
+    """Print what is served and where; as log lines say it already, not when the log is JSON."""
+    if server.options.log_format == "json":
+        return
+    rows = [
+        (row.name, "" if row.version is None else str(row.version), server.backend_of(row), row.state.value, row.reason)
+        for row in server.repository.index()
+    ]
+    print_table(("model", "version", "backend", "state", "reason"), rows)
+    for name, address in server.addresses.items():
+        print_line(f"{name:<8} {address}")
+    sys.stdout.flush()
+
+
+def _print_config(resolved: ResolvedOptions) -> None:
+    rows = []
+    for option in option_table():
+        value = getattr(resolved.options, option.name)
+        text = ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+        rows.append(
+            (option.flag_name, text.lower() if isinstance(value, bool) else text, resolved.origins[option.name])
+        )
+    print_table(("flag", "value", "from"), rows)
+
+
+def _print_help() -> None:
+    print_line(USAGE)
+    print_line("")
+    print_line("Each flag is also a variable (MODELSERVER_HTTP_PORT) and a key of the file given by --config;")
+    print_line("a flag wins over a variable, a variable over the file. --print-config shows what results.")
+    group = ""
+    for option in option_table():
+        if option.flag.group != group:
+            group = option.flag.group
+            print_line("")
+            print_line(f"{group}:")
+        for line in _help_lines(option):
+            print_line(line)
+
+
+def _help_lines(option: Option) -> Sequence[str]:
+    kind = {bool: "true|false", int: "INTEGER", float: "NUMBER"}.get(option.kind, "TEXT")
+    value = option.flag.metavar or "|".join(option.flag.choices) or kind
+    aliases = "".join(f", --{alias.replace('_', '-')}" for alias in option.flag.aliases)
+    default = "" if option.default in ((), "", None) else f" (default {str(option.default).lower()})"
+    state = "" if option.flag.state.name == "ACTIVE" else f" [{option.flag.state.value}]"
+    text = f"{option.flag.help}{default}{state}"
+    return [
+        f"  {option.flag_name}{aliases}={value}",
+        *textwrap.wrap(text, 100, initial_indent=" " * 8, subsequent_indent=" " * 8),
+    ]

@@ -1,0 +1,222 @@
+"""The options' table, and the four sources of their values."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from modelserver.errors import InvalidArgumentError
+from modelserver.flags import FlagState
+from modelserver.option_sources import resolve_options
+from modelserver.options import ServerOptions, ineffective, markdown, option_table
+
+
+def options_of(*arguments: str, **environment: str) -> ServerOptions:
+    return resolve_options(arguments, environment).options
+
+
+# Every flag of Triton's command line, so that none is lost from the table.
+TRITON_FLAGS = """
+id exit-timeout-secs log-verbose log-info log-warning log-error log-format log-file model-store model-repository
+exit-on-error disable-auto-complete-config strict-readiness model-control-mode repository-poll-secs load-model
+model-config-name model-load-thread-count model-load-retry-count model-namespacing enable-peer-access allow-http
+http-address http-port reuse-http-port http-header-forward-pattern http-thread-count http-max-input-size
+http-restricted-api allow-grpc grpc-address grpc-port reuse-grpc-port grpc-header-forward-pattern
+grpc-infer-thread-count grpc-infer-allocation-pool-size grpc-max-response-pool-size grpc-use-ssl grpc-use-ssl-mutual
+grpc-server-cert grpc-server-key grpc-root-cert grpc-infer-response-compression-level grpc-keepalive-time
+grpc-keepalive-timeout grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+grpc-max-connection-age-grace grpc-restricted-protocol allow-sagemaker sagemaker-port sagemaker-safe-port-range
+sagemaker-thread-count allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model allow-metrics
+allow-gpu-metrics allow-cpu-metrics metrics-address metrics-port metrics-interval-ms metrics-config trace-config
+backend-directory backend-config repoagent-directory cache-config cache-directory rate-limit rate-limit-resource
+pinned-memory-pool-byte-size cuda-memory-pool-byte-size cuda-virtual-address-size min-supported-compute-capability
+buffer-manager-thread-count host-policy model-load-gpu-limit allow-client-shm strict-model-config
+response-cache-byte-size trace-file trace-level trace-rate trace-count trace-log-frequency
+""".split()  # noqa: SIM905 - a list literal would be a line per flag
+
+
+@pytest.mark.parametrize("name", TRITON_FLAGS)
+def test_every_flag_of_triton_is_known(name: str) -> None:
+    names = {alias for option in option_table() for alias in (option.name, *option.flag.aliases)}
+    assert name.replace("-", "_") in names
+
+
+def test_the_table_is_the_dataclass() -> None:
+    assert [option.name for option in option_table()] == [entry.name for entry in fields(ServerOptions)]
+    assert all(option.flag.help.endswith(".") for option in option_table())
+
+
+@pytest.mark.parametrize("option", option_table(), ids=lambda option: option.name)
+def test_every_default_is_a_value_that_its_flag_accepts(option: object) -> None:
+    assert isinstance(option, type(option_table()[0]))
+    if option.default in (None, "", ()):
+        return
+    written = str(option.default).lower() if option.kind is bool else str(option.default)
+    assert option.parse(written, source=option.flag_name) == option.default
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--allow-http"], True),
+        (["--allow-http=false"], False),
+        (["--allow-http=0"], False),
+        (["--allow-http", "no"], False),
+        (["--allow-http", "OFF"], False),
+        (["--allow-http", "1"], True),
+        (["--allow-http=yes"], True),
+        (["--allow-http=on"], True),
+        (["--allow_http=False"], False),
+        (["--allow-http=false", "--allow-http=true"], True),
+    ],
+)
+def test_booleans_take_all_of_tritons_forms(arguments: list[str], expected: bool) -> None:
+    assert options_of(*arguments).allow_http is expected
+
+
+def test_a_boolean_flag_does_not_swallow_the_next_word() -> None:
+    options = options_of("--allow-http", "models", "--strict-readiness", "--http-port", "9")
+    assert options.model_repository == ("models",)
+    assert options.http_port == 9
+
+
+def test_values_come_after_an_equals_sign_or_as_the_next_word() -> None:
+    options = options_of("--http-port", "1234", "--grpc-port=0", "--metrics-address", "::1", "--trace-count", "-1")
+    assert (options.http_port, options.grpc_port, options.metrics_address) == (1234, 0, "::1")
+    assert options.trace_count == -1
+
+
+def test_repeated_flags_collect_in_order_and_the_old_name_counts() -> None:
+    options = options_of("--model-store=a", "--model-repository", "b", "c")
+    assert options.model_repository == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--http-prot=1"], ["unknown flag '--http-prot'", "did you mean '--http-port'"]),
+        (["--model-repositry", "x"], ["did you mean '--model-repository'"]),
+        (["-p"], ["unknown flag '-p'"]),
+        (["--http-port=many"], ["--http-port", "an integer from 0 to 65535", "'many'"]),
+        (["--http-port=65536"], ["--http-port", "65535", "'65536'"]),
+        (["--http-port"], ["--http-port", "got nothing"]),
+        (["--http-port", "--allow-http"], ["--http-port", "got nothing"]),
+        (["--allow-http=maybe"], ["--allow-http", "true or false", "'maybe'"]),
+        (["--model-control-mode=auto"], ["none, poll, explicit", "'auto'"]),
+        (["--backend-config=onnxruntime"], ["--backend-config", "[<backend>,]<key>=<value>", "'onnxruntime'"]),
+        (["--metrics-config=x"], ["--metrics-config", "<key>=<value>"]),
+        (["--load-model=a"], ["--load-model needs --model-control-mode=explicit"]),
+        (["a", "b", "--model-name=m"], ["--model-name needs a single --model-repository"]),
+        (["--config=/nonexistent/file"], ["/nonexistent/file", "No such file"]),
+    ],
+)
+def test_a_mistake_is_named_with_what_was_expected(arguments: list[str], parts: list[str]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        options_of(*arguments)
+    for part in parts:
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--http-restricted-api=health:k=v",
+        "--grpc-restricted-protocol=health:k=v",
+        "--grpc-use-ssl",
+        "--grpc-use-ssl-mutual",
+    ],
+)
+def test_protection_that_is_not_there_is_refused_not_ignored(argument: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="not enforced yet"):
+        options_of(argument)
+
+
+def test_backend_settings_are_by_backend_and_for_all() -> None:
+    options = options_of("--backend-config=onnxruntime,threads=2", "--backend-config=default-max-batch-size=8")
+    assert options.backend_options == {"onnxruntime": {"threads": "2"}, "": {"default-max-batch-size": "8"}}
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("http-port: 1\ngrpc_port: 1\nmetrics-port: 1\nload-model: [a, b]\nmodel-control-mode: explicit\n")
+    resolved = resolve_options(
+        ["--http-port=3", f"--config={file}"],
+        {"MODELSERVER_HTTP_PORT": "2", "MODELSERVER_GRPC_PORT": "2", "PATH": "/bin"},
+    )
+    options = resolved.options
+    assert (options.http_port, options.grpc_port, options.metrics_port) == (3, 2, 1)
+    assert options.load_model == ("a", "b")
+    origins = {name: resolved.origins[name] for name in ("http_port", "grpc_port", "metrics_port", "id")}
+    assert origins == {
+        "http_port": "flag",
+        "grpc_port": "environment MODELSERVER_GRPC_PORT",
+        "metrics_port": f"file {file}",
+        "id": "default",
+    }
+
+
+def test_the_environment_names_the_file_and_separates_repeated_values_by_semicolons(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("allow-grpc: no\n--exit-timeout-secs: 5\n")
+    options = options_of(MODELSERVER_CONFIG=str(file), MODELSERVER_MODEL_REPOSITORY="/a;/b")
+    assert (options.allow_grpc, options.exit_timeout_secs, options.model_repository) == (False, 5, ("/a", "/b"))
+
+
+def test_service_links_of_kubernetes_are_not_options() -> None:
+    assert options_of(MODELSERVER_HTTP_PORT="tcp://10.0.0.1:80", MODELSERVER_PORT="tcp://10.0.0.1:80").http_port == 8000
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("http-prot: 1", "did you mean 'http-port'"),
+        ("http-port: [1, 2]", "an integer from 0 to 65535"),
+        ("http-port: many", "'many'"),
+        ("http-port:", "got None"),
+        ("- 1", "must be a mapping"),
+        ("a: [", "not YAML"),
+        ("config: other.yaml", "unknown option 'config'"),
+    ],
+)
+def test_mistakes_in_the_file_name_it(tmp_path: Path, text: str, part: str) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidArgumentError) as caught:
+        options_of(f"--config={file}")
+    assert part in caught.value.message
+    assert str(file) in caught.value.message
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="environment variable MODELSERVER_HTTP_PORT expects an integer"):
+        options_of(MODELSERVER_HTTP_PORT="x")
+
+
+def test_options_without_effect_are_known_by_name() -> None:
+    options = options_of("--http-thread-count=3", "--strict-model-config", "--http-port=1", "--trace-rate=2")
+    assert [option.flag_name for option in ineffective(options)] == ["--http-thread-count", "--trace-rate"]
+    assert not options.auto_complete_config
+
+
+def test_the_reference_lists_every_flag_with_its_state() -> None:
+    text = markdown()
+    for option in option_table():
+        assert f"`{option.flag_name}`" in text
+    assert text.count(FlagState.REFUSED.value) == 4
+
+
+def test_the_reference_is_printed_by_the_module() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "modelserver.options"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert printed.stdout == markdown()
