@@ -113,7 +113,7 @@ class Channel:
         if record_at == _INLINE:
             message = _decoder.decode(buffer[position:count])
         else:
-            message = _decoder.decode(memoryview(self._lease(record_at, record_bytes)))
+            message = _decoder.decode(self._lease(record_at, record_bytes).data)
         for offset in message.released:
             self.arena.free(offset)
         return message, payload

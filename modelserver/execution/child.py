@@ -77,7 +77,7 @@ class Host:
         try:
             sys.path[:0] = begin.python_path
             result = _resolve(begin.target)(**begin.arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             traceback.print_exc()
             self._channel.send(Began(error=_error_record(error)))
             return 1
@@ -118,7 +118,7 @@ class Host:
             records = [_response_record(response, content) for response in responses]
             if len(records) != len(requests):
                 raise InternalError(f"{len(records)} responses for {len(requests)} requests")
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             if not isinstance(error, ServerError):
                 traceback.print_exc()
             return Executed(error=_error_record(error)), None
@@ -167,15 +167,16 @@ def _resolve(target: str) -> Callable[..., Any]:
 def _is_ready(instance: BatchInstance) -> bool:
     try:
         return instance.is_ready()
-    except Exception:  # noqa: BLE001
+    except Exception:
         traceback.print_exc()
         return False
 
 
 def _response_record(response: InferResponse | ServerError, content: Payload) -> ResponseRecord:
-    error = response if isinstance(response, ServerError) else response.error
-    if isinstance(response, ServerError) or error is not None:
-        return ResponseRecord([], ErrorRecord.of(error), None)
+    if isinstance(response, ServerError):
+        return ResponseRecord([], ErrorRecord.of(response), None)
+    if response.error is not None:
+        return ResponseRecord([], ErrorRecord.of(response.error), None)
     parameters = dict(response.parameters) if response.parameters is not None else None
     return ResponseRecord([content.add(tensor) for tensor in response.outputs], None, parameters)
 

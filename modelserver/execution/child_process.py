@@ -1,4 +1,4 @@
-"""One child process as the server sees it: start, conversation, output, end. It is never restarted, see `process.py`."""
+"""One child process as the server sees it, from start to end. `process.py` starts the next one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ def describe_exception(error: BaseException) -> str:
         and not frame.f_globals.get("__name__", "").startswith("modelserver_backends.")
     ]
     lines = [
-        f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}" for frame, line in reversed(frames[-_MAX_FRAMES:])
+        f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}"
+        for frame, line in reversed(frames[-_MAX_FRAMES:])
     ]
     text = f"{type(error).__name__}: {error}"
     return "\n".join([text, "", "At:", *lines]) if lines else text

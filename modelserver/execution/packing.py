@@ -63,7 +63,7 @@ def unpack(record: TensorRecord, payload: bytearray | ByteView) -> Tensor:
     """The tensor that `record` describes: a view of `payload`, or an object array for BYTES."""
     datatype = Datatype(record.datatype)
     if datatype is Datatype.BYTES:
-        raw = memoryview(payload)[record.offset : record.offset + record.nbytes]
+        raw = np.frombuffer(payload, np.uint8, record.nbytes, record.offset)
         return Tensor(record.name, datatype, unpack_elements(raw, record.shape))
     return Tensor(record.name, datatype, np.ndarray(record.shape, datatype.numpy, payload, record.offset))
 
@@ -82,14 +82,14 @@ def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
     return b"".join((lengths.astype("<u4").tobytes(), *flat))
 
 
-def unpack_elements(raw: memoryview, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def unpack_elements(raw: ByteView, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The object array of bytes that `pack_elements` described."""
     elements = np.empty(shape, dtype=object)
     count = elements.size
-    lengths = np.frombuffer(raw, "<u4", count)
+    lengths = raw[: 4 * count].view("<u4")
     ends = (np.cumsum(lengths, dtype=np.int64) + 4 * count).tolist()
     starts = [4 * count, *ends[:-1]]
-    content = bytes(raw)
+    content = raw.tobytes()
     elements.reshape(-1)[:] = _object_array([content[a:b] for a, b in zip(starts, ends, strict=False)])
     return elements
 

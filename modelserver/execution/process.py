@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from modelserver.backend import (
     BatchInstance,
     InferRequest,
@@ -78,7 +76,7 @@ class ProcessOptions:
     close_timeout_s: float = 10.0
     # How long a batch waits for a child that is being restarted before it fails UNAVAILABLE.
     restart_patience_s: float = 5.0
-    restart: RestartOptions = RestartOptions()
+    restart: RestartOptions = field(default_factory=RestartOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -113,12 +111,7 @@ class ProcessInstance(BatchInstance):
         self._readiness = ReadinessProbe()
         self._supervisor = threading.Thread(target=self._supervise, name=f"supervise-{name}", daemon=True)
         self._supervisor.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._state is not _State.STARTING)
-            failure = self._failure if self._state is _State.CLOSED else None
-        if failure is not None:
-            self._supervisor.join()
-            raise failure
+        self._wait_for_start()
 
     @property
     def pid(self) -> int | None:
@@ -144,7 +137,7 @@ class ProcessInstance(BatchInstance):
         return [refused[index] if index in refused else next(answered) for index in range(len(requests))]
 
     def is_ready(self) -> bool:
-        """Whether the child is up and, where its instance has an opinion, ready. Waits a twentieth of a second at most."""
+        """Whether the child is up and, where its instance has an opinion, ready. Waits 50 ms at most."""
         with self._changed:
             child = self._child if self._state is _State.READY else None
         if child is None:
@@ -177,6 +170,15 @@ class ProcessInstance(BatchInstance):
                     self._supervisor.join(0.2)
             child.kill()
         self._supervisor.join()
+
+    def _wait_for_start(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not _State.STARTING)
+            if self._state is not _State.CLOSED or self._failure is None:
+                return
+            failure = self._failure
+        self._supervisor.join()
+        raise failure
 
     # ---- conversation: on the worker's thread
 
@@ -247,6 +249,16 @@ class ProcessInstance(BatchInstance):
     # ---- supervision: on the supervisor's thread
 
     def _supervise(self) -> None:
+        try:
+            self._keep_running()
+        except Exception as error:
+            _logger.exception("%s: the supervisor of the child process failed", self.name)
+            with self._changed:
+                self._state, self._child = _State.CLOSED, None
+                self._failure = InternalError(f"{self.name} has no supervisor any more: {error!r}")
+                self._changed.notify_all()
+
+    def _keep_running(self) -> None:
         is_first = True
         while True:
             failure = self._run_child()
@@ -267,7 +279,7 @@ class ProcessInstance(BatchInstance):
         pause_s = self._policy.pause_after_crash(now_s)
         self._state = _State.WAITING
         self._restart_at_s = now_s + pause_s
-        _logger.error("%s; it is restarted in %.2f s", self._failure, pause_s)
+        _logger.error("%s; restart in %.2f s", str(self._failure).partition(";")[0], pause_s)
         if self._changed.wait_for(lambda: self._state is _State.CLOSED, pause_s):
             return False
         self._state = _State.STARTING
@@ -423,4 +435,5 @@ def _response(record: ResponseRecord, payload: bytearray | ByteView) -> InferRes
 
 def _answer_query(query: Query, requests: Sequence[InferRequest]) -> bool:
     assert query.topic == "is_cancelled", f"unknown query {query.topic!r}"
-    return requests[query.argument].is_cancelled
+    index: int = query.argument
+    return requests[index].is_cancelled

@@ -1,0 +1,134 @@
+"""The server's side of the Python backend: what a child process is to build, and with which limits."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+from modelserver.backend import (
+    Backend,
+    BackendContext,
+    BatchInstance,
+    ConfigError,
+    ModelConfig,
+    Placement,
+    ServerError,
+    UnsupportedError,
+)
+from modelserver.config.message import config_from_json, config_to_json
+from modelserver.execution.process import ProcessInstance, ProcessOptions, Recipe, call_in_process
+
+_HOSTED = f"{__package__}.hosted_model"
+_MODEL_FILE = "model.py"
+
+
+class PythonBackend(Backend):
+    """Runs `class TritonPythonModel` of `model.py`; a crash of the model never touches the server.
+
+    Parameters of the model's config: `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer gets the child killed
+    and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option `stub-timeout-seconds`).
+    """
+
+    model_filenames = (_MODEL_FILE,)
+    # The child asks by itself what devices there are; the server only places it.
+    supports_gpu = True
+
+    @classmethod
+    def complete_config(cls, context: BackendContext) -> ModelConfig:
+        _refuse_environment(context)
+        path = context.model_file(_MODEL_FILE)
+        if not may_complete_config(path):
+            return context.config
+        recipe = Recipe(
+            f"{_HOSTED}:complete_config",
+            {
+                "path": str(path),
+                "model_directory": str(context.model_directory),
+                "model_config": json.dumps(config_to_json(context.config)),
+            },
+        )
+        name = f"{context.model_name} auto-complete"
+        try:
+            completed = call_in_process(name, recipe, timeout_s=_start_timeout_s(context), environment=_environment(1))
+        except ServerError as error:
+            raise ConfigError(f"model '{context.model_name}': auto_complete_config failed: {error.message}") from error
+        return config_from_json(completed, source=f"auto_complete_config of {path}")
+
+    def load(self) -> None:
+        _refuse_environment(self.context)
+        if self.context.config.is_decoupled:
+            raise UnsupportedError(
+                f"model '{self.context.model_name}': the Python backend does not serve decoupled models yet: "
+                "remove model_transaction_policy { decoupled: true }"
+            )
+        self.context.model_file(_MODEL_FILE)
+
+    def create_instance(self, placement: Placement) -> BatchInstance:
+        context = self.context
+        config = context.config
+        recipe = Recipe(
+            f"{_HOSTED}:create_instance",
+            {
+                "path": str(context.model_file(_MODEL_FILE)),
+                "args": {
+                    "model_config": json.dumps(config_to_json(config)),
+                    "model_instance_kind": placement.kind.value.removeprefix("KIND_"),
+                    "model_instance_name": placement.name,
+                    "model_instance_device_id": str(placement.device_id),
+                    "model_repository": str(context.model_directory),
+                    "model_version": str(context.version),
+                    "model_name": context.model_name,
+                },
+                "outputs": {output.name: output.data_type.value for output in config.output if output.data_type},
+            },
+        )
+        num_instances = max(1, sum(max(1, group.count) for group in config.instance_group))
+        options = ProcessOptions(
+            start_timeout_s=_start_timeout_s(context),
+            execute_timeout_s=context.float_parameter("EXECUTE_TIMEOUT_SECONDS") or None,
+            environment=_environment(num_instances),
+        )
+        return ProcessInstance(placement.name, recipe, options)
+
+
+def may_complete_config(path: Path) -> bool:
+    """Whether model.py can have an `auto_complete_config`: it has one, or inherits who knows what.
+
+    Saves most models a process. A file that cannot be parsed may: its error then comes from Python itself.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return True
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
+    if not classes or classes[-1].bases or classes[-1].decorator_list:
+        return True
+    return any("auto_complete_config" in ast.dump(node) for node in classes[-1].body)
+
+
+def _refuse_environment(context: BackendContext) -> None:
+    if context.parameter("EXECUTION_ENV_PATH"):
+        raise UnsupportedError(
+            f"model '{context.model_name}': parameter EXECUTION_ENV_PATH is not supported yet: install what the model "
+            "imports into the server's own Python environment and remove the parameter"
+        )
+
+
+def _start_timeout_s(context: BackendContext) -> float:
+    text = context.options.get("stub-timeout-seconds", "")
+    try:
+        default = float(text) if text else ProcessOptions().start_timeout_s
+    except ValueError:
+        raise ConfigError(
+            f"--backend-config python,stub-timeout-seconds={text}: expected a number of seconds"
+        ) from None
+    return context.float_parameter("START_TIMEOUT_SECONDS", default)
+
+
+def _environment(num_instances: int) -> dict[str, str]:
+    """Without a word from the operator, the instances of a model share the cores instead of each taking all."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // num_instances))}

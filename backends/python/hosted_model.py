@@ -1,0 +1,170 @@
+"""The child's side of the Python backend: imports model.py and runs its TritonPythonModel."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from modelserver.backend import (
+    BatchInstance,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    InternalError,
+    InvalidArgumentError,
+    ServerError,
+    Tensor,
+)
+from modelserver.execution.exception_text import describe_exception
+
+from . import triton_python_backend_utils as pb_utils
+
+
+def create_instance(path: str, args: dict[str, str], outputs: dict[str, str]) -> BatchInstance:
+    """The instance of the model at `path`, initialized with `args`.
+
+    `outputs` maps the config's output names to their datatypes.
+    """
+    model_class = import_model(Path(path), Path(args["model_repository"]))
+    model = model_class()
+    if hasattr(model, "initialize"):
+        model.initialize(args)
+    if not callable(getattr(model, "execute", None)):
+        raise InvalidArgumentError(f"{path}: class TritonPythonModel has no method execute(self, requests)")
+    instance_class = ProbedPythonInstance if hasattr(model, "is_ready") else PythonInstance
+    datatypes = {name: Datatype(value) for name, value in outputs.items()}
+    return instance_class(model, args["model_instance_name"], datatypes)
+
+
+def complete_config(path: str, model_directory: str, model_config: str) -> dict[str, Any]:
+    """The config, in its JSON form, after the model's `auto_complete_config`; as it was when there is none."""
+    model_class = import_model(Path(path), Path(model_directory))
+    config = pb_utils.ModelConfig(model_config)
+    if not hasattr(model_class, "auto_complete_config"):
+        return config.as_dict()
+    completed = model_class.auto_complete_config(config)
+    if not isinstance(completed, pb_utils.ModelConfig):
+        raise InvalidArgumentError(
+            f"auto_complete_config function in model '{path}' must return a valid "
+            f"triton_python_backend_utils.ModelConfig object, got {type(completed).__name__}"
+        )
+    return completed.as_dict()
+
+
+def import_model(path: Path, model_directory: Path) -> Any:
+    """The class TritonPythonModel of a model.py, imported as `<version>.model` as in Triton.
+
+    Modules beside it and in the model's directory can be imported, absolutely and, from beside it, relatively.
+    """
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    pb_utils.set_model_directory(path.parent)
+    sys.path += [str(path.parent), str(model_directory)]
+    package = ModuleType(path.parent.name)
+    package.__path__ = [str(path.parent)]
+    sys.modules[package.__name__] = package
+    name = f"{package.__name__}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidArgumentError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    try:
+        return module.TritonPythonModel
+    except AttributeError:
+        raise InvalidArgumentError(f"{path} defines no class TritonPythonModel") from None
+
+
+class PythonInstance(BatchInstance):
+    """Turns batches into the model's requests, and checks what it answers."""
+
+    def __init__(self, model: Any, name: str, outputs: Mapping[str, Datatype]) -> None:
+        self._model = model
+        self._name = name
+        self._outputs = outputs
+        self._output_names = list(outputs)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+        try:
+            responses = self._complete(self._model.execute([self._wrap(request) for request in requests]))
+            return self._check(responses, requests)
+        except Exception as error:
+            traceback.print_exc()
+            raise InternalError(
+                f"Failed to process the request(s) for model '{self._name}', message: {describe_exception(error)}"
+            ) from error
+
+    def close(self) -> None:
+        try:
+            if hasattr(self._model, "finalize"):
+                self._complete(self._model.finalize())
+        finally:
+            if self._loop is not None:
+                self._loop.close()
+
+    def _wrap(self, request: InferRequest) -> pb_utils.InferenceRequest:
+        return pb_utils.InferenceRequest.of(request, self._output_names)
+
+    def _complete(self, result: Any) -> Any:
+        """What the model returned; a coroutine is run to its end first."""
+        if not inspect.isawaitable(result):
+            return result
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(result)
+
+    def _check(self, responses: Any, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+        if not isinstance(responses, list):
+            raise pb_utils.TritonModelException(
+                f"Expected a list in the execute return, found type '{type(responses).__name__}'"
+            )
+        if len(responses) != len(requests):
+            raise pb_utils.TritonModelException(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}"
+            )
+        for response in responses:
+            if not isinstance(response, pb_utils.InferenceResponse):
+                raise pb_utils.TritonModelException(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response).__name__}'"
+                )
+        return [self._response(response, request) for response, request in zip(responses, requests, strict=True)]
+
+    def _response(self, response: pb_utils.InferenceResponse, request: InferRequest) -> InferResponse | ServerError:
+        error = response.error()
+        if error is not None:
+            return error.server_error()
+        wanted = self._outputs if request.outputs is None else request.outputs
+        try:
+            tensors = [self._output(tensor) for tensor in response.output_tensors() if tensor.name() in wanted]
+        except ServerError as refusal:
+            return refusal
+        return InferResponse(tensors, parameters=response.parameter_values())
+
+    def _output(self, tensor: pb_utils.Tensor) -> Tensor:
+        made = tensor.core_tensor()
+        expected = self._outputs.get(made.name)
+        if expected is None or made.datatype is expected:
+            return made
+        if expected is Datatype.BF16 and made.datatype is Datatype.UINT16:
+            return Tensor(made.name, expected, made.data)  # bit patterns: NumPy has no other way to say BF16
+        raise InternalError(
+            f"model '{self._name}': output '{made.name}' must be {expected.config_name} as its config says, "
+            f"got an array of {made.data.dtype}"
+        )
+
+
+class ProbedPythonInstance(PythonInstance):
+    """A model with an `is_ready` of its own."""
+
+    def is_ready(self) -> bool:
+        return bool(self._complete(self._model.is_ready()))

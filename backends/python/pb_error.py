@@ -1,0 +1,72 @@
+"""Errors as a model.py writes them."""
+
+from __future__ import annotations
+
+import enum
+
+from modelserver.errors import ErrorCode, ServerError
+
+
+class TritonModelException(Exception):
+    """Raised by a model, or by these utilities; the text goes to the client."""
+
+
+class _Code(enum.IntEnum):
+    """Numbered as in TRITONSERVER_Error_Code."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+_ERROR_CODES = {
+    _Code.UNKNOWN: ErrorCode.UNKNOWN,
+    _Code.INTERNAL: ErrorCode.INTERNAL,
+    _Code.NOT_FOUND: ErrorCode.NOT_FOUND,
+    _Code.INVALID_ARG: ErrorCode.INVALID_ARGUMENT,
+    _Code.UNAVAILABLE: ErrorCode.UNAVAILABLE,
+    _Code.UNSUPPORTED: ErrorCode.UNSUPPORTED,
+    _Code.ALREADY_EXISTS: ErrorCode.ALREADY_EXISTS,
+    _Code.CANCELLED: ErrorCode.CANCELLED,
+}
+
+
+class TritonError:
+    """The error of one response: it fails that request alone."""
+
+    UNKNOWN = _Code.UNKNOWN
+    INTERNAL = _Code.INTERNAL
+    NOT_FOUND = _Code.NOT_FOUND
+    INVALID_ARG = _Code.INVALID_ARG
+    UNAVAILABLE = _Code.UNAVAILABLE
+    UNSUPPORTED = _Code.UNSUPPORTED
+    ALREADY_EXISTS = _Code.ALREADY_EXISTS
+    CANCELLED = _Code.CANCELLED
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: int = _Code.INTERNAL) -> None:
+        self._message = str(message)
+        self._code = _Code(code)
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+    def server_error(self) -> ServerError:
+        return ServerError(self._message, code=_ERROR_CODES[self._code])
+
+    def __str__(self) -> str:
+        return self._message
+
+
+def unsupported(name: str) -> TritonModelException:
+    """For what Triton's utilities offer and this server does not yet."""
+    return TritonModelException(f"pb_utils.{name} is not supported yet by this server's Python backend")

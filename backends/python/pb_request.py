@@ -1,0 +1,178 @@
+"""`pb_utils.InferenceRequest` and what hangs on it."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from modelserver.backend import InferRequest
+
+from .pb_error import TritonModelException, unsupported
+from .pb_response import check_parameters
+from .pb_tensor import Tensor
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+
+class MemoryType(enum.IntEnum):
+    """Where a tensor may lie."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_CPU_PINNED = 1
+    TRITONSERVER_MEMORY_GPU = 2
+
+
+class PreferredMemory:
+    """Where a caller would like its outputs."""
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self._type = MemoryType(preferred_memory_type)
+        self._device_id = preferred_device_id
+
+    def memory_type(self) -> int:
+        return self._type
+
+    def device_id(self) -> int:
+        return self._device_id
+
+
+class InferenceTrace:
+    """The trace of a request; without tracing there is no context."""
+
+    def get_context(self) -> None:
+        return None
+
+
+class InferenceRequest:
+    """A request of a batch, or one that the model makes itself."""
+
+    __slots__ = (
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_outputs",
+        "_parameters",
+        "_preferred_memory",
+        "_request",
+        "_request_id",
+        "_timeout",
+        "_trace",
+    )
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        requested_output_names: Sequence[str],
+        inputs: Sequence[Tensor],
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(f"inputs of an InferenceRequest must be Tensor objects, got {tensor!r}")
+        check_parameters(parameters)
+        self._request: InferRequest | None = None
+        self._inputs: list[Tensor] | None = list(inputs)
+        self._outputs: Sequence[str] = list(requested_output_names)
+        self._parameters = parameters
+        self._model_name = model_name
+        self._model_version = model_version
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._flags = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+        self._trace = trace or InferenceTrace()
+
+    @classmethod
+    def of(cls, request: InferRequest, output_names: Sequence[str]) -> InferenceRequest:
+        """The model's view of a request; `output_names` are what it wants when it does not say."""
+        self = cls.__new__(cls)
+        self._request = request
+        self._inputs = None
+        self._outputs = output_names if request.outputs is None else request.outputs
+        self._flags = (
+            request.sequence_start * TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+            | request.sequence_end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+        )
+        return self
+
+    def inputs(self) -> list[Tensor]:
+        if self._inputs is None:
+            assert self._request is not None, "a request without inputs was made of a server's request"
+            self._inputs = [Tensor.of(tensor) for tensor in self._request.inputs.values()]
+        return self._inputs
+
+    def input_named(self, name: str) -> Tensor | None:
+        """The input called `name`, without making objects of the others."""
+        if self._request is not None:
+            tensor = self._request.inputs.get(name)
+            return None if tensor is None else Tensor.of(tensor)
+        return next((tensor for tensor in self.inputs() if tensor.name() == name), None)
+
+    def request_id(self) -> str:
+        return self._request_id if self._request is None else self._request.id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id if self._request is None else self._request.sequence_id
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """The request's patience in microseconds; 0 when it gave none."""
+        return self._timeout if self._request is None else self._request.timeout_us
+
+    def parameters(self) -> str:
+        """The request's parameters as a JSON object."""
+        return json.dumps((self._parameters or {}) if self._request is None else dict(self._request.parameters))
+
+    def requested_output_names(self) -> list[str]:
+        return list(self._outputs)
+
+    def preferred_memory(self) -> PreferredMemory:
+        if self._request is not None:
+            return PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+        return self._preferred_memory
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace() if self._request is not None else self._trace
+
+    def model_name(self) -> str:
+        return self._model_name if self._request is None else self._request.model_name
+
+    def model_version(self) -> int:
+        return self._model_version if self._request is None else self._request.version or -1
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone or given up; asked of the server anew each time."""
+        return self._request is not None and self._request.is_cancelled
+
+    def exec(self, decoupled: bool = False) -> NoReturn:  # noqa: ARG002
+        raise unsupported("InferenceRequest.exec (calling other models)")
+
+    def async_exec(self, decoupled: bool = False) -> NoReturn:  # noqa: ARG002
+        raise unsupported("InferenceRequest.async_exec (calling other models)")
+
+    def get_response_sender(self) -> NoReturn:
+        raise unsupported("InferenceRequest.get_response_sender (decoupled responses)")
+
+    def set_release_flags(self, flags: int) -> NoReturn:  # noqa: ARG002
+        raise unsupported("InferenceRequest.set_release_flags (rescheduling)")

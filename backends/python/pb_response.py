@@ -1,0 +1,71 @@
+"""`pb_utils.InferenceResponse`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from .pb_error import TritonError, TritonModelException
+from .pb_tensor import Tensor
+
+
+class InferenceResponse:
+    """The outputs, or the error, of one request."""
+
+    __slots__ = ("_error", "_output_tensors", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] | None = None,
+        error: TritonError | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        tensors = list(output_tensors or ())
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(
+                    f"output_tensors of an InferenceResponse must be pb_utils.Tensor objects, "
+                    f"got {type(tensor).__name__}"
+                )
+        if error is not None and not isinstance(error, TritonError):
+            raise TritonModelException(
+                f"error of an InferenceResponse must be a pb_utils.TritonError, got {type(error).__name__}"
+            )
+        check_parameters(parameters)
+        self._output_tensors = tensors
+        self._error = error
+        self._parameters = parameters
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._output_tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """The response's parameters as a JSON object."""
+        return json.dumps(self._parameters or {})
+
+    def parameter_values(self) -> dict[str, Any] | None:
+        return self._parameters
+
+
+def check_parameters(parameters: dict[str, Any] | None) -> None:
+    """Raise TritonModelException unless keys are str and values bool, int, float or str."""
+    if parameters is None:
+        return
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, bool | int | float | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/float/str, found type {type(value)}"
+            )
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise TritonModelException(f"Parameter '{key}': {value} does not fit 64 bits")

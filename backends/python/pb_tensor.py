@@ -1,0 +1,157 @@
+"""`pb_utils.Tensor`: a named array, in and out of NumPy and DLPack."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from modelserver.backend import Array, Datatype
+from modelserver.backend import Tensor as CoreTensor
+
+from .pb_datatype import NUMBERS
+from .pb_error import TritonModelException
+
+_DLPACK_CPU = (1, 0)
+_DLPACK_UINT, _DLPACK_BFLOAT = 1, 4
+# In a DLTensor the datatype (code, bits, lanes) lies behind data pointer, device and number of dimensions.
+_DLPACK_DATATYPE_OFFSET = ctypes.sizeof(ctypes.c_void_p) + 8 + 4
+
+
+class Tensor:
+    """An input, or an output that the model makes of a NumPy array."""
+
+    __slots__ = ("_array", "_datatype", "_name")
+
+    def __init__(self, name: str, array: Array) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TritonModelException(
+                f"Tensor '{name}' must be made of a numpy.ndarray, got {type(array).__name__}; "
+                "for other libraries' arrays use Tensor.from_dlpack"
+            )
+        try:
+            datatype = Datatype.from_numpy(array.dtype)
+        except KeyError:
+            raise TritonModelException(
+                f"Tensor '{name}': no Triton datatype carries numpy dtype {array.dtype}"
+            ) from None
+        if not array.dtype.isnative:
+            array = array.astype(datatype.numpy)
+        self._name = name
+        self._array = array
+        self._datatype = datatype
+
+    @classmethod
+    def of(cls, tensor: CoreTensor) -> Tensor:
+        """The model's view of a request's input."""
+        self = cls.__new__(cls)
+        self._name = tensor.name
+        self._array = tensor.data
+        self._datatype = tensor.datatype
+        return self
+
+    def core_tensor(self) -> CoreTensor:
+        """The tensor as the server carries it."""
+        array = self._array
+        if self._datatype is Datatype.BYTES and array.dtype.kind != "O":
+            array = array.astype(object)
+        return CoreTensor(self._name, self._datatype, array)
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """The elements; inputs share memory with the request. BF16 has no NumPy type: use DLPack."""
+        if self._datatype is Datatype.BF16:
+            raise TritonModelException(
+                f"tensor '{self._name}' is BF16, which NumPy does not have: use torch.from_dlpack(tensor)"
+            )
+        return self._array
+
+    def triton_dtype(self) -> int:
+        """The number of the datatype in TRITONSERVER_DataType."""
+        return NUMBERS[self._datatype]
+
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule that shares the tensor's memory."""
+        return self.__dlpack__()
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """A tensor that shares memory with a DLPack capsule, or with an array of a library that speaks DLPack."""
+        if hasattr(tensor, "__dlpack_device__"):
+            device = tuple(int(part) for part in tensor.__dlpack_device__())
+            if device[0] != _DLPACK_CPU[0]:
+                raise TritonModelException(
+                    f"Tensor '{name}': DLPack tensors on a device (type {device[0]}) are not supported yet: "
+                    "move the tensor to the CPU first"
+                )
+            tensor = tensor.__dlpack__()
+        is_bfloat = _datatype_code(tensor) == (_DLPACK_BFLOAT, 16)
+        if is_bfloat:
+            _set_datatype_code(tensor, _DLPACK_UINT)
+        try:
+            array = np.from_dlpack(_Capsule(tensor))
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise TritonModelException(f"Tensor '{name}': cannot read the DLPack tensor: {error}") from error
+        made = Tensor(name, array)
+        if is_bfloat:
+            made._datatype = Datatype.BF16
+        return made
+
+    def __dlpack__(self, *, stream: object = None, **_options: object) -> Any:
+        # Consumers of newer DLPack offer versions and devices; the plain capsule is what all of them take.
+        if self._datatype is Datatype.BYTES:
+            raise TritonModelException(
+                f"tensor '{self._name}' is TYPE_STRING, which DLPack cannot carry: use as_numpy()"
+            )
+        array = self._array
+        capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
+        if self._datatype is Datatype.BF16:
+            _set_datatype_code(capsule, _DLPACK_BFLOAT)
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CPU
+
+
+class _Capsule:
+    """A bare capsule with the methods that np.from_dlpack asks for."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options: object) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CPU
+
+
+def _datatype_code(capsule: Any) -> tuple[int, int]:
+    """Type code and bits of a DLPack capsule. Raises TritonModelException if it is none or was consumed."""
+    address = _datatype_address(capsule)
+    return ctypes.c_uint8.from_address(address).value, ctypes.c_uint8.from_address(address + 1).value
+
+
+def _set_datatype_code(capsule: Any, code: int) -> None:
+    # NumPy has no BF16: the same 16 bits pass through it as UINT16.
+    ctypes.c_uint8.from_address(_datatype_address(capsule)).value = code
+
+
+def _datatype_address(capsule: Any) -> int:
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype = ctypes.c_void_p
+    get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    try:
+        pointer = get_pointer(capsule, b"dltensor")
+    except (ValueError, ctypes.ArgumentError) as error:
+        raise TritonModelException(f"expected an unused DLPack capsule or an array, got {capsule!r}") from error
+    return int(pointer) + _DLPACK_DATATYPE_OFFSET
