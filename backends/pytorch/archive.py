@@ -45,6 +45,10 @@ def file_kind(path: Path) -> FileKind:
         raise InvalidArgumentError(f"{path} is neither TorchScript nor torch.export: {reason}")
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
+        starts = [entry.header_offset for entry in archive.infolist()]
+    if min(starts, default=0) > 0:
+        # The directory that was found is that of an archive inside: the outer one's is gone.
+        raise InvalidArgumentError(f"{path} is neither TorchScript nor torch.export: a truncated archive")
     # torch puts all but the oldest exported programs under one top directory of any name.
     inner = {name.partition("/")[2] for name in names}
     if "serialized_exported_program.json" in names or any(name.startswith("models/") for name in inner):
@@ -61,15 +65,15 @@ def file_kind(path: Path) -> FileKind:
 def refuse_pickles(path: Path) -> None:
     """Raise UnsupportedError if torch.export.load would unpickle more of `path` than tensors in plain containers."""
     read = _record_reader(path)
-    for name in _torch_records(read):
-        try:
-            torch.load(io.BytesIO(read.record(name)), weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UnsupportedError(f"{path} holds a pickle in '{name}', which can run any code: {reason}") from error
     for name in read.names:
         if posixpath.basename(name).startswith(_OPAQUE_PREFIX):
             raise UnsupportedError(f"{path} holds a pickle in '{name}', which can run any code")
+    for name in _torch_records(read):
+        try:
+            torch.load(io.BytesIO(read.record(name)), weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UnsupportedError(f"{path} holds a pickle in '{name}', which can run any code: {reason}") from error
 
 
 class _Records:
