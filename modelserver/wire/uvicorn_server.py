@@ -167,8 +167,12 @@ class _App:
             body = await _read_body(headers, receive, self._max_body_bytes)
         except PayloadTooLargeError as error:
             # The connection stays open and the rest of the body is dropped as it comes: a client that
-            # sends all of it before it reads gets the answer and not a reset.
-            await _write(error_response(error), send)
+            # sends all of it before it reads gets the answer and not a reset. One that asked first may not
+            # send it at all, and then nobody knows where its next request begins.
+            response = error_response(error)
+            if "expect" in headers:
+                response.headers.append(("Connection", "close"))
+            await _write(response, send)
             return
         if body is None:
             return

@@ -70,8 +70,13 @@ def respond_compressed(exchange: HttpExchange, response: HttpResponse) -> None:
         exchange.respond(response)
         return
 
-    def finish(done: asyncio.Future[bytes]) -> None:
-        response.body = (done.result(),)
-        exchange.respond(response)
+    future = asyncio.get_running_loop().run_in_executor(None, compress, response.body, encoding)
+    future.add_done_callback(lambda done: _finish_response(exchange, response, done))
 
-    asyncio.get_running_loop().run_in_executor(None, compress, response.body, encoding).add_done_callback(finish)
+
+def _finish_response(exchange: HttpExchange, response: HttpResponse, done: asyncio.Future[bytes]) -> None:
+    try:
+        response.body = (done.result(),)
+    except Exception as error:
+        response = error_response(error)
+    exchange.respond(response)

@@ -31,7 +31,7 @@ HEADER_LENGTH = "inference-header-content-length"  # as `HttpRequest.headers` sp
 
 _BINARY_TYPE = ("Content-Type", "application/octet-stream")
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
-_MAX_ELEMENTS = 2**63 - 1
+_MAX_TENSOR_BYTES = 2**63 - 1
 _ABSENT = msgspec.Raw(b"")
 
 
@@ -89,7 +89,7 @@ def decode_infer(
     parsed = _parse(body if header_length == len(body) else body[:header_length], limits.max_json_depth)
     outputs = parsed.outputs
     if len(parsed.inputs) > limits.max_tensors or (outputs and len(outputs) > limits.max_tensors):
-        raise InvalidArgumentError(f"the request has more than {limits.max_tensors} inputs or outputs")
+        raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
 
     inputs: dict[str, Tensor] = {}
     offset = header_length
@@ -208,8 +208,8 @@ def _datatype_and_count(item: _Input, limits: HttpLimits) -> tuple[Datatype, int
     if shape and min(shape) < 0:
         raise InvalidArgumentError(f"input '{name}': invalid shape {list(shape)}, a dimension is at least 0")
     count = prod(shape)
-    if count > _MAX_ELEMENTS or max(shape, default=0) > _MAX_ELEMENTS:
-        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} has more elements than 64 bits can count")
+    if (count or prod(filter(None, shape))) * 8 > _MAX_TENSOR_BYTES:
+        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} has more bytes than 64 bits can count")
     return datatype, count
 
 
@@ -232,7 +232,8 @@ def _binary_tensor(item: _Input, size: int, body: Buffer, offset: int, limits: H
     datatype, count = _datatype_and_count(item, limits)
     if offset + size > len(body):
         raise InvalidArgumentError(
-            f"unexpected size for input '{item.name}', expecting {offset + size - len(body)} additional bytes"
+            f"unexpected size for input '{item.name}', expecting {offset + size - len(body)} additional bytes "
+            "after the JSON (whose size is in the header Inference-Header-Content-Length)"
         )
     if datatype.itemsize is None:
         raw = memoryview(body)[offset : offset + size]

@@ -111,10 +111,8 @@ class _Reply:
             if not response.is_final:
                 self._held = response
                 return
-            answer = encode_infer(self._request, held or response, self._form)
+            self._is_answered = True
+            respond_compressed(self._exchange, encode_infer(self._request, held or response, self._form))
         except Exception as error:
             self._is_answered = True
             self._exchange.respond(error_response(error))
-            return
-        self._is_answered = True
-        respond_compressed(self._exchange, answer)

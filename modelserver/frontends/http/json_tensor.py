@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from modelserver.frontends.http.json_text import dump_non_finite
 
 Shape = tuple[int, ...]
 
-_ELEMENT_TYPES: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
+_INT64 = np.iinfo(np.int64)
 _LEADING_BRACKETS = re.compile(rb"[\[\s]*")
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 
@@ -72,15 +72,31 @@ def tensor_to_json(tensor: Tensor) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _decoder(kind: str, depth: int) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(_list_type(kind, depth))
+def _decoder(datatype: Datatype, depth: int) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_list_type(datatype, depth))
 
 
-def _list_type(kind: str, depth: int) -> Any:
-    element: Any = _ELEMENT_TYPES[kind]
+def _list_type(datatype: Datatype, depth: int) -> Any:
+    element = _element_type(datatype)
     for _ in range(depth):
         element = list[element]
     return element
+
+
+def _element_type(datatype: Datatype) -> Any:
+    """The type that the parser checks elements against, ranges included."""
+    match datatype.numpy.kind:
+        case "b":
+            return bool
+        case "f":
+            return float
+        case "O":
+            return str
+    info = np.iinfo(datatype.numpy)
+    # The parser's bounds end at 64 bits with a sign; NumPy checks what is above them.
+    highest = int(info.max) if info.max < _INT64.max else None
+    lowest = int(info.min) if info.min > _INT64.min else None
+    return Annotated[int, msgspec.Meta(ge=lowest, le=highest)]
 
 
 def _depth(data: msgspec.Raw | list[Any]) -> int:
@@ -95,11 +111,10 @@ def _depth(data: msgspec.Raw | list[Any]) -> int:
 
 
 def _decode(name: str, datatype: Datatype, depth: int, data: msgspec.Raw | list[Any]) -> list[Any]:
-    kind = datatype.numpy.kind
     try:
         if isinstance(data, msgspec.Raw):
-            return _decoder(kind, depth).decode(data)  # type: ignore[no-any-return]
-        return msgspec.convert(data, _list_type(kind, depth))  # type: ignore[no-any-return]
+            return _decoder(datatype, depth).decode(data)  # type: ignore[no-any-return]
+        return msgspec.convert(data, _list_type(datatype, depth))  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"input '{name}': 'data' does not hold {datatype.value}: {error}") from error
 

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+import pytest
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.tensor import Tensor
+from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.json_tensor import tensor_from_json, tensor_to_json
+
+INTEGERS = [datatype for datatype in Datatype if datatype.numpy.kind in "iu" and datatype is not Datatype.BF16]
+
+
+def _decode(datatype: Datatype, shape: tuple[int, ...], text: str | bytes) -> Tensor:
+    raw = msgspec.Raw(text if isinstance(text, bytes) else text.encode())
+    return tensor_from_json("x", datatype, shape, int(np.prod(shape)), raw)
+
+
+def _encode(datatype: Datatype, data: Any) -> Any:
+    array = data if isinstance(data, np.ndarray) else np.array(data, datatype.numpy)
+    return orjson.dumps(tensor_to_json(Tensor("y", datatype, array)), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "text", "expected"),
+    [
+        (Datatype.FP32, (4,), "[1, 2.5, -3e2, 0]", [1, 2.5, -300, 0]),
+        (Datatype.FP32, (2, 2), "[1, 2, 3, 4]", [[1, 2], [3, 4]]),
+        (Datatype.FP64, (2, 2), "[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+        (Datatype.INT8, (1, 2, 1), " [ [\n[-128],[127]]]", [[[-128], [127]]]),
+        (Datatype.UINT64, (2,), "[0, 18446744073709551615]", [0, 2**64 - 1]),
+        (Datatype.BOOL, (2,), "[true, false]", [True, False]),
+        (Datatype.BYTES, (3,), '["a", "", "é\\u0000"]', [b"a", b"", "é\0".encode()]),
+        (Datatype.BYTES, (2, 1), '[["a"], ["[b]"]]', [[b"a"], [b"[b]"]]),
+        (Datatype.FP32, (), "[7]", 7),
+        (Datatype.FP32, (0,), "[]", []),
+        (Datatype.FP32, (0, 3), "[]", np.empty((0, 3))),
+        (Datatype.INT32, (2, 0), "[[], []]", np.empty((2, 0))),
+        (Datatype.BYTES, (0,), "[]", []),
+    ],
+)
+def test_decodes_flat_and_nested_data(datatype: Datatype, shape: tuple[int, ...], text: str, expected: Any) -> None:
+    tensor = _decode(datatype, shape, text)
+    assert tensor.shape == shape
+    assert tensor.data.dtype == datatype.numpy
+    assert np.array_equal(tensor.data, np.array(expected, datatype.numpy))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "text", "message"),
+    [
+        (Datatype.FP32, (2, 2), "[1, 2, 3]", "expected 4 elements for shape .2, 2., got 3"),
+        (Datatype.FP32, (2, 2), "[1, 2, 3, 4, 5]", "expected 4 elements for shape .2, 2., got 5"),
+        (Datatype.FP32, (2, 2), "[[1, 2], [3]]", "ragged"),
+        (Datatype.BYTES, (2, 2), '[["a", "b"], ["c"]]', "ragged"),
+        (Datatype.FP32, (2, 2), "[[1, 2, 3, 4]]", "nested as .1, 4."),
+        (Datatype.FP32, (4,), "[[1, 2], [3, 4]]", "flat or nested"),
+        (Datatype.FP32, (2, 1), "[[1], 2]", r"`\$\[1\]`"),
+        (Datatype.FP32, (2,), "[1, [2]]", r"`\$\[1\]`"),
+        (Datatype.FP32, (1,), '["1"]', "Expected `float`, got `str`"),
+        (Datatype.FP32, (1,), "[true]", "got `bool`"),
+        (Datatype.FP32, (1,), "[null]", "got `null`"),
+        (Datatype.FP32, (1,), "[1e39]", "out of range"),
+        (Datatype.FP64, (1,), "[1e999]", "out of range"),
+        (Datatype.FP32, (1,), "1.5", "Expected `array`"),
+        (Datatype.FP32, (1,), '{"a": 1}', "Expected `array`"),
+        (Datatype.INT32, (1,), "[1.5]", "Expected `int`"),
+        (Datatype.INT32, (1,), "[true]", "Expected `int`"),
+        (Datatype.INT64, (1,), "[1" + "0" * 5000 + "]", "out of range"),
+        (Datatype.BOOL, (1,), "[1]", "Expected `bool`"),
+        (Datatype.BYTES, (1,), "[1]", "Expected `str`"),
+        (Datatype.BYTES, (1,), b'["\xff"]', "utf-8"),
+        (Datatype.BYTES, (1,), '["\\ud800"]', "x"),
+        (Datatype.FP16, (1,), "[1]", "binary_data_size"),
+        (Datatype.BF16, (1,), "[1]", "binary_data_size"),
+    ],
+)
+def test_wrong_data_is_refused_by_name(
+    datatype: Datatype, shape: tuple[int, ...], text: str | bytes, message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        _decode(datatype, shape, text)
+    assert "'x'" in caught.value.message
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_integers_are_checked_against_their_range(datatype: Datatype) -> None:
+    info = np.iinfo(datatype.numpy)
+    tensor = _decode(datatype, (2,), f"[{info.min}, {info.max}]")
+    assert tensor.data.tolist() == [info.min, info.max]
+    for value in (int(info.min) - 1, int(info.max) + 1):
+        with pytest.raises(InvalidArgumentError, match=f"'x'.*{datatype.value}"):
+            _decode(datatype, (1,), f"[{value}]")
+
+
+def test_data_that_was_parsed_already_is_checked_alike() -> None:
+    tensor = tensor_from_json("x", Datatype.FP32, (1, 2), 2, [[float("nan"), 1]])
+    assert np.array_equal(tensor.data, np.array([[np.nan, 1]], np.float32), equal_nan=True)
+    for data in ([["a", 1]], [[1], [2]], [[[1, 2]]], 5, [[1, [2]]]):
+        with pytest.raises(InvalidArgumentError, match="'x'"):
+            tensor_from_json("x", Datatype.FP32, (1, 2), 2, data)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "text"),
+    [
+        (Datatype.FP32, [[0.1, 2], [1e-7, -0.0]], b"[0.1,2.0,1e-7,-0.0]"),
+        (Datatype.FP64, [0.1], b"[0.1]"),
+        (Datatype.FP32, [np.nan, np.inf, -np.inf, 1], b"[NaN,Infinity,-Infinity,1.0]"),
+        (Datatype.UINT64, [2**64 - 1], b"[18446744073709551615]"),
+        (Datatype.INT8, [[-128]], b"[-128]"),
+        (Datatype.BOOL, [True, False], b"[true,false]"),
+        (Datatype.BYTES, [[b"a", "é".encode()]], '["a","é"]'.encode()),
+        (Datatype.BYTES, ["text"], b'["text"]'),
+        (Datatype.FP32, [], b"[]"),
+        (Datatype.FP32, np.float32(3), b"[3.0]"),
+        (Datatype.INT32, np.arange(4, dtype=np.int32).reshape(2, 2).T, b"[0,2,1,3]"),
+    ],
+)
+def test_outputs_are_flat(datatype: Datatype, data: Any, text: bytes) -> None:
+    array = np.asarray(data, datatype.numpy)
+    assert _encode(datatype, array) == text
+    assert json.loads(text) is not None
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [(Datatype.FP16, [1.0]), (Datatype.BF16, [1]), (Datatype.BYTES, [b"ok", b"\xff\xfe"])],
+)
+def test_outputs_without_json_form_say_to_ask_for_binary(datatype: Datatype, data: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="'y'.*'binary_data': true"):
+        _encode(datatype, data)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.json_text import check_depth, dump_non_finite, has_non_finite, parse_non_finite
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[" * 100 + b"]" * 100,
+        b'{"a":' * 100 + b"1" + b"}" * 100,
+        b"[[]," * 99 + b"1" + b"]" * 99,
+        b'["' + b"[" * 500 + b'"]',
+        b'["' + b'\\"[' * 500 + b'"]',
+        b"[" + b"[1]," * 1000 + b"[2]]",
+        b'["\\\\", ' + b"[1]," * 200 + b"1]",
+    ],
+)
+def test_depth_within_the_limit(text: bytes) -> None:
+    check_depth(text, 100)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 101 + b"]" * 101,
+        b"[" * 100000,
+        b'{"a":' * 101 + b"1" + b"}" * 101,
+        b'["x", ' * 101,
+        b'["\\\\", ' + b"[" * 100,
+        bytearray(b" " * (3 << 20) + b"[{" * 60),
+    ],
+)
+def test_depth_over_the_limit(text: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="deeper than 100"):
+        check_depth(text, 100)
+
+
+@pytest.mark.parametrize("text", [b'"' + b'\\"' * 500_000, b'"' + b'\\"' * 500_000 + b"\\", b'"\\' * 500_000])
+def test_strings_that_never_end_cost_no_more_than_their_length(text: bytes) -> None:
+    start = time.perf_counter()
+    check_depth(b"[]" * 101 + text, 100)
+    assert time.perf_counter() - start < 2
+
+
+@given(st.recursive(st.text('[]{}"\\a'), lambda inner: st.lists(inner, max_size=3), max_leaves=30))
+def test_depth_is_that_of_the_document(document: object) -> None:
+    import json
+
+    def depth(value: object) -> int:
+        return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+    text, levels = json.dumps(document).encode(), depth(document)
+    check_depth(text, levels)
+    if levels:
+        with pytest.raises(InvalidArgumentError):
+            check_depth(text, levels - 1)
+
+
+def test_non_finite_tokens_are_parsed() -> None:
+    text = b'{"data": [NaN, Infinity, -Infinity, 1.5], "id": "NaN \\ud83d\\ude00"}'
+    assert has_non_finite(text)
+    document = parse_non_finite(text)
+    assert math.isnan(document["data"][0])
+    assert document["data"][1:] == [math.inf, -math.inf, 1.5]
+    assert document["id"] == "NaN \N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize(
+    "text", [b"[NaN", b"[NaN, nan]", b"\xff NaN", b'{"a": NaN, "id": "\\ud800"}', b"[NaN, " + b"1" * 5000 + b"]"]
+)
+def test_what_is_not_json_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="malformed"):
+        parse_non_finite(text)
+
+
+def test_non_finite_numbers_are_written_as_bare_tokens() -> None:
+    assert dump_non_finite([math.nan, math.inf, -math.inf, 1.5, 2.0]) == b"[NaN,Infinity,-Infinity,1.5,2.0]"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from modelserver.frontends.http.router import Route, Router, allowed_methods, call_for
+
+
+def _named(name: str):
+    def call(exchange: object, **arguments: str) -> None: ...
+
+    call.__name__ = name
+    return call
+
+
+ROUTER = Router(
+    (
+        Route("GET", "/v2", _named("root")),
+        Route("GET", "/v2/models/stats", _named("stats")),
+        Route("GET", "/v2/models/{name}", _named("model")),
+        Route("POST", "/v2/models/{name}/infer", _named("infer")),
+        Route("POST", "/v2/models/{name}/versions/{version}/infer", _named("infer")),
+        Route("GET", "/v2/logging", _named("get_logging")),
+        Route("POST", "/v2/logging", _named("set_logging")),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name", "arguments"),
+    [
+        ("GET", "/v2", "root", {}),
+        ("GET", "/v2/", "root", {}),
+        ("GET", "/v2/models/stats", "stats", {}),
+        ("GET", "/v2/models/m", "model", {"name": "m"}),
+        ("GET", "/v2/models/m/", "model", {"name": "m"}),
+        ("GET", "/v2/models/a b.c", "model", {"name": "a b.c"}),
+        ("POST", "/v2/models/m/infer", "infer", {"name": "m"}),
+        ("POST", "/v2/models/stats/infer", "infer", {"name": "stats"}),
+        ("POST", "/v2/models/m/versions/3/infer", "infer", {"name": "m", "version": "3"}),
+        ("HEAD", "/v2", "root", {}),
+        ("POST", "/v2/logging", "set_logging", {}),
+    ],
+)
+def test_finds(method: str, path: str, name: str, arguments: dict[str, str]) -> None:
+    found = ROUTER.find(path)
+    assert found is not None
+    call = call_for(found[0], method)
+    assert call is not None
+    assert (call.__name__, dict(found[1])) == (name, arguments)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "v2", "/v3", "/v2//models", "/v2/models//infer", "/v2/models/m/infer/x", "/v2/" + "x" * 5000, "*"]
+)
+def test_finds_nothing(path: str) -> None:
+    assert ROUTER.find(path) is None
+
+
+def test_a_route_lists_its_methods() -> None:
+    found = ROUTER.find("/v2/logging")
+    assert found is not None
+    assert allowed_methods(found[0]) == ["GET", "HEAD", "POST"]
+    assert call_for(found[0], "DELETE") is None
+
+
+def test_the_nearest_route_is_named() -> None:
+    assert ROUTER.nearest("/v2/loging") == "/v2/logging"
+    assert ROUTER.nearest("/completely/different/thing") is None
+    assert ROUTER.nearest("/v2" * 1000) is None
+
+
+def test_a_route_may_not_be_there_twice() -> None:
+    with pytest.raises(AssertionError, match="twice"):
+        Router((Route("GET", "/a/{x}", _named("a")), Route("GET", "/a/{x}", _named("b"))))

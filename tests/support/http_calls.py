@@ -1,0 +1,105 @@
+"""Calls of an HTTP frontend without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.tensor import Tensor, tensor_to_bytes
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpRequest, HttpResponse, ResponseWriter
+
+LENGTH = "inference-header-content-length"
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """A complete answer; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        length = self.headers.get(LENGTH)
+        return json.loads(self.body if length is None else self.body[: int(length)])
+
+    @property
+    def blobs(self) -> bytes:
+        """What follows the JSON header."""
+        return self.body[int(self.headers[LENGTH]) :]
+
+    @property
+    def error(self) -> str:
+        document = self.json()
+        assert list(document) == ["error"], f"not an error body: {document}"
+        return str(document["error"])
+
+
+def open_exchange(request: HttpRequest) -> tuple[HttpExchange, list[HttpResponse]]:
+    """An exchange, and the list that its answer goes to. It cannot be answered piece by piece."""
+    responses: list[HttpResponse] = []
+
+    def start(status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        raise AssertionError("this exchange expects a complete answer")
+
+    return HttpExchange(request, responses.append, start), responses
+
+
+def read(response: HttpResponse) -> HttpAnswer:
+    headers = {name.lower(): value for name, value in response.headers}
+    return HttpAnswer(response.status, headers, b"".join(response.body))
+
+
+def ask_now(
+    frontend: Frontend, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> HttpAnswer:
+    """Call a handler that answers before it returns."""
+    exchange, responses = open_exchange(HttpRequest(method, path, dict(headers or {}), body))
+    frontend.handle(exchange)
+    assert len(responses) == 1, f"{len(responses)} answers"
+    return read(responses[0])
+
+
+async def ask(
+    frontend: Frontend, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> HttpAnswer:
+    """Call a handler and wait for its answer."""
+    exchange, responses = open_exchange(HttpRequest(method, path, dict(headers or {}), body))
+    frontend.handle(exchange)
+    async with asyncio.timeout(10):
+        while not responses:
+            await asyncio.sleep(0.0001)
+    assert len(responses) == 1, f"{len(responses)} answers"
+    return read(responses[0])
+
+
+def binary_body(tensors: Sequence[Tensor], **fields: Any) -> tuple[bytes, dict[str, str]]:
+    """An infer body with binary inputs and the header that goes with it; `fields` join the JSON part."""
+    blobs = [bytes(tensor_to_bytes(tensor)) for tensor in tensors]
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype.value,
+            "shape": list(tensor.shape),
+            "parameters": {"binary_data_size": len(blob)},
+        }
+        for tensor, blob in zip(tensors, blobs, strict=True)
+    ]
+    text = json.dumps({"inputs": inputs, **fields}).encode()
+    return text + b"".join(blobs), {LENGTH: str(len(text))}
+
+
+def json_body(name: str, datatype: str, shape: Sequence[int], data: Any, **fields: Any) -> bytes:
+    """An infer body with one JSON input."""
+    tensor = {"name": name, "datatype": datatype, "shape": list(shape), "data": data}
+    return json.dumps({"inputs": [tensor], **fields}).encode()
+
+
+def fp32(name: str, values: Any) -> Tensor:
+    return Tensor(name, Datatype.FP32, np.array(values, np.float32))
