@@ -18,7 +18,7 @@ def shown(token: Token) -> str:
     if token.kind == "end":
         return "the end of the file"
     if token.kind in ("mark", "junk"):
-        return f"'{token.text}'" if token.text.isprintable() else repr(token.text)
+        return scalar.shorten(f"'{token.text}'" if token.text.isprintable() else ascii(token.text))
     return scalar.shorten(token.text)
 
 

@@ -28,7 +28,8 @@ def locate(text: str, descriptor: Descriptor, source: str) -> tuple[Locations, l
 
 class _Walker:
     def __init__(self, text: str, source: str) -> None:
-        self._tokens = tokenize(text)
+        tokens = tokenize(text)
+        self._tokens = [token for token in tokens if token.kind != "junk"]
         self._lines = Lines(text)
         self._source = source
         self._index = 0
@@ -36,6 +37,9 @@ class _Walker:
         self._open: list[Token] = []  # brackets that are not closed yet, the outermost first
         self.positions: dict[str, tuple[int, int]] = {}
         self.problems: list[Problem] = []
+        for token in tokens:
+            if token.kind == "junk":
+                self._report(token, "", f"unexpected {literal.shown(token)}")
 
     @property
     def _token(self) -> Token:
@@ -69,7 +73,7 @@ class _Walker:
             field = descriptor.fields_by_name.get(name.text)
             inner = key if key is not None else f"{path}.{name.text}" if path else name.text
             if field is None:
-                self._unknown_field(name, descriptor, inner)
+                self._unknown_field(name, descriptor, inner if key is None else f"{key}.{name.text}")
                 self._skip_value()
             else:
                 self.positions.setdefault(inner, self._lines.position(name.offset))
@@ -114,7 +118,10 @@ class _Walker:
     def _syntax_error(self, path: str) -> None:
         """Report the current token, then go to where a field may begin."""
         token = self._token
-        self._report(token, path, f"expected a field name, got {literal.shown(token)}")
+        hint = "this file is no JSON: write its fields without braces around" if token.offset == 0 else None
+        self._report(
+            token, path, f"expected a field name, got {literal.shown(token)}", hint if token.text == "{" else None
+        )
         while self._token.kind != "end" and self._token.text not in ("}", ">"):
             if self._token.kind == "name" and self._tokens[self._index + 1].text in _VALUE_STARTS:
                 return
@@ -208,6 +215,9 @@ class _Walker:
         if token.kind == "end" or token.text in ("}", ">", "]", ",", ";"):
             self._report(token, path, f"{scalar.expected(field)}, got {literal.shown(token)}")
             return
+        if self._starts_field() and self._is_on_new_line():
+            self._report(token, path, f"{scalar.expected(field)}, got the next field, {token.text}")
+            return
         if token.kind == "mark":
             self._report(token, path, f"{scalar.expected(field)}, got {literal.shown(token)}")
             self._skip_value()
@@ -260,8 +270,13 @@ class _Walker:
     def _starts_field(self) -> bool:
         return self._token.kind == "name" and self._tokens[self._index + 1].text in _VALUE_STARTS
 
+    def _is_on_new_line(self) -> bool:
+        previous = self._tokens[self._index - 1]
+        return self._lines.position(previous.offset)[0] < self._lines.position(self._token.offset)[0]
+
     def _unknown_field(self, name: Token, descriptor: Descriptor, path: str) -> None:
-        title = descriptor.full_name.removeprefix("inference.")
+        is_entry = descriptor.GetOptions().map_entry
+        title = "a map entry" if is_entry else descriptor.full_name.removeprefix("inference.")
         self._report(name, path, f"unknown field of {title}", self._field_hint(name.text, descriptor))
 
     def _field_hint(self, name: str, descriptor: Descriptor) -> str | None:

@@ -38,13 +38,11 @@ def _check_own_names(kind: str, names: Sequence[str], report: Report) -> None:
 
 def check_dims(dims: Sequence[int], path: str, report: Report, *, allow_variable: bool = True) -> bool:
     """Report sizes that cannot be; whether all can."""
-    expected = "a size >= 1" + (", or -1 for any," if allow_variable else "")
+    expected = "expected a size >= 1, or -1 for any" if allow_variable else "expected a size >= 1"
     before = len(report.problems)
     for index, size in enumerate(dims):
         if size < 1 and not (allow_variable and size == -1):
-            report.add(
-                f"{path}[{index}]", f"expected {expected} got {size}" if allow_variable else f"{expected}, got {size}"
-            )
+            report.add(f"{path}[{index}]", f"{expected}, got {size}")
     if len(report.problems) > before:
         return False
     if math.prod(size for size in dims if size > 0) > MAX_ELEMENTS:
