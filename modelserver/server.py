@@ -19,7 +19,6 @@ from typing import Protocol
 from modelserver.allocator import tune_malloc
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
-from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.metrics import MetricsFrontend
@@ -27,7 +26,6 @@ from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
-from modelserver.repository.state import IndexEntry
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
@@ -127,19 +125,17 @@ class Server:
         await started.aclose()
         logger.info("stopped")
 
-    async def serve(self, announce: Callable[[Server], None] = lambda server: None) -> int:
+    async def serve(self, announce: Callable[[Server], None]) -> int:
         """Run until SIGTERM or SIGINT; the exit status. `announce` is called once all is started.
 
         0 after a stop in which every accepted request was answered, 1 after one that was forced or overran.
         Raises as `start` does. Main thread only.
         """
         with StopSignals() as signals:
-            if not await unless(signals.stop, self.start()):
-                return 0
-            announce(self)
-            await signals.stop.wait()
-            if not await unless(signals.force, self.stop()):
-                self.is_abandoned = True
+            if await unless(signals.stop, self.start()):
+                announce(self)
+                await signals.stop.wait()
+                self.is_abandoned |= not await unless(signals.force, self.stop())
         return 1 if self.is_abandoned else 0
 
     def _metrics_wire(self) -> Wire | None:

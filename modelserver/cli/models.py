@@ -131,8 +131,10 @@ def _offline_rows(paths: list[Path]) -> list[dict[str, str]]:
             reason = "; ".join(str(problem) for problem in inspection.problems)
             rows.append({"name": inspection.name, "version": "", "state": "INVALID", "reason": reason})
             continue
-        for number in inspection.definition.versions:
-            rows.append({"name": inspection.name, "version": str(number), "state": "VALID", "reason": ""})
+        rows += [
+            {"name": inspection.name, "version": str(number), "state": "VALID", "reason": ""}
+            for number in inspection.definition.versions
+        ]
     return rows
 
 

@@ -55,15 +55,20 @@ def _run(options: ServerOptions) -> int:
     logs = start_logs(options)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            server = Server(options)
-            status = runner.run(server.serve(_announce))
-            if server.is_abandoned:
+            status, is_abandoned = runner.run(_serve(options))
+            if is_abandoned:
                 logs.close()
                 sys.stdout.flush()
                 os._exit(status)
         return status
     finally:
         logs.close()
+
+
+async def _serve(options: ServerOptions) -> tuple[int, bool]:
+    server = Server(options)
+    status = await server.serve(_announce)
+    return status, server.is_abandoned
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -79,8 +84,15 @@ def _announce(server: Server) -> None:
     """Print what is served and where; as log lines say it already, not when the log is JSON."""
     if server.options.log_format == "json":
         return
+    backends = {(model.name, model.version): model.backend_name for model in server.repository.models()}
     rows = [
-        (row.name, "" if row.version is None else str(row.version), server.backend_of(row), row.state.value, row.reason)
+        (
+            row.name,
+            "" if row.version is None else str(row.version),
+            backends.get((row.name, row.version or 0), ""),
+            row.state.value,
+            row.reason,
+        )
         for row in server.repository.index()
     ]
     print_table(("model", "version", "backend", "state", "reason"), rows)

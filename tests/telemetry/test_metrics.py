@@ -1,0 +1,175 @@
+"""The metric families: names, labels, values, and both text formats read back by Prometheus' own parsers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import prometheus_client.openmetrics.parser
+import prometheus_client.parser
+import pytest
+
+from modelserver.frontends.http.exchange import HttpExchange, HttpRequest, HttpResponse
+from modelserver.frontends.http.metrics import MetricsFrontend
+from modelserver.repository.state import LoadCounts
+from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
+from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
+from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
+
+
+@dataclass
+class LoadedModel:
+    name: str
+    version: int = 1
+    load_duration_s: float = 0.25
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+
+
+def worked_model() -> LoadedModel:
+    """A model that executed a batch of two requests with three rows, and failed some."""
+    model = LoadedModel('odd"name\\', 3, statistics=ModelStatistics(pending=lambda: 4, inflight=lambda: 6))
+    timing = BatchTiming(compute_input_ns=1_000_000, compute_infer_ns=2_000_000, compute_output_ns=3_000_000)
+    model.statistics.record_batch(3, timing, queue_ns=[500_000, 700_000], request_ns=[7_000_000, 70_000_000])
+    model.statistics.record_failures(FailureReason.REJECTED, [1, 1])
+    model.statistics.record_failures(FailureReason.CANCELED, [1])
+    return model
+
+
+def metrics(*models: LoadedModel, **details: Any) -> ServerMetrics:
+    counts = {model.name: LoadCounts(successes=2, failures=1) for model in models}
+    return ServerMetrics(lambda: models, lambda: counts, server_version="1.2.3", **details)
+
+
+def values(families: Iterable[Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def parse_text(server_metrics: ServerMetrics) -> dict[Any, float]:
+    text = render_text(server_metrics.collect()).decode()
+    found = values(prometheus_client.parser.text_string_to_metric_families(text))
+    # This parser, unlike Prometheus, puts _total behind the names of counters.
+    return {(re.sub(r"^(nv_.*)_total$", r"\1", name), labels): value for (name, labels), value in found.items()}
+
+
+def parse_openmetrics(server_metrics: ServerMetrics) -> dict[Any, float]:
+    text = render_openmetrics(server_metrics.collect()).decode()
+    return values(prometheus_client.openmetrics.parser.text_string_to_metric_families(text))
+
+
+EXPECTED: list[tuple[str, dict[str, str], float]] = [
+    ("nv_inference_request_success", {}, 2),
+    ("nv_inference_request_failure", {"reason": "REJECTED"}, 2),
+    ("nv_inference_request_failure", {"reason": "CANCELED"}, 1),
+    ("nv_inference_request_failure", {"reason": "BACKEND"}, 0),
+    ("nv_inference_request_failure", {"reason": "OTHER"}, 0),
+    ("nv_inference_count", {}, 3),
+    ("nv_inference_exec_count", {}, 1),
+    ("nv_inference_pending_request_count", {}, 4),
+    ("modelserver_inflight_requests", {}, 6),
+    ("nv_model_load_duration_secs", {}, 0.25),
+    ("nv_inference_request_duration_us", {}, 77_000),
+    ("nv_inference_queue_duration_us", {}, 1200),
+    ("nv_inference_compute_input_duration_us", {}, 2000),
+    ("nv_inference_compute_infer_duration_us", {}, 4000),
+    ("nv_inference_compute_output_duration_us", {}, 6000),
+    ("modelserver_request_duration_seconds_bucket", {"le": "0.005"}, 0),
+    ("modelserver_request_duration_seconds_bucket", {"le": "0.01"}, 1),
+    ("modelserver_request_duration_seconds_bucket", {"le": "0.1"}, 2),
+    ("modelserver_request_duration_seconds_bucket", {"le": "+Inf"}, 2),
+    ("modelserver_request_duration_seconds_count", {}, 2),
+    ("modelserver_request_duration_seconds_sum", {}, 0.077),
+    ("modelserver_queue_duration_seconds_count", {}, 2),
+    ("modelserver_compute_infer_duration_seconds_sum", {}, 0.004),
+    ("modelserver_batch_rows_bucket", {"le": "2.0"}, 0),
+    ("modelserver_batch_rows_bucket", {"le": "4.0"}, 1),
+    ("modelserver_batch_rows_sum", {}, 3),
+]
+
+
+@pytest.mark.parametrize("parse", [parse_text, parse_openmetrics])
+@pytest.mark.parametrize(("name", "labels", "value"), EXPECTED)
+def test_a_model_has_each_number_in_both_formats(
+    parse: Callable[[ServerMetrics], dict[Any, float]], name: str, labels: dict[str, str], value: float
+) -> None:
+    model = worked_model()
+    key = tuple(sorted({"model": model.name, "version": "3", **labels}.items()))
+    assert parse(metrics(model))[name, key] == pytest.approx(value)
+
+
+def test_loads_and_failed_loads_are_counted_by_model() -> None:
+    found = parse_text(metrics(LoadedModel("m")))
+    assert found["modelserver_model_loads_total", (("model", "m"),)] == 2
+    assert found["modelserver_model_load_failures_total", (("model", "m"),)] == 1
+
+
+def test_every_version_has_its_own_numbers() -> None:
+    second = LoadedModel("m", 2)
+    second.statistics.record_failures(FailureReason.OTHER, [1])
+    found = parse_text(metrics(LoadedModel("m", 1), second))
+    key = (("model", "m"), ("reason", "OTHER"))
+    assert found["nv_inference_request_failure", (*key, ("version", "1"))] == 0
+    assert found["nv_inference_request_failure", (*key, ("version", "2"))] == 1
+
+
+def test_counters_have_the_type_of_counters_under_tritons_names() -> None:
+    text = render_text(metrics(worked_model()).collect()).decode()
+    assert "# TYPE nv_inference_count counter" in text
+    assert "# HELP nv_inference_count " in text
+    assert "# TYPE modelserver_model_loads_total counter" in text
+
+
+def test_every_family_is_described_once() -> None:
+    families = metrics(worked_model(), host=HostGauges(1.0)).collect()
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+    assert all(family.documentation for family in families)
+
+
+def test_optional_families_can_be_left_out_and_the_counts_stay() -> None:
+    options = MetricsOptions(has_duration_counters=False, has_duration_histograms=False)
+    names = {name for name, _ in parse_text(metrics(worked_model(), options=options))}
+    assert not any(name.endswith("_duration_us") or "_duration_seconds" in name for name in names)
+    assert {"nv_inference_count", "nv_inference_request_success", "modelserver_batch_rows_count"} <= names
+
+
+def test_a_server_without_models_has_the_hosts_and_the_process_metrics() -> None:
+    found = {name for name, _ in parse_text(metrics(host=HostGauges(1.0)))}
+    assert {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"} <= found
+    assert {"modelserver_build_info", "process_resident_memory_bytes", "process_cpu_seconds_total"} <= found
+    assert "nv_cpu_utilization" not in {name for name, _ in parse_text(metrics())}
+
+
+def answer(path: str, *, method: str = "GET", accept: str = "") -> HttpResponse:
+    answers: list[HttpResponse] = []
+
+    def refuse_to_start(status: int, headers: list[tuple[str, str]]) -> Any:
+        raise AssertionError("metrics are answered at once")
+
+    request = HttpRequest(method, path, {"accept": accept} if accept else {})
+    MetricsFrontend(metrics(worked_model()).collect).handle(HttpExchange(request, answers.append, refuse_to_start))
+    (only,) = answers
+    return only
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [("/metrics", "GET", 200), ("/metrics/", "GET", 200), ("/metrics", "HEAD", 200), ("/", "GET", 404),
+     ("/v2/health/live", "GET", 404), ("/metrics", "POST", 405)],
+)  # fmt: skip
+def test_one_path_answers(path: str, method: str, status: int) -> None:
+    assert answer(path, method=method).status == status
+
+
+def test_the_scraper_chooses_the_format() -> None:
+    plain, openmetrics = answer("/metrics"), answer("/metrics", accept="application/openmetrics-text;version=1.0.0,*/*")
+    assert dict(plain.headers)["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert dict(openmetrics.headers)["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert bytes(openmetrics.body[0]).endswith(b"# EOF\n")
+    assert not accepts_openmetrics("text/plain, */*")
