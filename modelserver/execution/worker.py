@@ -100,6 +100,7 @@ class InlineWorker:
         self.is_parked = False
         self.is_woken = False
         self.is_closed = False
+        self.is_left = False
         self._batcher = batcher
         self._loop = loop
         self._loop_thread_id: int | None = None  # known from the first turn on
@@ -138,7 +139,7 @@ class InlineWorker:
             if self._now_ns() >= budget_ends_ns:
                 self._loop.call_soon(self._take_turn)
                 return
-        if self.is_closed:
+        if self.is_left:
             self._has_ended.set()
         elif wait_until_ns is not None:
             self._loop.call_later(max(0, wait_until_ns - self._now_ns()) / 1e9, self._take_turn)

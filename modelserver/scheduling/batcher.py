@@ -25,7 +25,7 @@ from modelserver.scheduling.limits import PriorityLevels
 from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 from modelserver.scheduling.response_order import ResponseOrder
-from modelserver.scheduling.seat import Seat, ThreadSeat
+from modelserver.scheduling.seat import IdleSeats, Seat, ThreadSeat
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,7 @@ class Batcher:
             max_rows=self._rules.max_rows, ripe_rows=self._rules.preferred_rows[0], keep_order=self._rules.keep_order
         )
         self._expiry = ExpiryTimes()
-        self._parked: list[Seat] = []
-        self._watcher: Seat | None = None  # the parked seat that looks again by itself, when a queue delay ends
-        self._num_woken = 0
+        self._idle = IdleSeats()
         self._is_stopped = False
         self._timer: Timer | None = None
         self._timer_ns = 0
@@ -124,8 +122,8 @@ class Batcher:
                 self._queue.add(entry)
                 if expires_ns is not None:
                     self._expiry.add(entry, expires_ns)
-                if self._parked and not self._num_woken and self._is_worth_a_wake(entry, now_ns):
-                    self._wake(self._watcher or self._parked[-1])
+                if self._idle.can_wake and self._is_worth_a_wake(entry, now_ns):
+                    self._idle.wake_one()
         if refusal is not None:
             raise self._refuse(request, refusal, now_ns)
         self.inflight += 1
@@ -139,20 +137,19 @@ class Batcher:
     def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
         """The next batch; or None, and the clock time at which to look again if nobody wakes the seat before.
 
-        Without a batch the seat is parked, unless it is closed. Called by the seat's worker.
+        Without a batch the seat is parked or, once it is closed, left. Called by the seat's worker.
         """
         with self._lock:
-            self._unpark(seat)
+            self._idle.unpark(seat)
             now_ns = self._now_ns()
             expired = self._remove_expired(now_ns) if self._expiry else []
             batch, wait_until_ns = (None, None) if seat.is_closed else self._form_batch(now_ns)
-            if batch is not None or seat.is_closed:
-                # Others sleep: let one of them see to what is left.
-                if self._parked and self._queue and not self._num_woken:
-                    self._wake(self._watcher or self._parked[-1])
-                wait_until_ns = None
-            else:
-                wait_until_ns = self._park(seat, wait_until_ns)
+            seat.is_left = seat.is_closed
+            if batch is None and not seat.is_left:
+                wait_until_ns = self._idle.park(seat, wait_until_ns)
+            elif self._queue and self._idle.can_wake:
+                # Others sleep: let one of them see to what remains.
+                self._idle.wake_one()
         if expired:
             self.post(self._answer_expired, expired, now_ns)
         return batch, wait_until_ns
@@ -161,7 +158,7 @@ class Batcher:
         """Wait for the next batch; None once the seat is closed. Called from the seat's worker thread."""
         while True:
             batch, wait_until_ns = self.try_take(seat)
-            if batch is not None or seat.is_closed:
+            if batch is not None or seat.is_left:
                 return batch
             seat.sleep(None if wait_until_ns is None else wait_until_ns - self._now_ns())
 
@@ -195,15 +192,15 @@ class Batcher:
         with self._lock:
             seat.is_closed = True
             if seat.is_parked:
-                self._wake(seat)
+                self._idle.wake(seat)
 
     def stop(self) -> None:
         """Refuse new requests; those in the queue are finished, without delay. Called from the event loop thread."""
         with self._lock:
             self._is_stopped = True
             self._rules = replace(self._rules, max_delay_ns=0)
-            if self._queue and self._parked and not self._num_woken:
-                self._wake(self._watcher or self._parked[-1])
+            if self._queue and self._idle.can_wake:
+                self._idle.wake_one()
 
     def abort(self, error: ServerError) -> None:
         """Refuse new requests, and answer those in the queue with `error`. From any thread."""
@@ -220,44 +217,11 @@ class Batcher:
         """Assert that queue and seats agree. For tests."""
         with self._lock:
             self._queue.check_integrity()
-            assert all(seat.is_parked and not seat.is_woken for seat in self._parked), "a woken seat is parked"
-            assert self._watcher is None or self._watcher in self._parked, "the watcher is not parked"
-            if self._queue and self._parked and not self._num_woken:
-                assert self._watcher is not None, "requests wait, workers sleep, and nobody watches"
-
-    # Seats; called with the lock held.
-
-    def _unpark(self, seat: Seat) -> None:
-        if seat.is_parked:
-            self._parked.remove(seat)
-            seat.is_parked = False
-        if seat.is_woken:
-            seat.is_woken = False
-            self._num_woken -= 1
-            seat.settle()
-        if self._watcher is seat:
-            self._watcher = None
-
-    def _park(self, seat: Seat, wait_until_ns: int | None) -> int | None:
-        seat.is_parked = True
-        self._parked.append(seat)
-        if wait_until_ns is None or self._watcher is not None:
-            return None
-        self._watcher = seat
-        return wait_until_ns
-
-    def _wake(self, seat: Seat) -> None:
-        self._parked.remove(seat)
-        if self._watcher is seat:
-            self._watcher = None
-        seat.is_parked = False
-        seat.is_woken = True
-        self._num_woken += 1
-        seat.wake()
+            self._idle.check_integrity(has_requests=len(self._queue) > 0)
 
     def _is_worth_a_wake(self, entry: QueueEntry, now_ns: int) -> bool:
         """Whether a sleeping worker would take something now that the entry has come, or has to watch its delay."""
-        if self._rules.max_delay_ns == 0 or self._watcher is None:
+        if self._rules.max_delay_ns == 0 or not self._idle.is_watched:
             return True
         if not self._rules.keep_order and not self._queue.is_ripe(entry):
             return False

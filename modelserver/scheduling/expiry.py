@@ -33,7 +33,7 @@ class ExpiryTimes:
     def due(self, now_ns: int) -> list[QueueEntry]:
         """Remove and return the queued entries whose time has come."""
         due: list[QueueEntry] = []
-        while self._heap and self._heap[0][0] <= now_ns:
+        while self._heap and (self._heap[0][0] <= now_ns or not self._heap[0][2].is_queued):
             entry = heappop(self._heap)[2]
             if entry.is_queued:
                 due.append(entry)

@@ -1,4 +1,4 @@
-"""Where a worker waits for its next batch."""
+"""Where workers wait for their next batch, and who of them is woken."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ class Seat(Protocol):
     """A worker's place at a batcher. The batcher changes the flags under its lock.
 
     `is_parked`: it waits to be woken. `is_woken`: it was woken and has not looked at the queue since.
-    `is_closed`: it gets no more batches.
+    `is_closed`: it gets no more batches. `is_left`: its worker knows that, and does not come back.
     """
 
     is_parked: bool
     is_woken: bool
     is_closed: bool
+    is_left: bool
 
     def wake(self) -> None:
         """Make the worker look at the queue. Called under the batcher's lock, so it only gives the signal."""
@@ -27,7 +28,7 @@ class Seat(Protocol):
 class ThreadSeat:
     """The seat of a worker thread: it sleeps on a lock of its own, the cheapest signal between two threads."""
 
-    __slots__ = ("_signal", "is_closed", "is_parked", "is_woken")
+    __slots__ = ("_signal", "is_closed", "is_left", "is_parked", "is_woken")
 
     def __init__(self) -> None:
         self._signal = allocate_lock()
@@ -35,6 +36,7 @@ class ThreadSeat:
         self.is_parked = False
         self.is_woken = False
         self.is_closed = False
+        self.is_left = False
 
     def wake(self) -> None:
         self._signal.release()
@@ -48,3 +50,66 @@ class ThreadSeat:
             self._signal.acquire()
         elif timeout_ns > 0:
             self._signal.acquire(timeout=timeout_ns / 1e9)
+
+
+class IdleSeats:
+    """The seats of the workers that sleep; every call is made under the batcher's lock.
+
+    At most one is woken at a time: it sees to the next one itself, when there is more than it takes. At
+    most one, the watcher, looks again by itself at a certain time, when a queue delay ends.
+    """
+
+    def __init__(self) -> None:
+        self._parked: list[Seat] = []
+        self._watcher: Seat | None = None
+        self._num_woken = 0
+
+    @property
+    def can_wake(self) -> bool:
+        """Whether somebody sleeps and nobody is on the way to look at the queue."""
+        return bool(self._parked) and not self._num_woken
+
+    @property
+    def is_watched(self) -> bool:
+        return self._watcher is not None
+
+    def park(self, seat: Seat, wait_until_ns: int | None) -> int | None:
+        """The worker goes to sleep; returns when it must look again: never, if another one watches already."""
+        seat.is_parked = True
+        self._parked.append(seat)
+        if wait_until_ns is None or self._watcher is not None:
+            return None
+        self._watcher = seat
+        return wait_until_ns
+
+    def unpark(self, seat: Seat) -> None:
+        """The worker is back, woken or by itself."""
+        if seat.is_parked:
+            self._remove(seat)
+        if seat.is_woken:
+            seat.is_woken = False
+            self._num_woken -= 1
+            seat.settle()
+
+    def wake_one(self) -> None:
+        """Wake the watcher, or else the one that slept last. Somebody must sleep."""
+        self.wake(self._watcher or self._parked[-1])
+
+    def wake(self, seat: Seat) -> None:
+        self._remove(seat)
+        seat.is_woken = True
+        self._num_woken += 1
+        seat.wake()
+
+    def check_integrity(self, *, has_requests: bool) -> None:
+        """Assert that no request waits unseen. For tests."""
+        assert all(seat.is_parked and not seat.is_woken for seat in self._parked), "a woken seat is parked"
+        assert self._watcher is None or self._watcher in self._parked, "the watcher does not sleep"
+        if has_requests and self.can_wake:
+            assert self._watcher is not None, "requests wait, workers sleep, and nobody watches"
+
+    def _remove(self, seat: Seat) -> None:
+        self._parked.remove(seat)
+        seat.is_parked = False
+        if self._watcher is seat:
+            self._watcher = None
