@@ -147,7 +147,7 @@ class _Loader:
 
 
 def _find(descriptor: Descriptor, name: object) -> FieldDescriptor | None:
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not _is_text(name):
         return None
     return descriptor.fields_by_name.get(name) or descriptor.fields_by_camelcase_name.get(name)
 

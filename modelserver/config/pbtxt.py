@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from google.protobuf import text_format
 
+from modelserver.config.lexer import Lines
 from modelserver.config.locator import locate
 from modelserver.config.message import config_from_message
 from modelserver.config.problem import Locations, Problem, error_of
@@ -30,6 +31,11 @@ def parse_pbtxt(text: str, source: str = "config.pbtxt") -> ParsedConfig:
         too_long = f"expected at most {MAX_CHARACTERS} characters, got {len(text)}"
         raise error_of([Problem(source, None, None, "", too_long)], source)
     text = text.removeprefix("\ufeff")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line, column = Lines(text).position(error.start)
+        raise error_of([Problem(source, line, column, "", "expected UTF-8 text")], source) from None
     locations, problems = locate(text, pb.DESCRIPTOR.message_types_by_name["ModelConfig"], source)
     if problems:
         raise error_of(problems, source)

@@ -124,6 +124,11 @@ def test_strings_that_are_no_text_are_refused() -> None:
     assert "name" in problems_of('name: "\\377"')[0]
 
 
+def test_bytes_that_are_no_text_are_refused() -> None:
+    text = b'name: "x"\nbackend: "\xff"'.decode(errors="surrogateescape")
+    assert problems_of(text) == ["config.pbtxt:2:11: expected UTF-8 text"]
+
+
 def test_a_longer_text_than_any_config_is_refused() -> None:
     assert problems_of("#" * (MAX_CHARACTERS + 1)) == [
         f"config.pbtxt: expected at most {MAX_CHARACTERS} characters, got {MAX_CHARACTERS + 1}"
