@@ -58,7 +58,7 @@ class OnnxBackend(Backend):
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
         self._lock = threading.Lock()  # guards _sessions: instances may be created at once
-        self._sessions: dict[tuple[DeviceKind, int], Any] = {}
+        self._sessions: dict[tuple[DeviceKind, int], tuple[Any, FileSignature]] = {}
         self._path = context.version_directory
         self._options: Any = None
 
@@ -85,18 +85,20 @@ class OnnxBackend(Backend):
             key = (placement.kind, placement.device_id)
             if key not in self._sessions:
                 self._sessions[key] = self._new_session(placement)
-        return OnnxInstance(self._sessions[key], self.context.config)
+            session, signature = self._sessions[key]
+        return OnnxInstance(session, self.context.config, signature.scalars)
 
     def unload(self) -> None:
         self._sessions.clear()
 
-    def _new_session(self, placement: Placement) -> Any:
+    def _new_session(self, placement: Placement) -> tuple[Any, FileSignature]:
         chosen = providers(self.context, placement)
         session = _loaded(
             self.context, self._path, lambda: onnxruntime.InferenceSession(self._path, self._options, chosen)
         )
-        self.context.check_config(_signature(self.context, session))
-        return session
+        signature = _signature(self.context, session)
+        self.context.check_config(signature)
+        return session, signature
 
 
 def _model_path(context: BackendContext) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,15 @@ _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 
 class OnnxInstance(TensorInstance):
-    """Runs the session that all instances on a device share."""
+    """Runs the session that all instances on a device share.
 
-    def __init__(self, session: Any, config: ModelConfig) -> None:
+    `scalars` are the inputs and outputs that the graph has without the one dimension of their config.
+    """
+
+    def __init__(self, session: Any, config: ModelConfig, scalars: Collection[str] = ()) -> None:
         self._session = session
+        self._scalar_inputs = [spec.name for spec in config.input if spec.name in scalars]
+        self._scalar_outputs = [spec.name for spec in config.output if spec.name in scalars]
         self._output_names = [spec.name for spec in config.output]
         self._string_inputs = [spec.name for spec in config.input if spec.data_type is Datatype.BYTES]
         self._string_outputs = [spec.name for spec in config.output if spec.data_type is Datatype.BYTES]
@@ -37,6 +42,9 @@ class OnnxInstance(TensorInstance):
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         feeds = dict(inputs)
+        for name in self._scalar_inputs:
+            if name in feeds:
+                feeds[name] = feeds[name].reshape(())
         for name in self._string_inputs:
             if name in feeds:
                 feeds[name] = _decoded(feeds[name])
@@ -49,6 +57,8 @@ class OnnxInstance(TensorInstance):
         outputs = dict(zip(self._output_names, arrays, strict=True))
         for name in self._string_outputs:
             outputs[name] = _encoded(outputs[name])
+        for name in self._scalar_outputs:
+            outputs[name] = np.reshape(outputs[name], 1)
         return outputs
 
     def _run_values(self, feeds: Mapping[str, Array]) -> list[Array]:

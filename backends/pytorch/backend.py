@@ -83,7 +83,8 @@ class TorchBackend(Backend):
             binding = bind_inputs(names, program.arguments)
         except ConfigError as error:
             raise ConfigError(f"model '{self.context.model_name}': {error}") from error
-        return TorchInstance(program, binding, self.context, device)
+        signature = None if program.signature is None else _renamed(program.signature, self.context.config)
+        return TorchInstance(program, binding, self.context, device=device, signature=signature)
 
     def unload(self) -> None:
         self._programs.clear()

@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from modelserver.backend import Array, BackendContext, Datatype, InternalError, InvalidArgumentError, TensorInstance
+from modelserver.backend import (
+    Array,
+    BackendContext,
+    Datatype,
+    FileSignature,
+    InternalError,
+    InvalidArgumentError,
+    TensorInstance,
+)
 
 from .binding import InputBinding, output_positions
 from .program import Program
@@ -16,9 +24,17 @@ from .tensors import TORCH_DTYPES, to_numpy, to_torch
 
 
 class TorchInstance(TensorInstance):
-    """Calls the program that all instances on a device share."""
+    """Calls the program that all instances on a device share; `signature` has the config's names, if it is known."""
 
-    def __init__(self, program: Program, binding: InputBinding, context: BackendContext, device: str) -> None:
+    def __init__(
+        self,
+        program: Program,
+        binding: InputBinding,
+        context: BackendContext,
+        *,
+        device: str = "cpu",
+        signature: FileSignature | None = None,
+    ) -> None:
         config = context.config
         self._call = program.call
         self._binding = binding
@@ -30,6 +46,7 @@ class TorchInstance(TensorInstance):
             for spec, place in zip(config.output, places, strict=True)
             if spec.data_type is not None
         ]
+        self._scalars = signature.scalars if signature is not None else frozenset()
         self._is_inference_mode = context.bool_parameter("INFERENCE_MODE", True)
         self._is_optimized = not context.bool_parameter("DISABLE_OPTIMIZED_EXECUTION")
 
@@ -55,6 +72,8 @@ class TorchInstance(TensorInstance):
         return stack
 
     def _tensor(self, name: str, array: Array) -> Any:
+        if name in self._scalars:
+            array = array.reshape(())
         tensor = to_torch(array, name in self._bfloat16)
         return tensor if self._device is None else tensor.to(self._device)
 
@@ -76,7 +95,8 @@ class TorchInstance(TensorInstance):
                 raise InternalError(
                     f"output '{name}': the model gives {tensor.dtype}, the config says {dtype}; correct its data_type"
                 )
-            arrays[name] = to_numpy(tensor)
+            array = to_numpy(tensor)
+            arrays[name] = array.reshape(1) if name in self._scalars else array
         return arrays
 
 

@@ -44,6 +44,11 @@ class FileSignature:
     def can_batch(self) -> bool:
         return all(tensor.can_batch for tensor in (*self.inputs, *self.outputs))
 
+    @property
+    def scalars(self) -> frozenset[str]:
+        """Tensors of the file without any dimension; requests and responses carry one element, of shape [1]."""
+        return frozenset(tensor.name for tensor in (*self.inputs, *self.outputs) if tensor.shape == ())
+
 
 def complete(config: ModelConfig, signature: FileSignature, *, default_max_batch_size: int, source: str) -> ModelConfig:
     """`config` with the batching, inputs and outputs of the file filled in where it leaves them out.
@@ -113,8 +118,10 @@ def _fill(spec: ConfigTensor, tensor: FileTensor | None, batches: bool) -> Confi
         spec = replace(spec, data_type=tensor.datatype)
     if not spec.dims and tensor.shape is not None:
         dims = tensor.shape[1:] if batches else tensor.shape
-        # A config has no scalars: one element, reshaped away in front of the model.
-        spec = replace(spec, dims=dims) if dims else replace(spec, dims=(1,), reshape=ModelTensorReshape())
+        # A config has no scalars. With batching, one element per row is reshaped away in front of the model;
+        # without it an empty reshape is not allowed, and the backend drops the dimension (`scalars`).
+        reshape = ModelTensorReshape() if batches and not dims else spec.reshape
+        spec = replace(spec, dims=dims or (1,), reshape=reshape)
     return spec
 
 
@@ -173,6 +180,8 @@ def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTenso
         return []
     dims = spec.dims if spec.reshape is None else spec.reshape.shape
     expected = tensor.shape[1:] if batches else tensor.shape
+    if not batches and not expected and tuple(dims) == (1,):
+        return []
     # A variable dimension of the file takes any size that the config promises, never the other way round.
     if len(dims) == len(expected) and all(file in (-1, ours) for file, ours in zip(expected, dims, strict=True)):
         return []

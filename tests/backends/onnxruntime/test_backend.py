@@ -62,6 +62,7 @@ def test_shapes_become_dims(onnx_backend, tmp_path: Path, dims: list) -> None:
     else:
         assert config.max_batch_size == 0
         assert config.input[0].dims == (tuple(dims) or (1,))
+        assert config.input[0].reshape is None
 
 
 def test_dims_that_name_the_batch_dimension_ask_for_no_batching(onnx_backend, tmp_path: Path) -> None:

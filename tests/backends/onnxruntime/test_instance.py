@@ -62,6 +62,11 @@ def test_every_datatype_passes_through(tmp_path: Path, onnx_type: int) -> None:
     assert np.array_equal(output, array)
 
 
+def test_scalars_travel_as_one_element(tmp_path: Path) -> None:
+    instance = instance_of("onnxruntime", context_of(identity_model(tmp_path / "m", [])))
+    assert instance.run({"x": np.array([7], np.float32)})["y"].tolist() == [7]
+
+
 def test_strings_pass_through_as_bytes(tmp_path: Path) -> None:
     instance = instance_of("onnxruntime", context_of(identity_model(tmp_path / "m", ["n", 2], TensorProto.STRING)))
     array = np.array([[b"one", "zwei ü".encode()], [b"", b"a\0b"]], dtype=object)

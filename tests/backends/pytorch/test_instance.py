@@ -135,6 +135,11 @@ def test_an_exported_program_that_takes_a_dict(tmp_path: Path) -> None:
     assert results["total"].tolist() == [11, 22]
 
 
+def test_scalars_travel_as_one_element(tmp_path: Path) -> None:
+    model = instance(write_export(tmp_path, Copy(), torch.tensor(1.0)))
+    assert model.run({"x": vector(7)})["OUTPUT__0"].tolist() == [7]
+
+
 def test_a_batch_over_the_programs_bound_is_the_callers_fault(model_repository: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"the exported program refuses the inputs: .*<= 64"):
         instance(model_repository / "digits_export").run({"image": np.zeros((65, 8, 8), np.float32)})
