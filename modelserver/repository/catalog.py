@@ -1,0 +1,64 @@
+"""What the repository's directories hold, as of the last look. Methods block briefly; one thread at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modelserver.discovery import backend_for_model_files
+from modelserver.repository.fingerprint import ModelFingerprint
+from modelserver.repository.layout import RepositoryRoot, RepositoryScan, fingerprint_model, scan_roots
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A scan and the state of each model's files; None for a model that must be left as it is."""
+
+    scan: RepositoryScan
+    fingerprints: dict[str, ModelFingerprint | None]
+
+
+class Catalog:
+    """Scans the roots on request and keeps the newest scan."""
+
+    def __init__(self, roots: Sequence[RepositoryRoot], config_name: str) -> None:
+        self.roots = tuple(roots)
+        self.scan = RepositoryScan()
+        self._config_name = config_name
+        self._mtimes: tuple[int, ...] = ()
+
+    def survey(self) -> Survey:
+        """Scan everything, files included. Raises OSError when a root cannot be read."""
+        scan = self._scan()
+        fingerprints: dict[str, ModelFingerprint | None] = dict.fromkeys(scan.duplicates)
+        for name, layout in scan.models.items():
+            try:
+                fingerprints[name] = None if layout.is_incomplete else fingerprint_model(layout)
+            except OSError as error:
+                logger.warning("model '%s' cannot be read: %s", name, error)
+                fingerprints[name] = None
+        return Survey(scan, fingerprints)
+
+    def refresh(self) -> None:
+        """Bring the list of models up to date: one `stat` per root if no model came or went.
+
+        A root that cannot be read leaves the list as it is.
+        """
+        try:
+            if self._mtimes == self._read_mtimes() and not self.scan.ignored:
+                return
+            self._scan()
+        except OSError as error:
+            logger.warning("the model repository cannot be read: %s", error)
+
+    def _scan(self) -> RepositoryScan:
+        mtimes = self._read_mtimes()
+        self.scan = scan_roots(self.roots, config_name=self._config_name, find_backend=backend_for_model_files)
+        self._mtimes = mtimes
+        return self.scan
+
+    def _read_mtimes(self) -> tuple[int, ...]:
+        return tuple(root.path.stat().st_mtime_ns for root in self.roots)

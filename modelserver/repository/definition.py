@@ -1,0 +1,239 @@
+"""From a model's directory to what can be loaded: parse, complete, normalise, validate.
+
+Everything that is wrong is reported at once. Nothing is loaded here; `modelserver check` uses the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from modelserver.backend import Backend, BackendContext
+from modelserver.config.defaults import normalise
+from modelserver.config.message import config_from_json
+from modelserver.config.pbtxt import ParsedConfig, parse_pbtxt
+from modelserver.config.platform import BACKENDS
+from modelserver.config.problem import Locations, Problem, error_of
+from modelserver.config.schema import ModelConfig
+from modelserver.config.validate import validate
+from modelserver.config.version_policy import missing_versions, served_versions
+from modelserver.discovery import backend_for_model_files, find_backend, model_filenames
+from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
+from modelserver.repository.fingerprint import ModelFingerprint
+from modelserver.repository.layout import CONFIG_FILENAME, ModelLayout, fingerprint_model
+from modelserver.repository.options import DefinitionOptions
+from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefinition:
+    """A model that is ready to be loaded. `versions` are those that its policy serves, with their directories.
+
+    `fingerprint` was taken before anything was read. `missing_versions` are asked for by the policy but absent.
+    """
+
+    name: str
+    config: ModelConfig
+    backend_class: type[Backend]
+    model_directory: Path
+    versions: Mapping[int, Path]
+    fingerprint: ModelFingerprint = field(default_factory=ModelFingerprint)
+    backend_options: Mapping[str, str] = field(default_factory=dict)
+    missing_versions: tuple[int, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+    def context(self, version: int) -> BackendContext:
+        """What the backend of one version is told."""
+        return BackendContext(
+            model_name=self.name,
+            version=version,
+            config=self.config,
+            model_directory=self.model_directory,
+            version_directory=self.versions[version],
+            options=self.backend_options,
+        )
+
+
+def read_definition(
+    layout: ModelLayout, options: DefinitionOptions, *, config_json: str | None = None
+) -> ModelDefinition:
+    """What `layout` defines; `config_json` replaces its config file. Blocking.
+
+    Raises ConfigError with every problem, UnsupportedError when the only problems are fields that this
+    version does not execute, and what the backend raises when it cannot be imported or reads its files.
+    """
+    fingerprint = fingerprint_model(layout)
+    source, parsed = _parse(layout, config_json)
+    reading = _Reading(layout, options, source, parsed)
+    return replace(reading.finish(), fingerprint=fingerprint)
+
+
+def _parse(layout: ModelLayout, config_json: str | None) -> tuple[str, ParsedConfig]:
+    """Where the config comes from, in words, and the config."""
+    if config_json is not None:
+        source = f"config override of model '{layout.name}'"
+        return source, ParsedConfig(config_from_json(config_json, source=source), Locations({}))
+    if layout.config_file is None:
+        # No file: everything is left to the backend.
+        return str(layout.directory / CONFIG_FILENAME), ParsedConfig(ModelConfig(), Locations({}))
+    source = str(layout.config_file)
+    try:
+        text = layout.config_file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        problem = Problem(source, None, None, "", f"expected UTF-8 text, got other bytes at offset {error.start}")
+        raise error_of((problem,), source) from error
+    except OSError as error:
+        problem = Problem(source, None, None, "", f"the file cannot be read: {error.strerror}")
+        raise error_of((problem,), source) from error
+    return source, parse_pbtxt(text, source)
+
+
+class _Reading:
+    """One run of `read_definition`: collects problems instead of stopping at the first."""
+
+    def __init__(self, layout: ModelLayout, options: DefinitionOptions, source: str, parsed: ParsedConfig) -> None:
+        self._layout = layout
+        self._options = options
+        self._source = source
+        self._locations = parsed.locations
+        self._config = parsed.config
+        self._problems: list[Problem] = []
+
+    def finish(self) -> ModelDefinition:
+        if self._layout.is_single:  # the name was given from outside
+            self._config = replace(self._config, name=self._layout.name)
+        unsupported = unsupported_problems(self._config, self._source)
+        # An ensemble has no backend and nothing to complete: that it is one is all there is to say.
+        backend_class = None if self._config.is_ensemble else self._settle_backend()
+        served = self._settle_versions()
+        completed = backend_class is not None and bool(served) and not self._problems
+        if completed and not unsupported and not self._options.is_auto_complete_disabled:
+            assert backend_class is not None, "completed says so"
+            self._complete(backend_class, served)
+        if backend_class is not None:
+            self._normalise(backend_class)
+        self._validate(is_complete=completed)
+        self._raise(unsupported)
+        assert backend_class is not None, "a config without a backend has a problem"
+        return ModelDefinition(
+            name=self._layout.name,
+            config=self._config,
+            backend_class=backend_class,
+            model_directory=self._layout.directory,
+            versions=served,
+            backend_options=self._options.backend_options(self._config.backend),
+            missing_versions=missing_versions(self._config.version_policy, tuple(self._layout.versions)),
+            warnings=ignored_warnings(self._config, self._source),
+        )
+
+    def _add(self, field_path: str, message: str, hint: str | None = None) -> None:
+        line, column = self._locations.find(field_path) or (None, None)
+        self._problems.append(Problem(self._source, line, column, field_path, message, hint))
+
+    def _settle_backend(self) -> type[Backend] | None:
+        config = self._config
+        name = config.backend or BACKENDS.get(config.platform, "")
+        if not name and config.platform:
+            return None  # `validate` says what is wrong with the platform
+        if not name:
+            name = self._backend_of_files()
+        if not name:
+            return None
+        self._config = replace(config, backend=name)
+        directory = self._layout.directory if self._options.allow_model_backends else None
+        try:
+            return find_backend(name, backend_directories=self._options.backend_directories, model_directory=directory)
+        except (NotFoundError, InvalidArgumentError) as error:
+            self._add("backend", error.message)
+            return None
+
+    def _backend_of_files(self) -> str:
+        """The backend by which a model without `backend:` is recognised; "" with a problem if there is none."""
+        files = ", ".join(sorted(name for names in model_filenames().values() for name in names))
+        if self._options.is_auto_complete_disabled:
+            self._add("backend", "expected the name of a backend, because auto-completion is disabled; got none")
+            return ""
+        for _, directory in sorted(self._layout.versions.items(), reverse=True):
+            name = backend_for_model_files(directory)
+            if name is not None:
+                return name
+        self._add("backend", f"expected the name of a backend, or one of the files {files} in a version directory")
+        return ""
+
+    def _settle_versions(self) -> dict[int, Path]:
+        available = self._layout.versions
+        if not available:
+            where = self._layout.directory
+            hint = "put the model's files into a directory named by its version, such as '1'"
+            if self._layout.ignored:
+                hint = "; ".join(f"'{path.path.name}' is ignored: {path.reason}" for path in self._layout.ignored)
+            self._add("", f"no version directories in '{where}'", hint)
+            return {}
+        served = served_versions(self._config.version_policy, tuple(available))
+        if not served:
+            self._add("version_policy", f"no version to serve: the directory holds only {sorted(available)}")
+        return {version: available[version] for version in sorted(served)}
+
+    def _complete(self, backend_class: type[Backend], served: Mapping[int, Path]) -> None:
+        version = max(served)
+        context = BackendContext(
+            model_name=self._layout.name,
+            version=version,
+            config=self._config,
+            model_directory=self._layout.directory,
+            version_directory=served[version],
+            options=self._options.backend_options(self._config.backend),
+        )
+        try:
+            self._config = backend_class.complete_config(context)
+        except ConfigError as error:
+            found = [problem for problem in error.problems if isinstance(problem, Problem)]
+            for problem in found:
+                position = self._locations.find(problem.field) if problem.line is None else None
+                line, column = position or (problem.line, problem.column)
+                self._problems.append(replace(problem, source=self._source, line=line, column=column))
+            if not found:
+                self._add("", error.message)
+
+    def _normalise(self, backend_class: type[Backend]) -> None:
+        self._config = normalise(
+            self._config,
+            model_name=self._layout.name,
+            default_cpu_instances=backend_class.default_cpu_instances,
+            supports_gpu=backend_class.supports_gpu,
+            gpu_ids=self._options.gpu_ids,
+        )
+
+    def _validate(self, *, is_complete: bool) -> None:
+        found = validate(
+            self._config,
+            locations=self._locations,
+            source=self._source,
+            model_name=self._layout.name,
+            gpu_ids=self._options.gpu_ids,
+        )
+        # Before completion, what is left out may yet be filled in; only what is wrong as written counts.
+        self._problems += [problem for problem in found if is_complete or problem.field not in _COMPLETED_FIELDS]
+
+    def _raise(self, unsupported: tuple[Problem, ...]) -> None:
+        located = [self._located(problem) for problem in unsupported]
+        if self._problems:
+            known = {(problem.field, problem.message) for problem in self._problems}
+            extra = [problem for problem in located if (problem.field, problem.message) not in known]
+            raise error_of((*self._problems, *extra), self._source)
+        if located:
+            raise UnsupportedError("\n".join(str(problem) for problem in located))
+
+    def _located(self, problem: Problem) -> Problem:
+        line, column = self._locations.find(problem.field) or (None, None)
+        return replace(problem, line=line, column=column)
+
+
+# Fields that auto-completion may fill, and the file as a whole.
+_COMPLETED_FIELDS = frozenset({"", "backend", "input", "output"})
+
+
+def describe_failure(error: ServerError) -> str:
+    """`<Code>: <reason>` with Triton's name of the code."""
+    return f"{error.code.value.replace('_', ' ').capitalize()}: {error.message}"

@@ -1,0 +1,234 @@
+"""Where models lie: a pure reading of repository roots, without opening any file.
+
+    <root>/<model>/config.pbtxt | configs/<config name>.pbtxt | <version>/<files>
+
+A root may also *be* one model (its directory holds a config, a version, or a lone model file). Symbolic
+links are followed; hidden entries are never models; nothing is ever written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from modelserver.errors import AlreadyExistsError, NotFoundError
+from modelserver.repository.fingerprint import ModelFingerprint, TreeFingerprint, fingerprint_tree, is_ignored
+from modelserver.repository.model_name import name_problem
+
+CONFIG_FILENAME = "config.pbtxt"
+CONFIGS_DIRECTORY = "configs"
+# A file of this name in a model's directory holds every load back until it is removed.
+INCOMPLETE_MARKER = ".incomplete"
+
+_VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
+_VERSION_WITH_ZEROS = re.compile(r"0[0-9]+")
+
+# Says which backend, if any, recognises a file in the directory as its model.
+BackendFinder = Callable[[Path], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryRoot:
+    """A directory given by `--model-repository`; with `model_name` set it is that one model itself."""
+
+    path: Path
+    model_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """One model's directory. `config_file` is None when there is none: the backend may complete everything.
+
+    `ignored` are directories that look like versions but are not, with the reason. `is_single` marks a
+    model whose name was given from outside, not by its directory.
+    """
+
+    name: str
+    directory: Path
+    config_file: Path | None
+    versions: Mapping[int, Path]
+    is_incomplete: bool = False
+    is_single: bool = False
+    ignored: tuple[IgnoredPath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredPath:
+    """Something in a repository that is not served, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryScan:
+    """What all roots hold. A model found in several roots is in `duplicates` and not in `models`."""
+
+    models: Mapping[str, ModelLayout] = field(default_factory=dict)
+    duplicates: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    ignored: tuple[IgnoredPath, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted((*self.models, *self.duplicates)))
+
+
+def resolve_root(path: Path, *, model_name: str = "", find_backend: BackendFinder) -> RepositoryRoot:
+    """Decide whether `path` is a repository or a single model.
+
+    It is a single model if no directory in it looks like one and it holds a config, a version, or a
+    file that a backend recognises. Raises NotFoundError if it is no directory.
+    """
+    if not path.is_dir():
+        found = "it is a file" if path.exists() else "there is nothing at that path"
+        raise NotFoundError(f"model repository '{path}' is not a directory: {found}")
+    subdirectories = _subdirectories(path)
+    if any(not _VERSION.fullmatch(name) and _looks_like_model(path / name) for name in subdirectories):
+        return RepositoryRoot(path)
+    versions = [name for name in subdirectories if _is_version_directory(path / name)]
+    if (path / CONFIG_FILENAME).is_file() or versions or find_backend(path) is not None:
+        return RepositoryRoot(path, model_name or path.absolute().name or "model")
+    return RepositoryRoot(path)
+
+
+def scan_roots(roots: Sequence[RepositoryRoot], *, config_name: str, find_backend: BackendFinder) -> RepositoryScan:
+    """All models of all roots. Raises OSError when a root cannot be read."""
+    found: dict[str, list[ModelLayout]] = {}
+    ignored: list[IgnoredPath] = []
+    for root in roots:
+        for layout in _scan_root(root, config_name, find_backend, ignored):
+            found.setdefault(layout.name, []).append(layout)
+    return RepositoryScan(
+        models={name: layouts[0] for name, layouts in sorted(found.items()) if len(layouts) == 1},
+        duplicates={
+            name: tuple(layout.directory for layout in layouts)
+            for name, layouts in sorted(found.items())
+            if len(layouts) > 1
+        },
+        ignored=tuple(ignored),
+    )
+
+
+def find_model(
+    roots: Sequence[RepositoryRoot], name: str, *, config_name: str, find_backend: BackendFinder
+) -> ModelLayout:
+    """The layout of one model, without reading any other.
+
+    `name` has been checked. Raises NotFoundError when no root holds it, AlreadyExistsError when several do.
+    """
+    found = []
+    for root in roots:
+        if root.model_name == name:
+            found.append(_single_model(root.path, name, config_name, find_backend))
+        elif root.model_name is None and (root.path / name).is_dir():
+            found.append(scan_model(root.path / name, name, config_name=config_name))
+    if not found:
+        near = difflib.get_close_matches(name, _names_in(roots), n=3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        places = ", ".join(str(root.path) for root in roots)
+        raise NotFoundError(f"no model '{name}' in the model repositories (looked in: {places}){hint}")
+    if len(found) > 1:
+        raise AlreadyExistsError(duplicate_reason(name, tuple(layout.directory for layout in found)))
+    return found[0]
+
+
+def duplicate_reason(name: str, directories: Sequence[Path]) -> str:
+    """Why a model that is in several repositories is not loaded."""
+    listed = ", ".join(str(directory) for directory in directories)
+    return f"model '{name}' is in more than one model repository, so none is loaded: {listed}"
+
+
+def _names_in(roots: Sequence[RepositoryRoot]) -> list[str]:
+    names = [root.model_name for root in roots if root.model_name is not None]
+    for root in roots:
+        if root.model_name is None:
+            names += [name for name in _subdirectories(root.path) if name_problem(name) is None]
+    return names
+
+
+def scan_model(directory: Path, name: str, *, config_name: str = "") -> ModelLayout:
+    """The layout of one model's directory, whatever is in it. Raises OSError when it cannot be read."""
+    versions: dict[int, Path] = {}
+    ignored: list[IgnoredPath] = []
+    for entry in _subdirectories(directory):
+        if _VERSION.fullmatch(entry):
+            versions[int(entry)] = directory / entry
+        elif _VERSION_WITH_ZEROS.fullmatch(entry):
+            reason = f"a version directory has no leading zeros: name it '{int(entry)}'"
+            ignored.append(IgnoredPath(directory / entry, reason))
+    return ModelLayout(
+        name=name,
+        directory=directory,
+        config_file=_config_file(directory, config_name),
+        versions=dict(sorted(versions.items())),
+        is_incomplete=(directory / INCOMPLETE_MARKER).exists(),
+        ignored=tuple(ignored),
+    )
+
+
+def fingerprint_model(layout: ModelLayout) -> ModelFingerprint:
+    """The state of a model's files. Raises OSError when a directory cannot be read."""
+    versions = {version: fingerprint_tree(path) for version, path in layout.versions.items()}
+    if layout.directory in layout.versions.values():  # a lone model file: the directory is the version
+        return ModelFingerprint(TreeFingerprint(), versions)
+    skip = {path.name for path in layout.versions.values()}
+    return ModelFingerprint(fingerprint_tree(layout.directory, skip=skip), versions)
+
+
+def _scan_root(
+    root: RepositoryRoot, config_name: str, find_backend: BackendFinder, ignored: list[IgnoredPath]
+) -> list[ModelLayout]:
+    if root.model_name is not None:
+        return [_single_model(root.path, root.model_name, config_name, find_backend)]
+    layouts = []
+    for name in _subdirectories(root.path):
+        directory = root.path / name
+        problem = name_problem(name)
+        if problem is not None:
+            ignored.append(IgnoredPath(directory, f"not a model name: {problem}"))
+        elif not _looks_like_model(directory):
+            reason = f"not a model: it holds neither {CONFIG_FILENAME} nor a version directory"
+            ignored.append(IgnoredPath(directory, reason))
+        else:
+            layout = scan_model(directory, name, config_name=config_name)
+            ignored.extend(layout.ignored)
+            layouts.append(layout)
+    return layouts
+
+
+def _single_model(directory: Path, name: str, config_name: str, find_backend: BackendFinder) -> ModelLayout:
+    layout = replace(scan_model(directory, name, config_name=config_name), is_single=True)
+    if not layout.versions and find_backend(directory) is not None:
+        return replace(layout, versions={1: directory})
+    return layout
+
+
+def _subdirectories(directory: Path) -> list[str]:
+    with os.scandir(directory) as entries:
+        return sorted(entry.name for entry in entries if not is_ignored(entry.name) and entry.is_dir())
+
+
+def _looks_like_model(directory: Path) -> bool:
+    if _config_file(directory, "") is not None or (directory / CONFIGS_DIRECTORY).is_dir():
+        return True
+    if (directory / INCOMPLETE_MARKER).exists():
+        return True
+    try:
+        return any(_VERSION.fullmatch(name) for name in _subdirectories(directory))
+    except PermissionError:
+        return False
+
+
+def _is_version_directory(directory: Path) -> bool:
+    """Whether a numeric directory in a root is a version, and not a model with a number for a name."""
+    return _VERSION.fullmatch(directory.name) is not None and not (directory / CONFIG_FILENAME).exists()
+
+
+def _config_file(directory: Path, config_name: str) -> Path | None:
+    candidates = [directory / CONFIGS_DIRECTORY / f"{config_name}.pbtxt"] if config_name else []
+    candidates.append(directory / CONFIG_FILENAME)
+    return next((path for path in candidates if path.is_file()), None)

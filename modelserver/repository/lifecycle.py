@@ -1,0 +1,369 @@
+"""One model's life: loads, swaps, retires its versions, and knows the state of each.
+
+An operation (load or unload) is one transaction over all versions of the model. Operations of one model
+run one after the other; a newer one supersedes one that still waits. All methods are called from the
+event loop thread; what blocks goes to the pools.
+
+    read definition -> plan -> load new versions (old ones serve) -> swap in one loop step -> old ones:
+    stop -> drain (what is in flight is answered) -> close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from modelserver.errors import InternalError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.repository.definition import ModelDefinition, describe_failure
+from modelserver.repository.loader import LoadRequest, LoadSource, ModelLoader
+from modelserver.repository.plan import LoadedVersion, ReloadPlan, plan_reload
+from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
+
+if TYPE_CHECKING:
+    from modelserver.execution.model import Model
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Ready models by version; None is the highest one. Replaced as a whole, never changed.
+ReadyTable = Mapping[int | None, "Model"]
+
+# How often a model that does not drain is mentioned.
+_DRAIN_NOTICE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleContext:
+    """What all models of a repository share.
+
+    `publish` makes a ready table what `get` answers from (empty: the model is gone). `force_close` is set
+    when waiting for requests in flight must end.
+    """
+
+    loader: ModelLoader
+    load_pool: Executor
+    close_pool: Executor
+    publish: Callable[[str, ReadyTable], None]
+    force_close: asyncio.Event
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    """A load, or with `request` None an unload, and where its callers wait."""
+
+    request: LoadRequest | None
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def __post_init__(self) -> None:
+        # A caller that has left must not leave an unread exception behind.
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def is_same_as(self, request: LoadRequest | None) -> bool:
+        if self.request is None or request is None:
+            return self.request is request
+        return self.request.is_plain and request.is_plain
+
+
+class ModelLifecycle:
+    """The versions of one model, whatever their state."""
+
+    def __init__(self, name: str, context: LifecycleContext) -> None:
+        self.name = name
+        self.counts = LoadCounts()
+        self._context = context
+        self._loaded: dict[int, LoadedVersion] = {}
+        self._retiring: list[LoadedVersion] = []
+        self._loading: tuple[int, ...] = ()
+        self._is_loading = False
+        # Why the last load failed: by version, or under None when no version was reached.
+        self._failures: dict[int | None, str] = {}
+        self._unloaded: set[int] = set()
+        # Whether the model should be ready: the last operation that ended was a load.
+        self._is_wanted = False
+        self._is_stopped = False
+        self._queued: _Operation | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def load(self, request: LoadRequest) -> asyncio.Future[None]:
+        """Load or reload; done when the new versions serve, or with the ServerError that kept them from it."""
+        return self._submit(request)
+
+    def unload(self) -> asyncio.Future[None]:
+        """Done when the model takes no more requests; those it has are answered afterwards."""
+        return self._submit(None)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that are ready, ascending."""
+        return tuple(sorted(self._loaded))
+
+    @property
+    def models(self) -> list[Model]:
+        """The ready models, ascending by version."""
+        return [self._loaded[version].model for version in self.versions]
+
+    @property
+    def is_as_wanted(self) -> bool:
+        """Whether the model serves, or should not: an unloaded one, or one whose first load still runs."""
+        return bool(self._loaded) or not self._is_wanted
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is going on: no operation, nothing that drains or closes."""
+        return self._runner is None and not self._tasks
+
+    def index(self) -> list[IndexEntry]:
+        """One row per known version, ascending; one without a version if none is known."""
+        general = self._failures.get(None, "")
+        rows: dict[int, tuple[ModelState, str]] = {}
+        rows |= dict.fromkeys(self._unloaded, (ModelState.UNAVAILABLE, general or "unloaded"))
+        rows |= {
+            version: (ModelState.UNAVAILABLE, reason)
+            for version, reason in self._failures.items()
+            if version is not None
+        }
+        rows |= {retiring.version: (ModelState.UNLOADING, "") for retiring in self._retiring}
+        rows |= dict.fromkeys(self._loading, (ModelState.LOADING, ""))
+        rows |= {version: (ModelState.READY, self._failures.get(version, general)) for version in self._loaded}
+        if rows:
+            return [IndexEntry(self.name, version, *rows[version]) for version in sorted(rows)]
+        if self._is_loading or self._queued is not None:
+            return [IndexEntry(self.name, None, ModelState.LOADING)]
+        state = ModelState.UNAVAILABLE if general else ModelState.UNKNOWN
+        return [IndexEntry(self.name, None, state, general)]
+
+    def stop(self) -> None:
+        """Take nothing more: loaded versions go, an operation that waits or runs will fail."""
+        self._is_stopped = True
+        self._supersede("the server is shutting down")
+        self._unload()
+
+    async def wait_idle(self) -> None:
+        """Return when nothing is going on any more."""
+        while tasks := [task for task in (self._runner, *self._tasks) if task is not None]:
+            await asyncio.wait(tasks)
+
+    def cancel(self) -> None:
+        """Give up what is going on; the loader closes what that leaves open."""
+        for task in (self._runner, *self._tasks):
+            if task is not None:
+                task.cancel()
+
+    def _submit(self, request: LoadRequest | None) -> asyncio.Future[None]:
+        if self._is_stopped:
+            raise UnavailableError("the server is shutting down")
+        if self._queued is None or not self._queued.is_same_as(request):
+            self._supersede(f"superseded by a newer {'unload' if request is None else 'load'} of the model")
+            self._queued = _Operation(request)
+        if self._runner is None:
+            self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"operations of {self.name}")
+        return self._queued.done
+
+    def _supersede(self, reason: str) -> None:
+        operation, self._queued = self._queued, None
+        if operation is not None and not operation.done.done():
+            operation.done.set_exception(UnavailableError(f"model '{self.name}': {reason}"))
+
+    async def _run(self) -> None:
+        """Carry out operations until none waits."""
+        try:
+            while (operation := self._queued) is not None:
+                self._queued = None
+                await self._perform(operation)
+        finally:
+            self._runner = None
+
+    async def _perform(self, operation: _Operation) -> None:
+        try:
+            if operation.request is None:
+                self._unload()
+            else:
+                await self._load(operation.request)
+        except ServerError as error:
+            self._settle(operation, error)
+        except Exception as error:
+            logger.exception("model '%s': an operation failed", self.name)
+            self._settle(operation, InternalError(f"model '{self.name}': {type(error).__name__}: {error}"))
+        except asyncio.CancelledError:
+            self._settle(operation, UnavailableError("the server is shutting down"))
+            raise
+        else:
+            self._settle(operation, None)
+
+    def _settle(self, operation: _Operation, error: ServerError | None) -> None:
+        if operation.done.done():
+            return
+        if error is None:
+            operation.done.set_result(None)
+        else:
+            operation.done.set_exception(error)
+
+    # Loading.
+
+    async def _load(self, request: LoadRequest) -> None:
+        started = time.monotonic()
+        self._is_loading = True
+        source: LoadSource | None = None
+        try:
+            source = await self._in_load_pool(self._context.loader.read, self.name, request)
+            await self._replace(source)
+        except ServerError as error:
+            self._note_failure(error)
+            raise
+        finally:
+            self._is_loading = False
+            self._loading = ()
+            self._is_wanted = not self._is_stopped
+            if source is not None and source.replacement is not None:
+                self._context.close_pool.submit(source.replacement.release)
+        self._failures.clear()
+        self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
+
+    def _note_failure(self, error: ServerError) -> None:
+        serving = f"; versions {list(self.versions)} still serve" if self._loaded else ""
+        logger.error("loading model '%s' failed%s: %s", self.name, serving, error.message)
+        if not isinstance(error, _VersionsFailedError):
+            self._failures = {None: describe_failure(error)}
+        self.counts = LoadCounts(self.counts.successes, self.counts.failures + 1, self.counts.last_duration_s)
+
+    async def _replace(self, source: LoadSource) -> None:
+        """Bring up what the definition asks for and swap it in; on failure everything is as before."""
+        definition = source.definition
+        plan = plan_reload(self._loaded, definition)
+        self._loading = plan.load
+        fresh = await self._load_versions(source, plan.load)
+        try:
+            self._check_still_wanted()
+            await self._update_instances(plan.update, definition)
+        except ServerError:
+            await self._close_all(fresh.values())
+            raise
+        self._swap(definition, plan, fresh)
+
+    async def _load_versions(self, source: LoadSource, versions: Iterable[int]) -> dict[int, LoadedVersion]:
+        """All of `versions`, or none: raises when one fails, with Triton's words about each."""
+        jobs = {version: self._in_load_pool(self._context.loader.load, source, version) for version in versions}
+        results = await asyncio.gather(*jobs.values(), return_exceptions=True)
+        loaded: dict[int, LoadedVersion] = {}
+        failures: dict[int, ServerError] = {}
+        for version, result in zip(jobs, results, strict=True):
+            if isinstance(result, ServerError):
+                failures[version] = result
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                loaded[version] = result
+        if failures:
+            await self._close_all(loaded.values())
+            self._failures = {version: describe_failure(error) for version, error in failures.items()}
+            raise _VersionsFailedError(self.name, self._failures)
+        return loaded
+
+    def _check_still_wanted(self) -> None:
+        """An unload that came meanwhile makes a swap pointless."""
+        if self._is_stopped:
+            raise UnavailableError("the server is shutting down")
+        if self._queued is not None and self._queued.request is None:
+            raise UnavailableError(f"model '{self.name}': superseded by a newer unload of the model")
+
+    async def _update_instances(self, versions: Iterable[int], definition: ModelDefinition) -> None:
+        updated: list[LoadedVersion] = []
+        try:
+            for version in versions:
+                await self._in_load_pool(self._context.loader.update, self._loaded[version], definition)
+                updated.append(self._loaded[version])
+        except ServerError:
+            for loaded in updated:
+                await self._in_load_pool(self._context.loader.update, loaded, loaded.definition)
+            raise
+
+    def _swap(self, definition: ModelDefinition, plan: ReloadPlan, fresh: Mapping[int, LoadedVersion]) -> None:
+        """From one request to the next, the new versions answer. No await here."""
+        if self._is_stopped:
+            for loaded in fresh.values():
+                self._retire(loaded)
+            raise UnavailableError("the server is shutting down")
+        replaced = [self._loaded[version] for version in (*plan.load, *plan.retire) if version in self._loaded]
+        for version in (*plan.keep, *plan.update):
+            self._loaded[version].definition = definition
+        kept = {version: self._loaded[version] for version in (*plan.keep, *plan.update)}
+        self._loaded = {**kept, **fresh}
+        self._unloaded -= self._loaded.keys()
+        self._publish()
+        for loaded in replaced:
+            self._retire(loaded)
+        logger.info("model '%s' serves versions %s", self.name, list(self.versions))
+
+    # Unloading.
+
+    def _unload(self) -> None:
+        """Stop all versions at once; they drain and close on their own."""
+        self._is_wanted = False
+        self._failures.clear()
+        retired, self._loaded = list(self._loaded.values()), {}
+        self._publish()
+        for loaded in retired:
+            self._retire(loaded)
+
+    def _publish(self) -> None:
+        table: dict[int | None, Model] = {version: loaded.model for version, loaded in self._loaded.items()}
+        if table:
+            table[None] = self._loaded[max(self._loaded)].model
+        self._context.publish(self.name, table)
+
+    def _retire(self, loaded: LoadedVersion) -> None:
+        loaded.model.stop()
+        self._retiring.append(loaded)
+        task = asyncio.get_running_loop().create_task(self._finish(loaded), name=f"retiring {self.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, loaded: LoadedVersion) -> None:
+        await self._drain(loaded.model)
+        await self._close_all([loaded])
+        self._retiring.remove(loaded)
+        if loaded.version not in self._loaded:
+            self._unloaded.add(loaded.version)
+
+    async def _drain(self, model: Model) -> None:
+        """Return when the model has answered all it accepted, or when closing is forced."""
+        forced = asyncio.ensure_future(self._context.force_close.wait())
+        try:
+            while not forced.done():
+                drained = asyncio.ensure_future(model.drain(_DRAIN_NOTICE_S))
+                await asyncio.wait((drained, forced), return_when=asyncio.FIRST_COMPLETED)
+                if not drained.done():
+                    drained.cancel()
+                elif drained.result():
+                    return
+                logger.warning(
+                    "model '%s' version %d was replaced or unloaded and still has %d requests in flight",
+                    model.name,
+                    model.version,
+                    model.inflight,
+                )
+        finally:
+            forced.cancel()
+
+    async def _close_all(self, retired: Iterable[LoadedVersion]) -> None:
+        loop = asyncio.get_running_loop()
+        pool, close = self._context.close_pool, self._context.loader.close
+        await asyncio.gather(*(loop.run_in_executor(pool, close, loaded) for loaded in retired))
+
+    async def _in_load_pool(self, function: Callable[..., Result], *args: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._context.load_pool, function, *args)
+
+
+class _VersionsFailedError(InvalidArgumentError):
+    """Some versions could not be loaded; says which and why in the words that Triton's clients look for."""
+
+    def __init__(self, name: str, reasons: Mapping[int | None, str]) -> None:
+        chain = " ".join(f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in reasons.items())
+        super().__init__(f"load failed for model '{name}': {chain}")

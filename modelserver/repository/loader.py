@@ -1,0 +1,206 @@
+"""The blocking half of loading: reads definitions, makes and closes models, on threads of the load pool.
+
+It knows nothing of states and swaps (see `lifecycle`), but keeps account of every model that is open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from modelserver.backend import Backend, BackendContext
+from modelserver.discovery import backend_for_model_files
+from modelserver.errors import InternalError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.repository.definition import ModelDefinition, read_definition
+from modelserver.repository.fingerprint import fingerprint_tree
+from modelserver.repository.layout import INCOMPLETE_MARKER, RepositoryRoot, find_model, scan_model
+from modelserver.repository.options import DefinitionOptions
+from modelserver.repository.plan import LoadedVersion
+from modelserver.repository.replacement import ReplacementDirectory
+
+if TYPE_CHECKING:
+    from modelserver.execution.model import Model
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Makes a model that is ready, warmed up included. Blocking; raises ServerError.
+LoadModel = Callable[[type[Backend], BackendContext], "Model"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What a load is asked to use in place of what is on disk: a config (JSON), and all files with it."""
+
+    config_json: str | None = None
+    files: Mapping[str, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        if self.files and self.config_json is None:
+            raise InvalidArgumentError(
+                "file overrides need the parameter 'config' too: they replace the whole model directory"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        return self.config_json is None and not self.files
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSource:
+    """A definition, and the directory made for it if its files came with the request (held by the caller)."""
+
+    definition: ModelDefinition
+    replacement: ReplacementDirectory | None = None
+
+
+class ModelLoader:
+    """Reads, loads, updates and closes. Its methods block and may be called from any thread at once."""
+
+    def __init__(
+        self,
+        roots: Sequence[RepositoryRoot],
+        options: DefinitionOptions,
+        load_model: LoadModel,
+        *,
+        num_retries: int = 0,
+    ) -> None:
+        self._roots = tuple(roots)
+        self._options = options
+        self._load_model = load_model
+        self._num_retries = num_retries
+        self._lock = threading.Lock()  # guards _open and _is_abandoned
+        self._open: set[LoadedVersion] = set()
+        self._is_abandoned = False
+
+    @property
+    def num_open(self) -> int:
+        """Models that were loaded and are not closed yet."""
+        with self._lock:
+            return len(self._open)
+
+    def read(self, name: str, request: LoadRequest) -> LoadSource:
+        """The definition of a model as it is on disk now, or as `request` overrides it. Raises ServerError."""
+        return _at_edge(f"reading model '{name}'", lambda: self._read(name, request))
+
+    def load(self, source: LoadSource, version: int) -> LoadedVersion:
+        """One version, ready to serve. Raises ServerError; then nothing is left of it."""
+        name = source.definition.name
+        return _at_edge(f"loading model '{name}' version {version}", lambda: self._load(source, version))
+
+    def update(self, loaded: LoadedVersion, definition: ModelDefinition) -> None:
+        """Change the instances of a model that serves to those of `definition`. Raises ServerError."""
+        what = f"updating the instances of model '{definition.name}' version {loaded.version}"
+        _at_edge(what, lambda: loaded.model.update_instances(definition.config))
+
+    def close(self, loaded: LoadedVersion) -> None:
+        """Close a model for good. Never raises: there is nobody to tell; doing it again does nothing."""
+        with self._lock:
+            if loaded not in self._open:
+                return
+            self._open.discard(loaded)
+        what = f"closing model '{loaded.definition.name}' version {loaded.version}"
+        try:
+            _at_edge(what, loaded.model.close)
+        except ServerError as error:
+            logger.error("%s failed: %s", what, error.message)
+        finally:
+            if loaded.replacement is not None:
+                loaded.replacement.release()
+
+    def abandon(self) -> tuple[LoadedVersion, ...]:
+        """From now on whatever finishes loading is closed at once; returns the models that are still open."""
+        with self._lock:
+            self._is_abandoned = True
+            return tuple(self._open)
+
+    def _read(self, name: str, request: LoadRequest) -> LoadSource:
+        if request.files:
+            return self._read_replacement(name, request)
+        options = self._options
+        layout = find_model(self._roots, name, config_name=options.config_name, find_backend=backend_for_model_files)
+        if layout.is_incomplete:
+            raise UnavailableError(
+                f"model '{name}' is marked as incomplete by {layout.directory / INCOMPLETE_MARKER}: "
+                "it can be loaded when that file is removed"
+            )
+        return LoadSource(read_definition(layout, options, config_json=request.config_json))
+
+    def _read_replacement(self, name: str, request: LoadRequest) -> LoadSource:
+        assert request.files is not None, "the caller has looked"
+        replacement = ReplacementDirectory(name, request.files)
+        try:
+            layout = scan_model(replacement.path, name)
+            definition = read_definition(layout, self._options, config_json=request.config_json)
+        except BaseException:
+            replacement.release()
+            raise
+        return LoadSource(definition, replacement)
+
+    def _load(self, source: LoadSource, version: int) -> LoadedVersion:
+        definition = source.definition
+        if definition.missing_versions:
+            logger.warning(
+                "model '%s': versions %s of its version policy do not exist",
+                definition.name,
+                list(definition.missing_versions),
+            )
+        loaded = LoadedVersion(self._load_with_retries(definition, version), definition, source.replacement)
+        with self._lock:
+            self._open.add(loaded)
+            is_abandoned = self._is_abandoned
+        if source.replacement is not None:
+            source.replacement.acquire()
+        try:
+            if is_abandoned:
+                raise UnavailableError("the server is shutting down")
+            _check_unchanged(definition, version)
+        except ServerError:
+            self.close(loaded)
+            raise
+        return loaded
+
+    def _load_with_retries(self, definition: ModelDefinition, version: int) -> Model:
+        for attempt in range(self._num_retries):
+            try:
+                return self._load_model(definition.backend_class, definition.context(version))
+            except ServerError as error:
+                logger.warning(
+                    "loading model '%s' version %d failed, attempt %d of %d: %s",
+                    definition.name,
+                    version,
+                    attempt + 1,
+                    self._num_retries + 1,
+                    error.message,
+                )
+        return self._load_model(definition.backend_class, definition.context(version))
+
+
+def _check_unchanged(definition: ModelDefinition, version: int) -> None:
+    """A version whose files changed under its loading may be half old, half new: it must not serve.
+
+    New files are fine: backends write caches beside their models.
+    """
+    before = definition.fingerprint.versions[version]
+    if not before.is_contained_in(fingerprint_tree(definition.versions[version])):
+        raise UnavailableError(
+            f"the files in {definition.versions[version]} changed while they were being loaded; "
+            "load again when the copy is complete"
+        )
+
+
+def _at_edge(what: str, action: Callable[[], Result]) -> Result:
+    """Run a job of the pool: a fault of a backend or the file system becomes the job's ServerError."""
+    try:
+        return action()
+    except ServerError:
+        raise
+    except OSError as error:
+        raise InternalError(f"{what}: {error}") from error
+    except Exception as error:
+        logger.exception("%s failed", what)
+        raise InternalError(f"{what}: {type(error).__name__}: {error}") from error

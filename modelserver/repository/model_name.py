@@ -1,0 +1,31 @@
+"""Which names a model may have: an allow-list, because names become paths, URLs and metric labels."""
+
+from __future__ import annotations
+
+import re
+
+from modelserver.errors import InvalidArgumentError
+
+# Letters and digits of any script, then a few marks; never a separator, a space or a control character.
+_NAME = re.compile(r"\w[\w.+@:=~-]*")
+_LONGEST_NAME_BYTES = 255
+
+
+def name_problem(name: str) -> str | None:
+    """Why `name` cannot name a model; None if it can."""
+    if not name:
+        return "it is empty"
+    if len(name.encode("utf-8", "surrogatepass")) > _LONGEST_NAME_BYTES:
+        return f"it is longer than {_LONGEST_NAME_BYTES} bytes"
+    if ".." in name:
+        return "it contains '..'"
+    if not _NAME.fullmatch(name):
+        return "it must start with a letter, a digit or '_' and hold only letters, digits and _ . + @ : = ~ -"
+    return None
+
+
+def check_model_name(name: str) -> None:
+    """Raise InvalidArgumentError for a name that no model can have."""
+    problem = name_problem(name)
+    if problem is not None:
+        raise InvalidArgumentError(f"invalid model name {name[:300]!r}: {problem}")

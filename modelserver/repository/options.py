@@ -1,0 +1,54 @@
+"""What the repository is told at start: where models lie and how they are loaded."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class ControlMode(enum.Enum):
+    """Who decides what is loaded; the values are those of `--model-control-mode`."""
+
+    NONE = "none"
+    POLL = "poll"
+    EXPLICIT = "explicit"
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionOptions:
+    """How a model's config is found, completed and checked.
+
+    `backend_config` holds the `--backend-config <backend>,key=value` pairs by backend name; those given
+    without a backend are under "". `config_name` is `--model-config-name`.
+    """
+
+    config_name: str = ""
+    backend_directories: tuple[Path, ...] = ()
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    is_auto_complete_disabled: bool = False
+    allow_model_backends: bool = False
+    gpu_ids: tuple[int, ...] = ()
+
+    def backend_options(self, backend_name: str) -> dict[str, str]:
+        """What one backend is told: the pairs for all backends, then its own."""
+        return {**self.backend_config.get("", {}), **self.backend_config.get(backend_name, {})}
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryOptions:
+    """Options of `ModelRepository`, one per Triton flag of the same name.
+
+    `model_name` names a root that is itself one model. `poll_interval_s` is `--repository-poll-secs`.
+    """
+
+    roots: tuple[Path, ...]
+    control_mode: ControlMode = ControlMode.NONE
+    load_models: tuple[str, ...] = ()
+    model_name: str = ""
+    is_exit_on_error: bool = True
+    poll_interval_s: float = 15.0
+    load_thread_count: int = 4
+    load_retry_count: int = 0
+    definition: DefinitionOptions = field(default_factory=DefinitionOptions)

@@ -1,0 +1,83 @@
+"""What a load of an already loaded model has to do: pure comparison of what serves with what should."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from modelserver.repository.definition import ModelDefinition
+from modelserver.repository.fingerprint import FileStamp, TreeFingerprint
+from modelserver.repository.layout import CONFIG_FILENAME, CONFIGS_DIRECTORY
+from modelserver.repository.replacement import ReplacementDirectory
+
+if TYPE_CHECKING:
+    from modelserver.execution.model import Model
+
+
+@dataclass(slots=True, eq=False)
+class LoadedVersion:
+    """A version that serves, or did, and the directory it holds, if its files came with the load request.
+
+    `definition` is what it was loaded from, or the newer one by which it was kept.
+    """
+
+    model: Model
+    definition: ModelDefinition
+    replacement: ReplacementDirectory | None = None
+
+    @property
+    def version(self) -> int:
+        return self.model.version
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadPlan:
+    """Versions to `load` anew, to `keep` as they are, to `update` in place, and to `retire` for good.
+
+    A version in `load` may serve already: its old model goes when the new one is there.
+    """
+
+    load: tuple[int, ...]
+    keep: tuple[int, ...] = ()
+    update: tuple[int, ...] = ()
+    retire: tuple[int, ...] = ()
+
+
+def plan_reload(loaded: Mapping[int, LoadedVersion], definition: ModelDefinition) -> ReloadPlan:
+    """The least work that leads from `loaded` to `definition`. A model that is not ready is never kept."""
+    kinds = {version: _kind(loaded.get(version), definition, version) for version in definition.versions}
+    return ReloadPlan(
+        load=tuple(version for version, kind in kinds.items() if kind == "load"),
+        keep=tuple(version for version, kind in kinds.items() if kind == "keep"),
+        update=tuple(version for version, kind in kinds.items() if kind == "update"),
+        retire=tuple(sorted(loaded.keys() - definition.versions.keys())),
+    )
+
+
+def _kind(loaded: LoadedVersion | None, new: ModelDefinition, version: int) -> str:
+    if loaded is None or not loaded.model.is_ready() or not _has_same_files(loaded.definition, new, version):
+        return "load"
+    old = loaded.definition
+    if old.backend_class is not new.backend_class or old.backend_options != new.backend_options:
+        return "load"
+    if old.config == new.config:
+        return "keep"
+    # Which versions are served is no business of a version that is.
+    in_place = replace(old.config, version_policy=new.config.version_policy, instance_group=new.config.instance_group)
+    return "update" if in_place == new.config else "load"
+
+
+def _has_same_files(old: ModelDefinition, new: ModelDefinition, version: int) -> bool:
+    return (
+        old.model_directory == new.model_directory
+        and old.versions[version] == new.versions[version]
+        and old.fingerprint.versions[version] == new.fingerprint.versions[version]
+        and _without_config(old.fingerprint.shared) == _without_config(new.fingerprint.shared)
+    )
+
+
+def _without_config(tree: TreeFingerprint) -> tuple[FileStamp, ...]:
+    """The files that all versions share, but for the config: that is compared by its meaning."""
+    prefix = f"{CONFIGS_DIRECTORY}/"
+    return tuple(file for file in tree.files if file.path != CONFIG_FILENAME and not file.path.startswith(prefix))

@@ -1,0 +1,350 @@
+"""The model repository: name and version -> ready model, and all that changes the answer.
+
+Everything here runs on the event loop thread; reading, loading and closing are done by pools of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from modelserver.config.suggestion import suggest
+from modelserver.discovery import backend_for_model_files
+from modelserver.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    ServerError,
+    UnavailableError,
+)
+from modelserver.execution.model import Model
+from modelserver.repository.catalog import Catalog
+from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, resolve_root
+from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
+from modelserver.repository.loader import LoadModel, LoadRequest, ModelLoader
+from modelserver.repository.model_name import check_model_name
+from modelserver.repository.options import ControlMode, RepositoryOptions
+from modelserver.repository.poller import Poller, PollScan
+from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# What closing gets after the time to drain is over, before models are left to the end of the process.
+_CLOSE_GRACE_S = 1.5
+_NUM_CLOSE_THREADS = 4
+_MOST_NAMES_COMPARED = 256
+
+
+class StartupError(ServerError):
+    """Models that should have been loaded at start were not; `failures` has the error of each."""
+
+    def __init__(self, failures: Mapping[str, ServerError]) -> None:
+        self.failures = dict(failures)
+        lines = "".join(f"\n  {name}: {error.message}" for name, error in self.failures.items())
+        super().__init__(
+            f"{len(self.failures)} models could not be loaded (--exit-on-error=false starts without them):{lines}"
+        )
+
+
+class ModelRepository:
+    """All models of the server. Made before the event loop runs, used from its thread only."""
+
+    def __init__(self, options: RepositoryOptions, *, load_model: LoadModel | None = None) -> None:
+        self._options = options
+        self._load_model = load_model
+        # The hot path of every request: name -> version (None: the highest) -> model.
+        self._ready: dict[str, ReadyTable] = {}
+        self._lifecycles: dict[str, ModelLifecycle] = {}
+        self._force_close = asyncio.Event()
+        self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
+        self._close_pool = ThreadPoolExecutor(_NUM_CLOSE_THREADS, thread_name_prefix="model-close")
+        self._scan_pool = ThreadPoolExecutor(1, thread_name_prefix="repository-scan")
+        self._catalog = Catalog((), "")
+        self._loader: ModelLoader | None = None
+        self._poller: Poller | None = None
+        self._is_started = False
+        self._is_stopping = False
+
+    # What requests ask.
+
+    def get(self, name: str, version: int | None) -> Model:
+        """The ready model; `version` None is the highest ready one.
+
+        Raises NotFoundError for a model or version that nobody knows, UnavailableError, with state and
+        reason, for one that is not ready.
+        """
+        try:
+            return self._ready[name][version]
+        except KeyError:
+            raise self._missing(name, version) from None
+
+    def ready_versions(self, name: str) -> tuple[int, ...]:
+        """The ready versions, ascending; empty for a model that is not ready or not known."""
+        lifecycle = self._lifecycles.get(name)
+        return lifecycle.versions if lifecycle is not None else ()
+
+    def models(self) -> Iterator[Model]:
+        """Every ready version of every model, by name and version."""
+        for _, lifecycle in sorted(self._lifecycles.items()):
+            yield from lifecycle.models
+
+    def index(self) -> list[IndexEntry]:
+        """A row for every version of every model, those included that lie on disk and were never loaded."""
+        if self._options.control_mode is ControlMode.EXPLICIT and self._is_started:
+            self._catalog.refresh()
+        rows: list[IndexEntry] = []
+        for name in sorted({*self._lifecycles, *self._catalog.scan.names}):
+            rows += self._index_rows(name)
+        return rows
+
+    def is_ready(self, strict: bool) -> bool:
+        """Whether the start is over and, if `strict`, every model that should serve does.
+
+        A model that was unloaded on request does not count, nor one that is being loaded for the first time.
+        """
+        if not self._is_started or self._is_stopping:
+            return False
+        if not strict:
+            return True
+        loads_all = self._options.control_mode is not ControlMode.EXPLICIT
+        if loads_all and self._catalog.scan.duplicates:
+            return False
+        return all(lifecycle.is_as_wanted for lifecycle in self._lifecycles.values())
+
+    def load_counts(self) -> dict[str, LoadCounts]:
+        """Loads and failures of every model that was ever asked to load."""
+        return {name: lifecycle.counts for name, lifecycle in sorted(self._lifecycles.items())}
+
+    # Start and stop.
+
+    async def start(self) -> dict[str, ServerError]:
+        """Load what the control mode says; returns the models that could not be loaded and why.
+
+        Raises NotFoundError for a root that is no directory and, with `is_exit_on_error`, StartupError for
+        models that could not be loaded. `stop` is due in any case.
+        """
+        options = self._options
+        if not options.roots:
+            raise InvalidArgumentError("no model repository: give one by --model-repository")
+        roots = await self._in_scan_pool(self._resolve_roots)
+        self._catalog = Catalog(roots, options.definition.config_name)
+        self._loader = ModelLoader(
+            roots, options.definition, self._model_loader(), num_retries=options.load_retry_count
+        )
+        survey = await self._in_scan_pool(self._catalog.survey)
+        failures = await self._load_at_start(survey.scan.names)
+        if failures and options.is_exit_on_error:
+            raise StartupError(failures)
+        self._is_started = True
+        if options.control_mode is ControlMode.POLL:
+            self._poller = Poller(
+                self._poll_scan, self._load_from_disk, self._unload_gone, interval_s=options.poll_interval_s
+            )
+            self._poller.start(survey.fingerprints, failures)
+        return failures
+
+    async def stop(self, timeout_s: float) -> None:
+        """Unload everything: wait up to `timeout_s` for requests in flight, then close all the same.
+
+        Raises TimeoutError when a model could not even be closed in time; it is left to the process's end.
+        """
+        self._is_stopping = True
+        if self._poller is not None:
+            await self._poller.stop()
+        for lifecycle in self._lifecycles.values():
+            lifecycle.stop()
+        waiting: dict[asyncio.Future[None], str] = {
+            asyncio.ensure_future(lifecycle.wait_idle()): name for name, lifecycle in self._lifecycles.items()
+        }
+        try:
+            left = await _wait(waiting, timeout_s)
+            self._force_close.set()
+            left = await _wait(left, _CLOSE_GRACE_S)
+        finally:
+            late = [name for task, name in waiting.items() if not task.done()]
+            self._abandon(late)
+        if left:
+            names = ", ".join(sorted(waiting[task] for task in left))
+            raise TimeoutError(f"models still busy after {timeout_s + _CLOSE_GRACE_S:.1f} s: {names}")
+
+    # Control.
+
+    async def load(
+        self, name: str, *, config_json: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load or reload a model on request; returns when it serves.
+
+        `config_json` replaces its config file; `files` (path relative to the model directory -> content)
+        replace its whole directory and need `config_json`. Raises UnavailableError unless the control
+        mode is explicit, NotFoundError for a model that no root holds, and ServerError, the old versions
+        still serving, for a load that fails.
+        """
+        self._check_explicit("load")
+        check_model_name(name)
+        request = LoadRequest(config_json, dict(files) if files else None)
+        if name not in self._lifecycles and not request.files:
+            await self._in_scan_pool(self._check_exists, name)
+        await asyncio.shield(self._lifecycle(name).load(request))
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model on request; returns when it takes no more requests. An unknown model is no error.
+
+        `unload_dependents` is about the models of an ensemble, of which there are none yet. Raises
+        UnavailableError unless the control mode is explicit.
+        """
+        del unload_dependents
+        self._check_explicit("unload")
+        check_model_name(name)
+        lifecycle = self._lifecycles.get(name)
+        if lifecycle is not None:
+            await asyncio.shield(lifecycle.unload())
+
+    # Below: how.
+
+    def _missing(self, name: str, version: int | None) -> ServerError:
+        lifecycle = self._lifecycles.get(name)
+        prefix = f"Request for unknown model: '{name}'"
+        if lifecycle is None:
+            if name in self._catalog.scan.duplicates:
+                return UnavailableError(duplicate_reason(name, self._catalog.scan.duplicates[name]))
+            return NotFoundError(f"{prefix} is not found{self._nearest(name)}")
+        rows = {row.version: row for row in lifecycle.index()}
+        if version is None:
+            states = "; ".join(_describe(row) for row in rows.values())
+            return UnavailableError(f"{prefix} has no available versions: {states}")
+        if version not in rows:
+            ready = ", ".join(map(str, lifecycle.versions)) or "none"
+            return NotFoundError(f"{prefix} version {version} is not found; ready versions: {ready}")
+        return UnavailableError(f"{prefix} version {version} is not at ready state: {_describe(rows[version])}")
+
+    def _nearest(self, name: str) -> str:
+        """A hint at what `name` may be meant to be; none among so many models that looking takes long."""
+        near = suggest(name, self._ready) if len(self._ready) <= _MOST_NAMES_COMPARED else None
+        return f"; did you mean '{near}'?" if near else ""
+
+    def _index_rows(self, name: str) -> Sequence[IndexEntry]:
+        lifecycle = self._lifecycles.get(name)
+        directories = self._catalog.scan.duplicates.get(name)
+        if directories is None:
+            return lifecycle.index() if lifecycle is not None else [IndexEntry(name, None, ModelState.UNKNOWN)]
+        reason = duplicate_reason(name, directories)
+        if lifecycle is None or not lifecycle.versions:
+            return [IndexEntry(name, None, ModelState.UNAVAILABLE, reason)]
+        return [IndexEntry(row.name, row.version, row.state, row.reason or reason) for row in lifecycle.index()]
+
+    def _lifecycle(self, name: str) -> ModelLifecycle:
+        if name not in self._lifecycles:
+            assert self._loader is not None, "models are loaded after start only"
+            context = LifecycleContext(
+                self._loader, self._load_pool, self._close_pool, self._publish, self._force_close
+            )
+            self._lifecycles[name] = ModelLifecycle(name, context)
+        return self._lifecycles[name]
+
+    def _publish(self, name: str, table: ReadyTable) -> None:
+        if table:
+            self._ready[name] = table
+        else:
+            self._ready.pop(name, None)
+
+    async def _load_at_start(self, found: Sequence[str]) -> dict[str, ServerError]:
+        names = self._names_to_load(found)
+        duplicates = self._catalog.scan.duplicates
+        failures: dict[str, ServerError] = {
+            name: AlreadyExistsError(duplicate_reason(name, duplicates[name])) for name in names if name in duplicates
+        }
+        loads = {name: self._lifecycle(name).load(LoadRequest()) for name in names if name not in duplicates}
+        results = await asyncio.gather(*loads.values(), return_exceptions=True)
+        for name, result in zip(loads, results, strict=True):
+            if isinstance(result, ServerError):
+                failures[name] = result
+            elif isinstance(result, BaseException):
+                raise result
+        return dict(sorted(failures.items()))
+
+    def _names_to_load(self, found: Sequence[str]) -> list[str]:
+        if self._options.control_mode is not ControlMode.EXPLICIT:
+            return list(found)
+        names = sorted(set(self._options.load_models))
+        if "*" not in names:
+            for name in names:
+                check_model_name(name)
+            return names
+        if len(names) > 1:
+            raise InvalidArgumentError("--load-model=* loads every model: name no other model beside it")
+        return list(found)
+
+    def _check_explicit(self, verb: str) -> None:
+        if not self._is_started or self._is_stopping:
+            raise UnavailableError("the server is starting" if not self._is_stopping else "the server is shutting down")
+        mode = self._options.control_mode
+        if mode is ControlMode.EXPLICIT:
+            return
+        how = "while polling is enabled" if mode is ControlMode.POLL else "while model control is off"
+        raise UnavailableError(
+            f"explicit model load / unload is not allowed {how}: to {verb} models on request start the server "
+            f"with --model-control-mode=explicit (it is '{mode.value}')"
+        )
+
+    def _check_exists(self, name: str) -> None:
+        find_model(
+            self._catalog.roots,
+            name,
+            config_name=self._options.definition.config_name,
+            find_backend=backend_for_model_files,
+        )
+
+    async def _poll_scan(self) -> PollScan:
+        return (await self._in_scan_pool(self._catalog.survey)).fingerprints
+
+    async def _load_from_disk(self, name: str) -> None:
+        await asyncio.shield(self._lifecycle(name).load(LoadRequest()))
+
+    async def _unload_gone(self, name: str) -> None:
+        logger.info("model '%s' is gone from the repository", name)
+        if name in self._lifecycles:
+            await asyncio.shield(self._lifecycles[name].unload())
+
+    def _resolve_roots(self) -> list[RepositoryRoot]:
+        options = self._options
+        return [
+            resolve_root(path, model_name=options.model_name, find_backend=backend_for_model_files)
+            for path in options.roots
+        ]
+
+    def _model_loader(self) -> LoadModel:
+        if self._load_model is not None:
+            return self._load_model
+        return functools.partial(Model.load, loop=asyncio.get_running_loop())
+
+    def _abandon(self, late: Sequence[str]) -> None:
+        """End what is left to end: nothing, or what the time was too short for."""
+        for name in late:
+            self._lifecycles[name].cancel()
+        if self._loader is not None:
+            for loaded in self._loader.abandon():
+                self._close_pool.submit(self._loader.close, loaded)
+        for pool in (self._load_pool, self._close_pool, self._scan_pool):
+            pool.shutdown(wait=not late)
+
+    async def _in_scan_pool(self, function: Callable[..., Result], *args: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._scan_pool, function, *args)
+
+
+async def _wait(tasks: Mapping[asyncio.Future[None], str], timeout_s: float) -> dict[asyncio.Future[None], str]:
+    """The tasks that are not done after `timeout_s`."""
+    if not tasks:
+        return {}
+    _, pending = await asyncio.wait(tasks, timeout=timeout_s)
+    return {task: tasks[task] for task in pending}
+
+
+def _describe(row: IndexEntry) -> str:
+    version = "" if row.version is None else f"version {row.version} is "
+    return f"{version}{row.state.value}" + (f" ({row.reason})" if row.reason else "")

@@ -1,0 +1,41 @@
+"""The states of a model version and the rows of the repository index."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class ModelState(enum.Enum):
+    """Where a version stands; the values are the index extension's words (UNKNOWN is left out there).
+
+    UNKNOWN -> LOADING -> READY -> UNLOADING -> UNAVAILABLE, or LOADING -> UNAVAILABLE when a load fails.
+    """
+
+    UNKNOWN = "UNKNOWN"
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One row of the index; `version` is None when no version of the model is known (yet).
+
+    `reason` says why a version is not ready, or, on a ready one, why the last reload failed.
+    """
+
+    name: str
+    version: int | None
+    state: ModelState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """What became of the loads of one model since the server started; the duration is of the last one."""
+
+    successes: int = 0
+    failures: int = 0
+    last_duration_s: float = 0.0

@@ -1,0 +1,91 @@
+"""Config fields that this version knows but does not carry out.
+
+A field that changes what a model answers stops the load; one that only tunes how fast it answers is a
+warning. Nothing is ignored in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from modelserver.config.problem import Problem
+from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+
+# (field path, why it matters)
+Finding = tuple[str, str]
+
+
+def unsupported_problems(config: ModelConfig, source: str) -> tuple[Problem, ...]:
+    """One problem per field that asks for something this version does not execute."""
+    return tuple(_problem(source, field, f"this version does not execute {what}") for field, what in _refused(config))
+
+
+def ignored_warnings(config: ModelConfig, source: str) -> tuple[Problem, ...]:
+    """One warning per field that has no effect in this version and changes no answer."""
+    return tuple(_problem(source, field, f"has no effect in this version: {what}") for field, what in _ignored(config))
+
+
+def _problem(source: str, field: str, message: str) -> Problem:
+    return Problem(source=source, line=None, column=None, field=field, message=message)
+
+
+def _refused(config: ModelConfig) -> Iterator[Finding]:
+    if config.is_ensemble:
+        yield "ensemble_scheduling" if config.ensemble_scheduling is not None else "platform", "ensembles"
+    if config.sequence_batching is not None:
+        yield "sequence_batching", "stateful models"
+    if config.is_decoupled:
+        yield "model_transaction_policy.decoupled", "decoupled models"
+    if config.response_cache is not None and config.response_cache.enable:
+        yield "response_cache.enable", "a response cache"
+    if config.batch_input:
+        yield "batch_input", "batch inputs"
+    if config.batch_output:
+        yield "batch_output", "batch outputs"
+    if config.model_repository_agents is not None and config.model_repository_agents.agents:
+        yield "model_repository_agents", "repository agents"
+    if config.model_operations is not None and config.model_operations.op_library_filename:
+        yield "model_operations.op_library_filename", "custom operation libraries"
+    if config.cc_model_filenames:
+        yield "cc_model_filenames", "model files by compute capability (use default_model_filename)"
+    if config.runtime:
+        yield "runtime", "a choice of backend runtimes"
+    yield from _refused_tensors(config)
+
+
+def _refused_tensors(config: ModelConfig) -> Iterator[Finding]:
+    tensors: list[tuple[str, ModelInput | ModelOutput]] = [
+        *((f"input[{index}]", spec) for index, spec in enumerate(config.input)),
+        *((f"output[{index}]", output) for index, output in enumerate(config.output)),
+    ]
+    for path, tensor in tensors:
+        if tensor.is_shape_tensor:
+            yield f"{path}.is_shape_tensor", "shape tensors"
+        if tensor.is_non_linear_format_io:
+            yield f"{path}.is_non_linear_format_io", "tensors in a non-linear format"
+
+
+def _ignored(config: ModelConfig) -> Iterator[Finding]:
+    for index, group in enumerate(config.instance_group):
+        yield from _ignored_in_group(f"instance_group[{index}]", group)
+    for index, output in enumerate(config.output):
+        if output.label_filename:
+            yield f"output[{index}].label_filename", "classification is not offered yet"
+    if config.model_metrics is not None and config.model_metrics.metric_control:
+        yield "model_metrics", "metrics have fixed buckets"
+    if config.optimization is not None:
+        if config.optimization.cuda is not None:
+            yield "optimization.cuda", "no backend captures CUDA graphs yet"
+        if config.optimization.eager_batching:
+            yield "optimization.eager_batching", "batches are gathered when an instance is free"
+
+
+def _ignored_in_group(path: str, group: ModelInstanceGroup) -> Iterator[Finding]:
+    if group.rate_limiter is not None:
+        yield f"{path}.rate_limiter", "there is no rate limiter yet"
+    if group.secondary_devices:
+        yield f"{path}.secondary_devices", "no backend uses secondary devices"
+    if group.host_policy:
+        yield f"{path}.host_policy", "there are no host policies"
+    if group.profile and group.kind is not InstanceGroupKind.KIND_MODEL:
+        yield f"{path}.profile", "optimization profiles belong to TensorRT"
