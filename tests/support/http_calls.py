@@ -44,11 +44,11 @@ class HttpAnswer:
 def open_exchange(request: HttpRequest) -> tuple[HttpExchange, list[HttpResponse]]:
     """An exchange, and the list that its answer goes to. It cannot be answered piece by piece."""
     responses: list[HttpResponse] = []
+    return HttpExchange(request, responses.append, _refuse_start), responses
 
-    def start(status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-        raise AssertionError("this exchange expects a complete answer")
 
-    return HttpExchange(request, responses.append, start), responses
+def _refuse_start(status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+    raise AssertionError("a complete answer is expected here")
 
 
 def read(response: HttpResponse) -> HttpAnswer:
@@ -70,13 +70,10 @@ async def ask(
     frontend: Frontend, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> HttpAnswer:
     """Call a handler and wait for its answer."""
-    exchange, responses = open_exchange(HttpRequest(method, path, dict(headers or {}), body))
+    answered: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
+    exchange = HttpExchange(HttpRequest(method, path, dict(headers or {}), body), answered.set_result, _refuse_start)
     frontend.handle(exchange)
-    async with asyncio.timeout(10):
-        while not responses:
-            await asyncio.sleep(0.0001)
-    assert len(responses) == 1, f"{len(responses)} answers"
-    return read(responses[0])
+    return read(await asyncio.wait_for(answered, 10))
 
 
 def binary_body(tensors: Sequence[Tensor], **fields: Any) -> tuple[bytes, dict[str, str]]:

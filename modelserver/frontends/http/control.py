@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +128,6 @@ def _decode_files(parameters: dict[str, LoadParameter]) -> dict[str, LoadParamet
             continue
         try:
             decoded[name] = base64.b64decode(value if isinstance(value, str) else "!", validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise InvalidArgumentError(f"parameter '{name:.100}' must be a file in base64: {error}") from error
     return decoded

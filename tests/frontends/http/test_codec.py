@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -259,7 +260,7 @@ def test_broken_binary_strings_are_refused(raw: bytes) -> None:
     ],
 )
 def test_extensions_that_are_not_there_are_unsupported(document: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match="[xy]"):
+    with pytest.raises(UnsupportedError, match=r"[xy]"):
         _decode_object(document)
 
 
@@ -308,7 +309,5 @@ def test_mutated_bodies_are_decoded_or_refused_and_nothing_else(data: st.DataObj
         if not mutated:
             break
     length = min(int(headers["inference-header-content-length"]), len(mutated))
-    try:
+    with contextlib.suppress(ServerError):
         decode_infer("m", None, bytes(mutated), data.draw(st.sampled_from((length, None))), LIMITS)
-    except ServerError as error:
-        assert error.message

@@ -133,5 +133,5 @@ def test_outputs_are_flat(datatype: Datatype, data: Any, text: bytes) -> None:
     [(Datatype.FP16, [1.0]), (Datatype.BF16, [1]), (Datatype.BYTES, [b"ok", b"\xff\xfe"])],
 )
 def test_outputs_without_json_form_say_to_ask_for_binary(datatype: Datatype, data: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="'y'.*'binary_data': true"):
+    with pytest.raises(InvalidArgumentError, match=r"'y'.*'binary_data': true"):
         _encode(datatype, data)

@@ -63,7 +63,7 @@ def test_wrong_values_are_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [-1, True, "4", 1.0, 2**64])
 def test_a_size_is_an_unsigned_integer(value: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="input 'a'.*'binary_data_size'"):
+    with pytest.raises(InvalidArgumentError, match=r"input 'a'.*'binary_data_size'"):
         size_parameter("input 'a'", {"binary_data_size": value}, "binary_data_size")
 
 

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http
+import tritonclient.http.aio
+from support.echo import EchoModel, echo_dataplane
+from support.http_calls import LENGTH, binary_body, fp32
+
+from modelserver.errors import UnavailableError
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.wire.uvicorn_server import UvicornOptions, UvicornServer
+
+ADDRESS = "127.0.0.1"
+LIMIT = 8 << 20
+
+
+class FunctionFrontend:
+    """Answers by a function; keeps every exchange."""
+
+    def __init__(self, answer: Callable[[HttpExchange], None]) -> None:
+        self.answer = answer
+        self.exchanges: list[HttpExchange] = []
+        self.arrived = asyncio.Event()
+
+    def handle(self, exchange: HttpExchange) -> None:
+        self.exchanges.append(exchange)
+        self.arrived.set()
+        self.answer(exchange)
+
+
+def _hold(exchange: HttpExchange) -> None:
+    """Answer nothing yet."""
+
+
+def _mirror(exchange: HttpExchange) -> None:
+    request = exchange.request
+    document = {"method": request.method, "path": request.path, "query": request.query, "bytes": len(request.body)}
+    exchange.respond(
+        HttpResponse(200, [("X-Seen", request.headers.get("x-sent", ""))], (json.dumps(document).encode(),))
+    )
+
+
+@asynccontextmanager
+async def _serve(frontend: Frontend, grace_s: float = 5, **options: Any) -> AsyncIterator[UvicornServer]:
+    server = UvicornServer(frontend, ADDRESS, 0, UvicornOptions(**({"max_body_bytes": LIMIT} | options)))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(grace_s)
+
+
+def _client(server: UvicornServer) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://{ADDRESS}:{server.port}", timeout=10)
+
+
+def _echo_frontend(model: EchoModel) -> HttpFrontend:
+    return HttpFrontend(echo_dataplane(model), cast("Any", None))
+
+
+async def test_a_request_arrives_as_it_was_sent() -> None:
+    async with _serve(FunctionFrontend(_mirror)) as server, _client(server) as client:
+        answer = await client.post("/v2/a%20b?x=1&y=%20", content=b"12345", headers={"X-Sent": "yes"})
+    assert answer.json() == {"method": "POST", "path": "/v2/a b", "query": "x=1&y=%20", "bytes": 5}
+    assert answer.headers["x-seen"] == "yes"
+    assert set(answer.headers) == {"x-seen", "content-length"}
+
+
+async def test_head_has_headers_and_no_body() -> None:
+    async with _serve(FunctionFrontend(_mirror)) as server, _client(server) as client:
+        answer = await client.head("/v2")
+    assert answer.content == b""
+    assert int(answer.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 1 << 20, LIMIT])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_bodies_of_all_sizes(size: int, is_chunked: bool) -> None:
+    seen: list[bytes] = []
+
+    def keep(exchange: HttpExchange) -> None:
+        seen.append(bytes(exchange.request.body))
+        exchange.respond(HttpResponse())
+
+    body = np.random.default_rng(0).bytes(size)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, size, 100_000):
+            yield body[start : start + 100_000]
+
+    async with _serve(FunctionFrontend(keep)) as server, _client(server) as client:
+        answer = await client.post("/", content=pieces() if is_chunked else body)
+    assert answer.status_code == 200
+    assert seen == [body]
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_over_the_limit_is_refused_and_the_connection_lives(is_chunked: bool) -> None:
+    frontend = FunctionFrontend(_mirror)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(9):
+            yield bytes(1 << 20)
+
+    async with _serve(frontend) as server, _client(server) as client:
+        answer = await client.post("/", content=pieces() if is_chunked else bytes(LIMIT + 1))
+        assert answer.status_code == 413
+        assert "--http-max-input-size" in answer.json()["error"]
+        assert not frontend.exchanges
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_a_client_that_asks_first_need_not_send_a_body_that_is_too_large() -> None:
+    async with _serve(FunctionFrontend(_mirror)) as server:
+        reader, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nExpect: 100-continue\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer.lower()
+
+
+async def test_large_answers_are_sent_from_their_buffers() -> None:
+    parts = (b"head", memoryview(np.arange(1 << 20, dtype=np.uint8)), b"", b"tail")
+    frontend = FunctionFrontend(lambda exchange: exchange.respond(HttpResponse(200, [], parts)))
+    async with _serve(frontend) as server, _client(server) as client:
+        answer = await client.get("/")
+    assert answer.content == b"".join(parts)
+
+
+async def test_requests_of_one_connection_are_answered_in_order() -> None:
+    async with _serve(FunctionFrontend(_mirror)) as server:
+        reader, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % index for index in range(20)))
+        answers = b""
+        while answers.count(b"HTTP/1.1 200") < 20 or not answers.endswith(b"}"):
+            answers += await asyncio.wait_for(reader.read(65536), 10)
+        writer.close()
+    positions = [answers.index(b'"/%d"' % index) for index in range(20)]
+    assert positions == sorted(positions)
+
+
+async def test_what_is_not_http_is_refused() -> None:
+    async with _serve(FunctionFrontend(_mirror)) as server:
+        reader, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(b"\x16\x03\x01 certainly not HTTP\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400")
+        writer.close()
+
+
+async def test_a_client_that_leaves_is_noticed() -> None:
+    model = EchoModel(holds=True)
+    frontend = FunctionFrontend(_echo_frontend(model).handle)
+    async with _serve(frontend) as server:
+        body, headers = binary_body([fp32("INPUT", [1])])
+        lengths = f"Content-Length: {len(body)}\r\n{LENGTH}: {headers[LENGTH]}"
+        _, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n{lengths}\r\n\r\n".encode() + body)
+        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        cancel, gone = frontend.exchanges[0].on_disconnect, asyncio.Event()
+        assert cancel is not None
+        frontend.exchanges[0].on_disconnect = gone.set
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 10)
+        cancel()
+    assert len(model.cancelled) == 1
+
+
+async def test_an_answer_after_the_client_left_is_dropped() -> None:
+    frontend = FunctionFrontend(_hold)
+    gone = asyncio.Event()
+    async with _serve(frontend) as server:
+        _, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        frontend.exchanges[0].on_disconnect = gone.set
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 10)
+        frontend.exchanges[0].respond(HttpResponse())
+
+
+async def test_a_body_that_never_ends_is_forgotten_with_its_connection() -> None:
+    frontend = FunctionFrontend(_mirror)
+    async with _serve(frontend) as server:
+        _, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
+        await writer.drain()
+        writer.close()
+    assert not frontend.exchanges
+
+
+async def test_an_answer_in_pieces() -> None:
+    async def stream(exchange: HttpExchange) -> None:
+        writer = exchange.start(200, [("Content-Type", "text/event-stream")])
+        for index in range(3):
+            await writer.write(b"data: %d\n\n" % index)
+        await writer.close()
+
+    tasks: list[asyncio.Task[None]] = []
+    frontend = FunctionFrontend(lambda exchange: tasks.append(asyncio.ensure_future(stream(exchange))))
+    async with _serve(frontend) as server, _client(server) as client:
+        answer = await client.get("/")
+    assert answer.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
+    assert answer.headers["content-type"] == "text/event-stream"
+
+
+async def test_a_writer_learns_that_the_client_left() -> None:
+    frontend = FunctionFrontend(_hold)
+    gone = asyncio.Event()
+    async with _serve(frontend) as server:
+        reader, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        exchange = frontend.exchanges[0]
+        exchange.on_disconnect = gone.set
+        pieces = exchange.start(200, [])
+        await pieces.write(b"one")
+        await asyncio.wait_for(reader.readuntil(b"one"), 10)
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 10)
+        with pytest.raises(ConnectionError):
+            await pieces.write(b"two")
+
+
+async def test_stop_lets_requests_in_flight_finish() -> None:
+    frontend = FunctionFrontend(_hold)
+    async with _serve(frontend) as server, _client(server) as client:
+        pending = asyncio.ensure_future(client.get("/"))
+        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        stopping = asyncio.ensure_future(server.stop(10))
+        await asyncio.sleep(0)
+        frontend.exchanges[0].respond(HttpResponse(200, [], (b"done",)))
+        answer = await pending
+        await asyncio.wait_for(stopping, 10)
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/")
+    assert (answer.text, answer.headers["connection"]) == ("done", "close")
+
+
+async def test_stop_closes_idle_connections_and_cuts_what_outlives_its_grace() -> None:
+    frontend = FunctionFrontend(_hold)
+    left = asyncio.Event()
+    async with _serve(frontend, grace_s=0.05) as server:
+        idle_reader, idle_writer = await asyncio.open_connection(ADDRESS, server.port)
+        reader, writer = await asyncio.open_connection(ADDRESS, server.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        frontend.exchanges[0].on_disconnect = left.set
+        stopping = asyncio.ensure_future(server.stop(0.05))
+        assert await asyncio.wait_for(idle_reader.read(), 10) == b""
+        await asyncio.wait_for(stopping, 10)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        idle_writer.close()
+        writer.close()
+    assert left.is_set()
+
+
+async def test_stop_may_come_twice_or_before_start() -> None:
+    server = UvicornServer(FunctionFrontend(_mirror), ADDRESS, 0)
+    await server.stop(1)
+    await server.start()
+    await server.stop(1)
+    await server.stop(1)
+
+
+async def test_a_taken_port_is_refused_with_the_flag_to_change() -> None:
+    async with _serve(FunctionFrontend(_mirror)) as server:
+        second = UvicornServer(
+            FunctionFrontend(_mirror), ADDRESS, server.port, UvicornOptions(port_flag="--metrics-port")
+        )
+        with pytest.raises(UnavailableError, match=f"{ADDRESS}:{server.port}.*--metrics-port"):
+            await second.start()
+
+
+async def test_an_address_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnavailableError, match="no such host"):
+        await UvicornServer(FunctionFrontend(_mirror), "no such host", 0).start()
+
+
+async def test_a_port_may_be_shared() -> None:
+    async with _serve(FunctionFrontend(_mirror), reuse_port=True) as first:
+        second = UvicornServer(FunctionFrontend(_mirror), ADDRESS, first.port, UvicornOptions(reuse_port=True))
+        await second.start()
+        assert second.port == first.port
+        await second.stop(1)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+async def test_ipv6() -> None:
+    server = UvicornServer(FunctionFrontend(_mirror), "::1", 0)
+    await server.start()
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"http://[::1]:{server.port}/")).status_code == 200
+    await server.stop(1)
+
+
+def _triton_tensors(library: Any, array: np.ndarray[Any, Any], is_binary: bool) -> tuple[list[Any], list[Any]]:
+    tensor = library.InferInput("INPUT", list(array.shape), "FP32")
+    tensor.set_data_from_numpy(array, binary_data=is_binary)
+    return [tensor], [library.InferRequestedOutput("OUTPUT", binary_data=is_binary)]
+
+
+@pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("is_binary", [True, False])
+async def test_tritonclient(is_binary: bool, algorithm: str | None) -> None:
+    array = np.linspace(-1, 1, 1000, dtype=np.float32)
+
+    def run(url: str) -> np.ndarray[Any, Any]:
+        with tritonclient.http.InferenceServerClient(url) as client:
+            assert client.is_server_live()
+            assert client.is_model_ready("echo", "1")
+            inputs, outputs = _triton_tensors(tritonclient.http, array, is_binary)
+            result = client.infer(
+                "echo",
+                inputs,
+                outputs=outputs,
+                request_id="7",
+                request_compression_algorithm=algorithm,
+                response_compression_algorithm=algorithm,
+            )
+            assert result.get_response()["id"] == "7"
+            return cast("np.ndarray[Any, Any]", result.as_numpy("OUTPUT"))
+
+    async with _serve(_echo_frontend(EchoModel())) as server:
+        assert np.array_equal(await asyncio.to_thread(run, f"{ADDRESS}:{server.port}"), array)
+
+
+async def test_tritonclient_aio() -> None:
+    array = np.arange(6, dtype=np.float32)
+    async with (
+        _serve(_echo_frontend(EchoModel())) as server,
+        tritonclient.http.aio.InferenceServerClient(f"{ADDRESS}:{server.port}") as client,
+    ):
+        assert await client.is_server_ready()
+        inputs, _ = _triton_tensors(tritonclient.http.aio, array, True)
+        result = await client.infer("echo", inputs)
+        with pytest.raises(tritonclient.http.aio.InferenceServerException, match="unknown model"):
+            await client.infer("nobody", inputs)
+    assert np.array_equal(result.as_numpy("OUTPUT"), array)
