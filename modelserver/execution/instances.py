@@ -60,8 +60,8 @@ class InstanceFactory:
 
     def create_all(self, plans: Sequence[InstancePlan]) -> list[LoadedInstance]:
         """One warm instance for each plan, in order. When one fails, all are closed and its ServerError is raised."""
-        if len(plans) == 1:
-            return [self._create(plans[0])]
+        if len(plans) <= 1:
+            return [self._create(plan) for plan in plans]
         loaded: list[LoadedInstance] = []
         failures: list[BaseException] = []
         with ThreadPoolExecutor(min(len(plans), _MAX_CREATING), thread_name_prefix="create-instance") as pool:
