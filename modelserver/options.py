@@ -174,6 +174,8 @@ class ServerOptions:
         for text in self.backend_config:
             backend, key, value = _split_backend_setting(text)
             settings.setdefault(backend, {})[key] = value
+        if self.allow_pickle_models:
+            settings.setdefault("", {})["allow-pickle"] = "true"
         return settings
 
     @property

@@ -115,6 +115,8 @@ class Server:
             await self.repository.start()
             self._on_stop(stack, "requests in flight", self._drain)
             self._started = stack.pop_all()
+        addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())
+        logger.info("serving: %s", addresses)
 
     async def stop(self) -> None:
         """Stop what runs, in order; returns when everything is closed. Does nothing before `start` or again."""

@@ -140,6 +140,7 @@ def test_protection_that_is_not_there_is_refused_not_ignored(argument: str) -> N
 def test_backend_settings_are_by_backend_and_for_all() -> None:
     options = options_of("--backend-config=onnxruntime,threads=2", "--backend-config=default-max-batch-size=8")
     assert options.backend_options == {"onnxruntime": {"threads": "2"}, "": {"default-max-batch-size": "8"}}
+    assert options_of("--allow-pickle-models").backend_options == {"": {"allow-pickle": "true"}}
 
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ app = typer.Typer(
     help="One server for every kind of model. Start with: modelserver serve --model-repository=DIRECTORY",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

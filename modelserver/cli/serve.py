@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,7 +17,9 @@ from modelserver.flags import Option
 from modelserver.logs import start_logs
 from modelserver.option_sources import ResolvedOptions, resolve_options
 from modelserver.options import ServerOptions, markdown, option_table
-from modelserver.server import Server
+
+if TYPE_CHECKING:
+    from modelserver.server import Server
 
 USAGE = "Usage: modelserver serve [DIRECTORY ...] [--FLAG=VALUE ...]"
 # The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
@@ -66,6 +69,9 @@ def _run(options: ServerOptions) -> int:
 
 
 async def _serve(options: ServerOptions) -> tuple[int, bool]:
+    # Here, because the other commands need neither gRPC nor backends and should answer at once.
+    from modelserver.server import Server
+
     server = Server(options)
     status = await server.serve(_announce)
     return status, server.is_abandoned
