@@ -199,6 +199,10 @@ class Server:
             try:
                 async with asyncio.timeout(left_s + STAGE_GRACE_S):
                     await stop(left_s)
+            except asyncio.CancelledError:
+                # Forced: the stages that follow close what they hold, and wait for nobody.
+                self._stop_deadline = asyncio.get_running_loop().time()
+                raise
             except TimeoutError:
                 self.is_abandoned = True
                 logger.error("stopping: %s took more than the %.1f s that were left; going on", name, left_s)

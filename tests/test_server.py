@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.processes import ServerProcess, serving_process
-from support.repositories import write_identity, write_model
+from support.model_files import write_identity, write_model
 from support.serving import running_server
 
 from modelserver.errors import ServerError, UnavailableError

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.repositories import write_identity, write_model
+from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
 from modelserver.cli.main import main
