@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from modelserver.core.tensor import Buffer
-from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.body import check_size, with_plain_body
 from modelserver.frontends.http.documents import index_document
 from modelserver.frontends.http.exchange import HttpExchange
@@ -21,9 +20,7 @@ from modelserver.frontends.http.status import error_response, json_response
 if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
 
-_FILE_PREFIX = "file:"
-
-LoadParameter = bool | int | str | bytes
+Parameter = bool | int | str
 
 
 class Control:
@@ -47,22 +44,22 @@ class Control:
         self._with_body(exchange, answer)
 
     def load(self, exchange: HttpExchange, name: str, repository: str = "") -> None:
-        """Load or reload a model; answers when it is ready or has failed."""
-        _refuse_repository(repository)
+        """Load or reload a model; answers when it is ready or has failed. Files in the parameters are base64."""
 
         def submit(body: Buffer) -> None:
-            parameters = _decode_files(_parse_parameters(body, self._limits))
-            self._run(exchange, self._controlplane.load(name, parameters), {"name": name, "load": True})
+            parameters = _parse_parameters(body, self._limits)
+            operation = self._controlplane.load(name, parameters, repository_name=repository)
+            self._run(exchange, operation, {"name": name, "load": True})
 
         self._with_body(exchange, submit)
 
     def unload(self, exchange: HttpExchange, name: str, repository: str = "") -> None:
         """Unload a model."""
-        _refuse_repository(repository)
 
         def submit(body: Buffer) -> None:
             parameters = _parse_parameters(body, self._limits)
-            self._run(exchange, self._controlplane.unload(name, parameters), {"name": name, "unload": True})
+            operation = self._controlplane.unload(name, parameters, repository_name=repository)
+            self._run(exchange, operation, {"name": name, "unload": True})
 
         self._with_body(exchange, submit)
 
@@ -88,11 +85,6 @@ async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None], 
     exchange.respond(response)
 
 
-def _refuse_repository(repository: str) -> None:
-    if repository:
-        raise UnsupportedError(f"'repository_name' specification is not supported, got '{repository:.100}'")
-
-
 def _parse_object(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
     """A body that is empty or a JSON object."""
     text = bytes(body)
@@ -108,7 +100,7 @@ def _parse_object(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
     return document
 
 
-def _parse_parameters(body: Buffer, limits: HttpLimits) -> dict[str, LoadParameter]:
+def _parse_parameters(body: Buffer, limits: HttpLimits) -> dict[str, Parameter]:
     parameters = _parse_object(body, limits).get("parameters")
     if parameters is None:
         return {}
@@ -118,16 +110,3 @@ def _parse_parameters(body: Buffer, limits: HttpLimits) -> dict[str, LoadParamet
         if not isinstance(value, bool | int | str):
             raise InvalidArgumentError(f"parameter '{name:.100}' must be a string, integer or boolean")
     return parameters
-
-
-def _decode_files(parameters: dict[str, LoadParameter]) -> dict[str, LoadParameter]:
-    """File overrides arrive as base64 text; the control plane takes bytes."""
-    decoded = dict(parameters)
-    for name, value in parameters.items():
-        if not name.startswith(_FILE_PREFIX):
-            continue
-        try:
-            decoded[name] = base64.b64decode(value if isinstance(value, str) else "!", validate=True)
-        except ValueError as error:
-            raise InvalidArgumentError(f"parameter '{name:.100}' must be a file in base64: {error}") from error
-    return decoded

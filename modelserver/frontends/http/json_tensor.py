@@ -79,7 +79,7 @@ def _decoder(datatype: Datatype, depth: int) -> msgspec.json.Decoder[Any]:
 def _list_type(datatype: Datatype, depth: int) -> Any:
     element = _element_type(datatype)
     for _ in range(depth):
-        element = list[element]
+        element = list.__class_getitem__(element)  # a type that is only known here
     return element
 
 
