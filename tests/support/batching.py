@@ -54,7 +54,9 @@ def request(rows: int = 1, width: int = 1, *, value: float = 0.0, **fields: Any)
     return InferRequest("m", None, {"IN": tensor("IN", data)}, rows=rows, **fields)
 
 
-def load_model(backend: type[Backend], config: ModelConfig, loop: Any, directory: Path = Path(), **fields: Any) -> Model:
+def load_model(
+    backend: type[Backend], config: ModelConfig, loop: Any, directory: Path = Path(), **fields: Any
+) -> Model:
     """Blocking: call it by `await asyncio.to_thread(...)`."""
     context = BackendContext(config.name, 1, config, directory, directory)
     return Model.load(backend, context, loop=loop, **fields)

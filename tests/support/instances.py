@@ -47,17 +47,20 @@ class Doubling(TensorInstance):
 
 
 class Gated(Doubling):
-    """Doubles when the gate is open; `entered` says that a batch is being executed."""
+    """Doubles when the gate is open; `entered` and `left` say that a batch is being and was executed."""
 
     def __init__(self, placement: Placement | None = None) -> None:
         super().__init__(placement)
         self.gate = threading.Event()
         self.entered = threading.Event()
+        self.left = threading.Event()
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         self.entered.set()
         assert self.gate.wait(10), "the test left the gate shut"
-        return super().run(inputs)
+        outputs = super().run(inputs)
+        self.left.set()
+        return outputs
 
 
 class Choosy(BatchInstance):
