@@ -137,7 +137,8 @@ class Server:
             if await unless(signals.stop, self.start()):
                 announce(self)
                 await signals.stop.wait()
-                self.is_abandoned |= not await unless(signals.force, self.stop())
+                if not await unless(signals.force, self.stop()):
+                    self.is_abandoned = True
         return 1 if self.is_abandoned else 0
 
     def _metrics_wire(self) -> Wire | None:
