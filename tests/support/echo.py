@@ -13,7 +13,7 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.dataplane import DataPlane, ServerMetadata
-from modelserver.errors import CancelledError, NotFoundError, UnavailableError
+from modelserver.errors import CancelledError, NotFoundError, UnavailableError, UnsupportedError
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.telemetry.statistics import ModelStatistics
 
@@ -126,19 +126,24 @@ class EchoControlPlane:
         self.asked: list[tuple[str, str, dict[str, object]]] = []
         self.refuses: Exception | None = None
 
-    def index(self, *, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
-        if repository_name:
-            raise NotFoundError(f"repository '{repository_name}' is not known")
+    def index(self, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
+        _refuse_repository(repository_name)
         return [row for row in self.rows if row.state is ModelState.READY or not ready_only]
 
-    async def load(self, name: str, parameters: dict[str, object]) -> None:
-        await self._do("load", name, parameters)
+    async def load(self, name: str, parameters: dict[str, object], *, repository_name: str = "") -> None:
+        await self._do("load", name, parameters, repository_name)
 
-    async def unload(self, name: str, parameters: dict[str, object]) -> None:
-        await self._do("unload", name, parameters)
+    async def unload(self, name: str, parameters: dict[str, object], *, repository_name: str = "") -> None:
+        await self._do("unload", name, parameters, repository_name)
 
-    async def _do(self, verb: str, name: str, parameters: dict[str, object]) -> None:
+    async def _do(self, verb: str, name: str, parameters: dict[str, object], repository_name: str) -> None:
         await asyncio.sleep(0)
+        _refuse_repository(repository_name)
         if self.refuses is not None:
             raise self.refuses
         self.asked.append((verb, name, parameters))
+
+
+def _refuse_repository(name: str) -> None:
+    if name:
+        raise UnsupportedError(f"repository '{name}': naming one repository is not supported")

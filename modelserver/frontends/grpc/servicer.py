@@ -174,25 +174,24 @@ class GrpcFrontend:
         )
 
     async def _load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        await self._controlplane.load(_model_name(request), _repository_parameters(request))
+        model, repository = _names(request)
+        await self._controlplane.load(model, _repository_parameters(request), repository_name=repository)
         return pb.RepositoryModelLoadResponse()
 
     async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        await self._controlplane.unload(_model_name(request), _repository_parameters(request))
+        model, repository = _names(request)
+        await self._controlplane.unload(model, _repository_parameters(request), repository_name=repository)
         return pb.RepositoryModelUnloadResponse()
 
 
 _RepositoryRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
 
 
-def _model_name(request: _RepositoryRequest) -> str:
-    if request.model_name and request.repository_name:
-        raise UnsupportedError(
-            f"repository_name '{request.repository_name}': loading from or unloading of one repository "
-            "is not supported; leave it empty"
-        )
-    # KServe's message has the model's name in the field that is Triton's repository_name.
-    return request.model_name or request.repository_name
+def _names(request: _RepositoryRequest) -> tuple[str, str]:
+    """Model and repository. KServe's message has the model's name in the field that is Triton's repository_name."""
+    if request.model_name:
+        return request.model_name, request.repository_name
+    return request.repository_name, ""
 
 
 def _repository_parameters(request: _RepositoryRequest) -> dict[str, bool | int | str | bytes]:

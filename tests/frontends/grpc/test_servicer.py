@@ -263,7 +263,7 @@ async def test_index(methods: Methods, controlplane: EchoControlPlane) -> None:
         row.name for row in (await call_unary(methods, "RepositoryIndex", request, pb.RepositoryIndexResponse)).models
     ] == ["a"]
     error = await refused(methods, "RepositoryIndex", pb.RepositoryIndexRequest(repository_name="r"))
-    assert error.status is Status.NOT_FOUND
+    assert error.status is Status.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(("path", "verb"), [("RepositoryModelLoad", "load"), ("RepositoryModelUnload", "unload")])
