@@ -103,8 +103,16 @@ class ProtocolClient(abc.ABC):
         return answer.get("config", answer)
 
     def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
-        """`model_stats` of the statistics extension; over gRPC numbers arrive as strings, as JSON has no int64."""
-        return self._json(self.raw.get_inference_statistics, model, version).get("model_stats", [])
+        """`model_stats` of the statistics extension, with the zeros that protobuf's JSON leaves out."""
+        rows = self._json(self.raw.get_inference_statistics, model, version).get("model_stats", [])
+        for row in rows:
+            for stat in row["inference_stats"].values():
+                stat.setdefault("count", 0)
+                stat.setdefault("ns", 0)
+            for key in ("last_inference", "inference_count", "execution_count"):
+                row.setdefault(key, 0)
+            row.setdefault("batch_stats", [])
+        return rows
 
     def index(self) -> list[dict[str, Any]]:
         answer: Any = self._json(self.raw.get_model_repository_index)
@@ -188,7 +196,7 @@ class GrpcClient(ProtocolClient):
         self.raw = tritonclient.grpc.InferenceServerClient(server.grpc_url, **details)
 
     def _json(self, method: Any, *arguments: Any) -> Any:
-        return self._call(method, *arguments, as_json=True)
+        return _with_numbers(self._call(method, *arguments, as_json=True))
 
     def _code(self, status: str) -> ErrorCode:
         return self.CODES.get(status.removeprefix("StatusCode."), ErrorCode.UNKNOWN)
@@ -205,3 +213,17 @@ class GrpcClient(ProtocolClient):
             id=response.id,
             parameters=parameters,
         )
+
+
+# Strings that are numbers: protobuf's JSON writes every 64-bit integer as a string, HTTP's as a number.
+_TEXT_KEYS = frozenset({"name", "version", "versions", "string_value", "reason"})
+
+
+def _with_numbers(document: Any, key: str = "") -> Any:
+    if isinstance(document, dict):
+        return {name: _with_numbers(value, name) for name, value in document.items()}
+    if isinstance(document, list):
+        return [_with_numbers(value, key) for value in document]
+    if isinstance(document, str) and key not in _TEXT_KEYS and document.lstrip("-").isdigit():
+        return int(document)
+    return document
