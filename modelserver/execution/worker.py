@@ -45,12 +45,12 @@ class BatchRunner:
         now_ns = self._now_ns() if timing is None else taken_ns + timing.total_ns
         request_ns = [now_ns - request.arrival_ns for request in batch.requests]
         queue_ns = [taken_ns - enqueue_ns for enqueue_ns in batch.enqueue_ns]
-        is_success = [response.error is None for response in responses]
-        if not all(is_success):
-            failed_ns = [age for age, ok in zip(request_ns, is_success, strict=True) if not ok]
-            self._statistics.record_failures(FailureReason.BACKEND, failed_ns)
-            request_ns = [age for age, ok in zip(request_ns, is_success, strict=True) if ok]
-            queue_ns = [age for age, ok in zip(queue_ns, is_success, strict=True) if ok]
+        failed = [position for position, response in enumerate(responses) if response.error is not None]
+        if failed:
+            self._statistics.record_failures(FailureReason.BACKEND, [request_ns[position] for position in failed])
+            succeeded = [position for position, response in enumerate(responses) if response.error is None]
+            request_ns = [request_ns[position] for position in succeeded]
+            queue_ns = [queue_ns[position] for position in succeeded]
         if timing is not None:
             self._statistics.record_batch(batch.rows, timing, queue_ns=queue_ns, request_ns=request_ns)
 

@@ -232,7 +232,8 @@ class Batcher:
     def _form_batch(self, now_ns: int) -> tuple[Batch | None, int | None]:
         if not self._queue:
             return None, None
-        if self._rules.is_single:
+        if self._rules.is_single or (len(self._queue) == 1 and self._rules.max_delay_ns == 0):
+            # There is nothing to decide.
             entry = self._queue.first()
             assert entry is not None, "a queue that is not empty has a first entry"
             self._queue.remove(entry)

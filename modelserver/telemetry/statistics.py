@@ -11,7 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 _NS_PER_S = 1_000_000_000
 
@@ -31,31 +31,21 @@ class FailureReason(enum.Enum):
     OTHER = "OTHER"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DurationStat:
     """How often, and how long in all."""
 
     count: int = 0
     ns: int = 0
 
-    def add(self, count: int, ns: int) -> None:
-        self.count += count
-        self.ns += ns
 
-    def copy(self) -> DurationStat:
-        return DurationStat(self.count, self.ns)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchStat:
     """Durations of the batches of one size, counted per batch."""
 
-    compute_input: DurationStat = field(default_factory=DurationStat)
-    compute_infer: DurationStat = field(default_factory=DurationStat)
-    compute_output: DurationStat = field(default_factory=DurationStat)
-
-    def copy(self) -> BatchStat:
-        return BatchStat(self.compute_input.copy(), self.compute_infer.copy(), self.compute_output.copy())
+    compute_input: DurationStat
+    compute_infer: DurationStat
+    compute_output: DurationStat
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +105,31 @@ class BatchTiming:
         return self.compute_input_ns + self.compute_infer_ns + self.compute_output_ns
 
 
+class _ComputeSums:
+    """Sums over executions; all three phases have the same count."""
+
+    __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.input_ns = 0
+        self.infer_ns = 0
+        self.output_ns = 0
+
+    def add(self, count: int, timing: BatchTiming) -> None:
+        self.count += count
+        self.input_ns += timing.compute_input_ns * count
+        self.infer_ns += timing.compute_infer_ns * count
+        self.output_ns += timing.compute_output_ns * count
+
+    def snapshot(self) -> BatchStat:
+        return BatchStat(
+            DurationStat(self.count, self.input_ns),
+            DurationStat(self.count, self.infer_ns),
+            DurationStat(self.count, self.output_ns),
+        )
+
+
 class _Histogram:
     """Bucket counters in integers: `scale` converts what is added to the unit of the bounds."""
 
@@ -131,11 +146,14 @@ class _Histogram:
         self._counts[bisect_left(self._scaled_bounds, value)] += count
         self._sum += value * count
 
-    def add_all(self, values: Sequence[int]) -> None:
+    def add_all(self, values: Sequence[int]) -> int:
+        """Count the values, and return their sum."""
         bounds, counts = self._scaled_bounds, self._counts
         for value in values:
             counts[bisect_left(bounds, value)] += 1
-        self._sum += sum(values)
+        total = sum(values)
+        self._sum += total
+        return total
 
     def snapshot(self) -> HistogramSnapshot:
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._sum / self._scale)
@@ -155,18 +173,21 @@ class ModelStatistics:
         self.pending = pending
         self.inflight = inflight
         self._lock = threading.Lock()
-        self._success = DurationStat()
-        self._fail = DurationStat()
-        self._queue = DurationStat()
-        self._compute_input = DurationStat()
-        self._compute_infer = DurationStat()
-        self._compute_output = DurationStat()
-        self._cache_hit = DurationStat()
-        self._cache_miss = DurationStat()
+        # What is equal by definition has one counter: successes have a queue time, and compute times unless cached.
+        self._num_successes = 0
+        self._request_ns = 0
+        self._queue_ns = 0
+        self._computed = _ComputeSums()
+        self._num_cache_hits = 0
+        self._cache_hit_ns = 0
+        self._num_cache_misses = 0
+        self._cache_miss_ns = 0
+        self._num_failures = 0
+        self._failed_ns = 0
         self._inference_count = 0
         self._execution_count = 0
         self._last_inference_ms = 0
-        self._batch_stats: dict[int, BatchStat] = {}
+        self._batches: dict[int, _ComputeSums] = {}
         self._failures = dict.fromkeys(FailureReason, 0)
         self._request_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
         self._queue_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
@@ -179,63 +200,60 @@ class ModelStatistics:
         """One executed batch of `rows` rows. `queue_ns` and `request_ns` are of its successful requests only."""
         now_ms = time.time_ns() // 1_000_000
         num_successes = len(request_ns)
-        infer_ns = timing.compute_infer_ns
         with self._lock:
             self._last_inference_ms = now_ms
             self._execution_count += 1
             self._inference_count += rows
-            batch = self._batch_stats.get(rows)
-            if batch is None:
-                batch = self._batch_stats[rows] = BatchStat()
-            batch.compute_input.add(1, timing.compute_input_ns)
-            batch.compute_infer.add(1, infer_ns)
-            batch.compute_output.add(1, timing.compute_output_ns)
+            batches = self._batches.get(rows)
+            if batches is None:
+                batches = self._batches[rows] = _ComputeSums()
+            batches.add(1, timing)
             self._batch_rows_histogram.add(rows)
-            self._success.add(num_successes, sum(request_ns))
-            self._queue.add(num_successes, sum(queue_ns))
-            self._compute_input.add(num_successes, timing.compute_input_ns * num_successes)
-            self._compute_infer.add(num_successes, infer_ns * num_successes)
-            self._compute_output.add(num_successes, timing.compute_output_ns * num_successes)
-            self._request_histogram.add_all(request_ns)
-            self._queue_histogram.add_all(queue_ns)
-            self._compute_infer_histogram.add(infer_ns, num_successes)
+            self._num_successes += num_successes
+            self._computed.add(num_successes, timing)
+            self._request_ns += self._request_histogram.add_all(request_ns)
+            self._queue_ns += self._queue_histogram.add_all(queue_ns)
+            self._compute_infer_histogram.add(timing.compute_infer_ns, num_successes)
 
     def record_failures(self, reason: FailureReason, request_ns: Sequence[int]) -> None:
         """Requests that ended in an error, by how long they lived."""
         with self._lock:
-            self._fail.add(len(request_ns), sum(request_ns))
+            self._num_failures += len(request_ns)
+            self._failed_ns += sum(request_ns)
             self._failures[reason] += len(request_ns)
 
     def record_cache_hit(self, request_ns: int, lookup_ns: int) -> None:
-        """A request that was answered from the response cache: a success that neither computed nor executed."""
+        """A request that was answered from the response cache: a success that neither queued nor executed."""
         with self._lock:
-            self._success.add(1, request_ns)
-            self._queue.add(1, 0)
-            self._cache_hit.add(1, lookup_ns)
-            self._request_histogram.add(request_ns)
+            self._num_successes += 1
+            self._num_cache_hits += 1
+            self._cache_hit_ns += lookup_ns
+            self._request_ns += self._request_histogram.add_all((request_ns,))
             self._queue_histogram.add(0)
 
     def record_cache_miss(self, miss_ns: int) -> None:
         """Time spent on a cache look-up that found nothing, and on the insertion after it."""
         with self._lock:
-            self._cache_miss.add(1, miss_ns)
+            self._num_cache_misses += 1
+            self._cache_miss_ns += miss_ns
 
     def snapshot(self) -> StatisticsSnapshot:
         """All numbers as they were at one moment, copied. Cheap enough for every scrape."""
         with self._lock:
+            computed = self._computed.snapshot()
             return StatisticsSnapshot(
-                success=self._success.copy(),
-                fail=self._fail.copy(),
-                queue=self._queue.copy(),
-                compute_input=self._compute_input.copy(),
-                compute_infer=self._compute_infer.copy(),
-                compute_output=self._compute_output.copy(),
-                cache_hit=self._cache_hit.copy(),
-                cache_miss=self._cache_miss.copy(),
+                success=DurationStat(self._num_successes, self._request_ns),
+                fail=DurationStat(self._num_failures, self._failed_ns),
+                queue=DurationStat(self._num_successes, self._queue_ns),
+                compute_input=computed.compute_input,
+                compute_infer=computed.compute_infer,
+                compute_output=computed.compute_output,
+                cache_hit=DurationStat(self._num_cache_hits, self._cache_hit_ns),
+                cache_miss=DurationStat(self._num_cache_misses, self._cache_miss_ns),
                 inference_count=self._inference_count,
                 execution_count=self._execution_count,
                 last_inference_ms=self._last_inference_ms,
-                batch_stats={rows: stat.copy() for rows, stat in sorted(self._batch_stats.items())},
+                batch_stats={rows: sums.snapshot() for rows, sums in sorted(self._batches.items())},
                 failures=dict(self._failures),
                 pending=self.pending(),
                 inflight=self.inflight(),
