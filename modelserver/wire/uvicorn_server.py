@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, UnavailableError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpRequest, HttpResponse, ResponseWriter
-from modelserver.frontends.http.status import error_response
+from modelserver.frontends.http.status import error_response, message_response
 from modelserver.wire.http_body import BodyCollector
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ _Message = MutableMapping[str, Any]
 _Send = Callable[[Any], Awaitable[None]]
 
 _BACKLOG = 2048
+_MAX_HEAD_BYTES = 1 << 20  # the parser has no limit of its own
 _MAX_JOINED_BYTES = 32 * 1024  # below this one write is cheaper than avoiding a copy
 _ABORT_WAIT_S = 1.0
 
@@ -145,6 +146,34 @@ class _Connection(HttpToolsProtocol):
         super().__init__(config, server_state, {**app_state, "connection": self}, loop)
         self.closed: asyncio.Future[None] = loop.create_future()
         self.on_lost: Callable[[], None] | None = None
+        # Bytes received since a request line began; None while no header section is open.
+        self._head_bytes: int | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._refuse(431, f"the request line and headers are over the limit of {_MAX_HEAD_BYTES} bytes")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what never became a request, and close."""
+        (body,) = message_response(status, message).body
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head.encode() + bytes(body))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -193,8 +222,7 @@ async def _read_body(headers: dict[str, str], receive: Callable[[], Awaitable[An
     chunk: bytes = message["body"]
     if not message["more_body"] and len(chunk) <= max_bytes:
         return chunk
-    header_length = headers.get("inference-header-content-length", "")
-    collector = BodyCollector(content_length, int(header_length) if header_length.isdigit() else 0, max_bytes)
+    collector = BodyCollector(content_length, _header_length(headers), max_bytes)
     collector.add(chunk)
     while message["more_body"]:
         message = await receive()
@@ -204,39 +232,44 @@ async def _read_body(headers: dict[str, str], receive: Callable[[], Awaitable[An
     return collector.finish()
 
 
+def _header_length(headers: dict[str, str]) -> int:
+    """Where an infer request's tensors begin; only a hint, the frontend checks it."""
+    text = headers.get("inference-header-content-length", "")
+    return int(text) if text.isdecimal() and len(text) < 19 else 0
+
+
 class _Call(ResponseWriter):
     """One request's way back: a future for the answer, and the writer of an answer in pieces."""
 
-    __slots__ = ("_connection", "_done", "_send")
+    __slots__ = ("_connection", "_done", "_exchange", "_head", "_send")
 
     def __init__(self, connection: _Connection, send: _Send) -> None:
         self._connection = connection
         self._send = send
         # The complete answer, or None when it was written in pieces or the client left.
         self._done: asyncio.Future[HttpResponse | None] = connection.loop.create_future()
+        self._head: _Message | None = None  # of an answer in pieces, until it is sent
 
     async def run(self, frontend: Frontend, request: HttpRequest) -> None:
-        exchange = HttpExchange(request, self._respond, self._start)
-
-        def lost() -> None:
-            self._respond(None)
-            if exchange.on_disconnect is not None:
-                exchange.on_disconnect()
-
-        frontend.handle(exchange)
-        if not self._done.done():
-            self._connection.on_lost = lost
+        self._exchange = HttpExchange(request, self._respond, self._start)
+        frontend.handle(self._exchange)
+        self._connection.on_lost = self._lost
         response = await self._done
         self._connection.on_lost = None
         if response is not None:
             await _write(response, self._send)
+
+    def _lost(self) -> None:
+        self._respond(None)
+        if self._exchange.on_disconnect is not None:
+            self._exchange.on_disconnect()
 
     def _respond(self, response: HttpResponse | None) -> None:
         if not self._done.done():  # else the client has left
             self._done.set_result(response)
 
     def _start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-        self._head: _Message | None = _head(status, headers)
+        self._head = _head(status, headers)
         return self
 
     async def write(self, data: Buffer) -> None:

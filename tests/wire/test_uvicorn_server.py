@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 import tritonclient.http.aio
+import uvloop
 from support.echo import EchoModel, echo_dataplane
 from support.http_calls import LENGTH, binary_body, fp32
 
@@ -151,12 +152,42 @@ async def test_requests_of_one_connection_are_answered_in_order() -> None:
     assert positions == sorted(positions)
 
 
-async def test_what_is_not_http_is_refused() -> None:
+async def _send_raw(server: UvicornServer, data: bytes) -> bytes:
+    """All that comes back until the server closes."""
+    reader, writer = await asyncio.open_connection(ADDRESS, server.port)
+    writer.write(data)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01 certainly not HTTP\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"])
+async def test_what_is_not_http_is_refused(data: bytes) -> None:
+    async with _serve(FunctionFrontend(_mirror)) as server:
+        head, _, body = (await _send_raw(server, data)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]
+
+
+async def test_headers_without_end_are_cut_off() -> None:
     async with _serve(FunctionFrontend(_mirror)) as server:
         reader, writer = await asyncio.open_connection(ADDRESS, server.port)
-        writer.write(b"\x16\x03\x01 certainly not HTTP\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400")
+        writer.write(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                writer.write(bytes(b"x" * 65536))
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431")
         writer.close()
+
+
+@pytest.mark.parametrize("length", [b"\xb2", b"9" * 5000, b"-1", b"\xd9\xa3"])
+async def test_a_strange_header_length_is_left_to_the_frontend(length: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 200000\r\n"
+    async with _serve(FunctionFrontend(_mirror)) as server:
+        answer = await _send_raw(server, head + LENGTH.encode() + b": " + length + b"\r\n\r\n" + bytes(200_000))
+    assert answer.startswith(b"HTTP/1.1 200")
 
 
 async def test_a_client_that_leaves_is_noticed() -> None:
@@ -267,6 +298,22 @@ async def test_stop_closes_idle_connections_and_cuts_what_outlives_its_grace() -
     assert left.is_set()
 
 
+def test_on_uvloop() -> None:
+    async def scenario() -> None:
+        frontend = FunctionFrontend(_hold)
+        async with _serve(_echo_frontend(EchoModel())) as server, _client(server) as client:
+            body, headers = binary_body([fp32("INPUT", range(100_000))], parameters={"binary_data_output": True})
+            answer = await client.post("/v2/models/echo/infer", content=body, headers=headers)
+            assert answer.content.endswith(body[int(headers[LENGTH]) :])
+        async with _serve(frontend, grace_s=0.05) as server:
+            _, writer = await asyncio.open_connection(ADDRESS, server.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.wait_for(frontend.arrived.wait(), 10)
+        writer.close()
+
+    uvloop.run(scenario())
+
+
 async def test_stop_may_come_twice_or_before_start() -> None:
     server = UvicornServer(FunctionFrontend(_mirror), ADDRESS, 0)
     await server.stop(1)
@@ -297,12 +344,21 @@ async def test_a_port_may_be_shared() -> None:
         await second.stop(1)
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-async def test_ipv6() -> None:
-    server = UvicornServer(FunctionFrontend(_mirror), "::1", 0)
+def _loopback_addresses() -> list[str]:
+    """`localhost`, and the IPv6 loopback where the machine has one."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return ["localhost", "::1"]
+    return ["localhost"]
+
+
+@pytest.mark.parametrize("host", _loopback_addresses())
+async def test_listens_on_names_and_ipv6(host: str) -> None:
+    server = UvicornServer(FunctionFrontend(_mirror), host, 0)
     await server.start()
     async with httpx.AsyncClient() as client:
-        assert (await client.get(f"http://[::1]:{server.port}/")).status_code == 200
+        url_host = f"[{host}]" if ":" in host else host
+        assert (await client.get(f"http://{url_host}:{server.port}/")).status_code == 200
     await server.stop(1)
 
 

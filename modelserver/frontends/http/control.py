@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -63,7 +63,7 @@ class Control:
 
         self._with_body(exchange, submit)
 
-    def _with_body(self, exchange: HttpExchange, then: Any) -> None:
+    def _with_body(self, exchange: HttpExchange, then: Callable[[Buffer], None]) -> None:
         check_size(exchange.request, self._limits)
         if "content-encoding" in exchange.request.headers:
             with_plain_body(exchange, self._limits, then)
