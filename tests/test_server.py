@@ -17,8 +17,8 @@ import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from support.processes import ServerProcess, serving_process
 from support.model_files import write_identity, write_model
+from support.processes import ServerProcess, serving_process
 from support.serving import running_server
 
 from modelserver.errors import ServerError, UnavailableError

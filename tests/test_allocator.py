@@ -1,0 +1,32 @@
+"""The allocator's thresholds: large buffers are reused instead of being given back and faulted in again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Frees and takes a 4 MiB buffer often; prints whether malloc was tuned, and the page faults.
+PROGRAM = """
+import resource
+from modelserver.allocator import tune_malloc
+
+tuned = tune_malloc() if {tune} else False
+bytearray(4 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    bytearray(b"x") * (4 << 20)
+print(tuned, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(*, tune: bool) -> tuple[bool, int]:
+    printed = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(tune=tune)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    return printed[0] == "True", int(printed[1])
+
+
+def test_large_buffers_no_longer_fault_each_time() -> None:
+    is_tuned, faults = page_faults(tune=True)
+    if is_tuned:  # the C library is glibc
+        assert faults < page_faults(tune=False)[1] / 5

@@ -1,0 +1,65 @@
+"""The two signals as events, and work that ends early when one is set."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from modelserver.signals import StopSignals, unless
+
+
+async def test_the_first_signal_asks_and_the_second_forces() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(signals.stop.wait(), 5)
+        assert not signals.force.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(signals.force.wait(), 5)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+async def test_work_that_ends_by_itself_is_done() -> None:
+    assert await unless(asyncio.Event(), asyncio.sleep(0))
+
+
+async def test_work_is_cancelled_by_the_event_and_has_cleaned_up_on_return() -> None:
+    event = asyncio.Event()
+    cleaned_up = False
+
+    async def work() -> None:
+        nonlocal cleaned_up
+        event.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned_up = True
+
+    assert not await unless(event, work())
+    assert cleaned_up
+
+
+async def test_an_error_of_the_work_passes_through() -> None:
+    async def work() -> None:
+        raise ValueError("the reason")
+
+    with pytest.raises(ValueError, match="the reason"):
+        await unless(asyncio.Event(), work())
+
+
+async def test_an_error_while_being_cancelled_passes_through_too() -> None:
+    event = asyncio.Event()
+
+    async def work() -> None:
+        event.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("clean-up failed")
+
+    with pytest.raises(ValueError, match="clean-up failed"):
+        await unless(event, work())
