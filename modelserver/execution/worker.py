@@ -10,7 +10,8 @@ from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery
 from modelserver.core.response import InferResponse
 from modelserver.execution.executor import Executor
-from modelserver.scheduling.batcher import Batch, Batcher
+from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.seat import ThreadSeat
 from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
 

@@ -19,10 +19,11 @@ from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, ServerError, UnavailableError
+from modelserver.scheduling.batch import Batch, can_take, form_batch
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
 from modelserver.scheduling.limits import PriorityLevels
-from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
+from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 from modelserver.scheduling.response_order import ResponseOrder
 from modelserver.scheduling.seat import IdleSeats, Seat, ThreadSeat
@@ -43,18 +44,6 @@ class LoopCalls(Protocol):
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: object) -> object: ...
-
-
-class Batch:
-    """Requests to execute together, best first, and when each was queued; now in the hands of one worker."""
-
-    __slots__ = ("enqueue_ns", "requests", "rows", "taken_ns")
-
-    def __init__(self, entries: Sequence[QueueEntry], rows: int, taken_ns: int) -> None:
-        self.requests = [entry.request for entry in entries]
-        self.enqueue_ns = [entry.enqueue_ns for entry in entries]
-        self.rows = rows
-        self.taken_ns = taken_ns
 
 
 class Batcher:
@@ -143,7 +132,7 @@ class Batcher:
             self._idle.unpark(seat)
             now_ns = self._now_ns()
             expired = self._remove_expired(now_ns) if self._expiry else []
-            batch, wait_until_ns = (None, None) if seat.is_closed else self._form_batch(now_ns)
+            batch, wait_until_ns = (None, None) if seat.is_closed else form_batch(self._queue, self._rules, now_ns)
             seat.is_left = seat.is_closed
             if batch is None and not seat.is_left:
                 wait_until_ns = self._idle.park(seat, wait_until_ns)
@@ -225,39 +214,7 @@ class Batcher:
             return True
         if not self._rules.keep_order and not self._queue.is_ripe(entry):
             return False
-        return self._plan_for(entry, now_ns)[0].wait_until_ns is None
-
-    # Batches; called with the lock held.
-
-    def _form_batch(self, now_ns: int) -> tuple[Batch | None, int | None]:
-        if not self._queue:
-            return None, None
-        if self._rules.is_single or (len(self._queue) == 1 and self._rules.max_delay_ns == 0):
-            # There is nothing to decide.
-            entry = self._queue.first()
-            assert entry is not None, "a queue that is not empty has a first entry"
-            self._queue.remove(entry)
-            return Batch([entry], entry.rows, now_ns), None
-        wait_until_ns: int | None = None
-        for head in self._queue.heads():
-            plan, entries = self._plan_for(head, now_ns)
-            if plan.wait_until_ns is None:
-                taken = entries[: plan.num_considered]
-                if plan.skipped:
-                    taken = [entry for position, entry in enumerate(taken) if position not in plan.skipped]
-                self._queue.remove_all(taken)
-                return Batch(taken, plan.num_rows, now_ns), None
-            if wait_until_ns is None or plan.wait_until_ns < wait_until_ns:
-                wait_until_ns = plan.wait_until_ns
-        return None, wait_until_ns
-
-    def _plan_for(self, head: QueueEntry, now_ns: int) -> tuple[BatchPlan, list[QueueEntry]]:
-        """What the policy would do with the bucket of `head`, and the candidates that the plan speaks of."""
-        bucket = self._queue.bucket_of(head)
-        entries, is_closed = self._queue.candidates(bucket)
-        oldest_ns = bucket.oldest_ns() if self._rules.max_delay_ns else now_ns
-        candidates = Candidates([entry.rows for entry in entries], oldest_ns, is_closed)
-        return plan_batch(self._rules, candidates, now_ns), entries
+        return can_take(self._queue, self._rules, entry, now_ns)
 
     # Requests that leave the queue without being executed.
 

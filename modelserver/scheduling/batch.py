@@ -1,0 +1,59 @@
+"""Batches, and how one is formed from the queue as the policy plans it. Called under the batcher's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
+from modelserver.scheduling.queue import QueueEntry, RequestQueue
+
+
+class Batch:
+    """Requests to execute together, best first, and when each was queued; now in the hands of one worker."""
+
+    __slots__ = ("enqueue_ns", "requests", "rows", "taken_ns")
+
+    def __init__(self, entries: Sequence[QueueEntry], rows: int, taken_ns: int) -> None:
+        self.requests = [entry.request for entry in entries]
+        self.enqueue_ns = [entry.enqueue_ns for entry in entries]
+        self.rows = rows
+        self.taken_ns = taken_ns
+
+
+def form_batch(queue: RequestQueue, rules: BatchingRules, now_ns: int) -> tuple[Batch | None, int | None]:
+    """Take the next batch from the queue; or None, and when to look again (None: when something arrives)."""
+    first = queue.first()
+    if first is None:
+        return None, None
+    if rules.is_single or (len(queue) == 1 and rules.max_delay_ns == 0):
+        # There is nothing to decide.
+        queue.remove(first)
+        return Batch([first], first.rows, now_ns), None
+    wait_until_ns: int | None = None
+    for head in queue.heads():
+        plan, entries = _plan(queue, rules, head, now_ns)
+        if plan.wait_until_ns is None:
+            taken = entries[: plan.num_considered]
+            if plan.skipped:
+                taken = [entry for position, entry in enumerate(taken) if position not in plan.skipped]
+            queue.remove_all(taken)
+            return Batch(taken, plan.num_rows, now_ns), None
+        if wait_until_ns is None or plan.wait_until_ns < wait_until_ns:
+            wait_until_ns = plan.wait_until_ns
+    return None, wait_until_ns
+
+
+def can_take(queue: RequestQueue, rules: BatchingRules, entry: QueueEntry, now_ns: int) -> bool:
+    """Whether the policy would take something now from the bucket of a queued entry."""
+    return _plan(queue, rules, entry, now_ns)[0].wait_until_ns is None
+
+
+def _plan(
+    queue: RequestQueue, rules: BatchingRules, head: QueueEntry, now_ns: int
+) -> tuple[BatchPlan, list[QueueEntry]]:
+    """What the policy says about the bucket of `head`, and the candidates that it speaks of."""
+    bucket = queue.bucket_of(head)
+    entries, is_closed = queue.candidates(bucket)
+    oldest_ns = bucket.oldest_ns() if rules.max_delay_ns else now_ns
+    candidates = Candidates([entry.rows for entry in entries], oldest_ns, is_closed)
+    return plan_batch(rules, candidates, now_ns), entries

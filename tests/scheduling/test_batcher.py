@@ -1,0 +1,153 @@
+"""Who is woken when, and what only several seats show; the rest is in the traces."""
+
+from __future__ import annotations
+
+import pytest
+from support.batching import batching_config, request
+from support.manual_loop import ManualLoop
+
+from modelserver.config.schema import ModelDynamicBatching
+from modelserver.core.clock import ManualClock
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.errors import CancelledError, UnavailableError
+from modelserver.scheduling.batcher import Batcher
+from modelserver.scheduling.seat import ThreadSeat
+from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+
+
+class Scene:
+    """A batcher with some parked seats."""
+
+    def __init__(self, num_seats: int = 2, max_batch_size: int = 4, **fields: int) -> None:
+        self.clock = ManualClock(1000)
+        self.statistics = ModelStatistics()
+        config = batching_config(max_batch_size, dynamic_batching=ModelDynamicBatching(**fields))
+        self.batcher = Batcher(
+            config, loop=ManualLoop(self.clock), statistics=self.statistics, clock=self.clock, default_max_queue_size=50
+        )
+        self.seats = [ThreadSeat() for _ in range(num_seats)]
+        for seat in self.seats:
+            self.take(seat)
+
+    def submit(self, num_requests: int = 1) -> list[InferRequest]:
+        requests = [request() for _ in range(num_requests)]
+        for each in requests:
+            self.batcher.submit(each)
+        return requests
+
+    def take(self, seat: ThreadSeat) -> int:
+        """Requests in the batch that the seat gets."""
+        batch, _ = self.batcher.try_take(seat)
+        self.batcher.check_integrity()
+        return len(batch.requests) if batch is not None else 0
+
+    @property
+    def woken(self) -> list[bool]:
+        self.batcher.check_integrity()
+        return [seat.is_woken for seat in self.seats]
+
+
+def test_a_burst_wakes_one_worker_and_that_one_the_next() -> None:
+    scene = Scene(num_seats=3)
+    scene.submit(6)
+    assert scene.woken == [False, False, True]
+    assert scene.take(scene.seats[2]) == 4
+    assert scene.woken == [False, True, False]
+    assert scene.take(scene.seats[1]) == 2
+    assert scene.woken == [False, False, False]
+
+
+def test_during_a_queue_delay_one_worker_watches_and_only_a_full_batch_wakes_it() -> None:
+    scene = Scene(max_queue_delay_microseconds=100)
+    scene.submit()
+    assert scene.woken == [False, True]
+    assert scene.take(scene.seats[1]) == 0
+    scene.submit(2)
+    assert scene.woken == [False, False]
+    scene.submit()
+    assert scene.woken == [False, True]
+    assert scene.take(scene.seats[1]) == 4
+
+
+def test_another_worker_watches_what_the_watcher_leaves() -> None:
+    scene = Scene(max_queue_delay_microseconds=100)
+    scene.submit()
+    scene.take(scene.seats[1])
+    scene.submit(5)
+    assert scene.take(scene.seats[1]) == 4
+    assert scene.woken == [True, False]
+    assert scene.take(scene.seats[0]) == 0
+    scene.clock.advance_us(100)
+    assert scene.take(scene.seats[0]) == 2
+
+
+def test_a_woken_seat_that_closes_wakes_another() -> None:
+    scene = Scene()
+    scene.submit()
+    scene.batcher.close_seat(scene.seats[1])
+    assert scene.take(scene.seats[1]) == 0
+    assert scene.seats[1].is_left
+    assert scene.woken == [True, False]
+    assert scene.take(scene.seats[0]) == 1
+
+
+def test_closing_a_sleeping_seat_wakes_it_and_no_one_else_is_kept_from_waking() -> None:
+    scene = Scene()
+    scene.batcher.close_seat(scene.seats[0])
+    assert scene.seats[0].is_woken
+    assert scene.take(scene.seats[0]) == 0
+    scene.submit()
+    assert scene.woken == [False, True]
+
+
+def test_abort_answers_what_is_queued_and_refuses_the_rest() -> None:
+    scene = Scene(num_seats=0)
+    answers: list[InferResponse] = []
+    for each in scene.submit(2):
+        each.stream.subscribe(answers.append)
+    error = UnavailableError("gone")
+    scene.batcher.abort(error)
+    assert [answer.error for answer in answers] == [error, error]
+    assert scene.batcher.inflight == scene.batcher.queue_depth == 0
+    with pytest.raises(UnavailableError, match="'m' is being unloaded"):
+        scene.submit()
+    assert scene.statistics.snapshot().failures[FailureReason.OTHER] == 3
+
+
+def test_a_request_that_is_already_cancelled_is_refused() -> None:
+    scene = Scene()
+    cancelled = request()
+    cancelled.cancel()
+    with pytest.raises(CancelledError):
+        scene.batcher.submit(cancelled)
+    assert scene.batcher.inflight == 0
+    assert scene.statistics.snapshot().failures[FailureReason.CANCELED] == 1
+
+
+def test_a_full_queue_says_what_and_where() -> None:
+    scene = Scene(num_seats=0, priority_levels=2, default_priority_level=2)
+    scene.submit(50)
+    with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size: model 'm' already has 50 .* level 2"):
+        scene.submit()
+
+
+def test_idle_is_told_when_the_last_answer_is_delivered() -> None:
+    scene = Scene(num_seats=0)
+    first, second = scene.submit(2)
+    told: list[int] = []
+    scene.batcher.on_idle = lambda: told.append(scene.batcher.inflight)
+    scene.batcher.deliver([(first, InferResponse())])
+    assert told == []
+    scene.batcher.deliver([(second, InferResponse(is_final=False)), (second, InferResponse())])
+    assert told == [0]
+
+
+def test_queue_and_compute_start_count_from_the_clock() -> None:
+    scene = Scene(num_seats=0)
+    [sent] = scene.submit()
+    scene.clock.advance_us(5)
+    batch, _ = scene.batcher.try_take(ThreadSeat())
+    assert batch is not None
+    assert sent.arrival_ns == batch.enqueue_ns[0] == 1000
+    assert batch.taken_ns == 6000
