@@ -41,8 +41,9 @@ class TreeFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """A model directory in two parts: each served version's directory, and what all versions share."""
+    """A model's directory in two parts: each version's directory, and what all versions share."""
 
+    directory: Path = Path()
     shared: TreeFingerprint = TreeFingerprint()
     versions: Mapping[int, TreeFingerprint] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ def _walk(
         path = directory / name
         try:
             status = path.stat()
-        except FileNotFoundError:
+        except OSError:
             if path.is_symlink():
                 yield FileStamp(prefix + name, -1, 0)
             continue

@@ -174,9 +174,9 @@ def fingerprint_model(layout: ModelLayout) -> ModelFingerprint:
     """The state of a model's files. Raises OSError when a directory cannot be read."""
     versions = {version: fingerprint_tree(path) for version, path in layout.versions.items()}
     if layout.directory in layout.versions.values():  # a lone model file: the directory is the version
-        return ModelFingerprint(TreeFingerprint(), versions)
+        return ModelFingerprint(layout.directory, TreeFingerprint(), versions)
     skip = {path.name for path in layout.versions.values()}
-    return ModelFingerprint(fingerprint_tree(layout.directory, skip=skip), versions)
+    return ModelFingerprint(layout.directory, fingerprint_tree(layout.directory, skip=skip), versions)
 
 
 def _scan_root(

@@ -159,9 +159,9 @@ class ModelRepository:
             await self._poller.stop()
         for lifecycle in self._lifecycles.values():
             lifecycle.stop()
-        waiting: dict[asyncio.Future[None], str] = {
-            asyncio.ensure_future(lifecycle.wait_idle()): name for name, lifecycle in self._lifecycles.items()
-        }
+        waiting: dict[asyncio.Future[None], str] = {}
+        for name, lifecycle in self._lifecycles.items():
+            waiting[asyncio.ensure_future(lifecycle.wait_idle())] = name
         try:
             left = await _wait(waiting, timeout_s)
             self._force_close.set()

@@ -1,0 +1,71 @@
+import os
+from pathlib import Path
+
+import pytest
+from support.repositories import write_model
+
+from modelserver.repository import catalog
+from modelserver.repository.catalog import Catalog
+from modelserver.repository.fingerprint import ModelFingerprint
+from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, RepositoryRoot, fingerprint_model
+
+
+def catalog_of(*roots: Path) -> Catalog:
+    return Catalog([RepositoryRoot(root) for root in roots], "")
+
+
+def test_a_survey_has_the_state_of_every_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "one", "a")
+    for root in ("one", "two"):
+        write_model(tmp_path / root, "twice")
+    write_model(tmp_path / "one", "held")
+    (tmp_path / "one" / "held" / INCOMPLETE_MARKER).touch()
+    survey = catalog_of(tmp_path / "one", tmp_path / "two").survey()
+    assert survey.fingerprints["a"] is not None
+    assert survey.fingerprints["twice"] is None
+    assert survey.fingerprints["held"] is None
+
+
+def test_a_model_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, "good")
+    write_model(tmp_path, "bad")
+
+    def read_unless_bad(layout: ModelLayout) -> ModelFingerprint:
+        if layout.name == "bad":
+            raise PermissionError("bad/1")
+        return fingerprint_model(layout)
+
+    monkeypatch.setattr(catalog, "fingerprint_model", read_unless_bad)
+    survey = catalog_of(tmp_path).survey()
+    assert survey.fingerprints["good"] is not None
+    assert survey.fingerprints["bad"] is None
+
+
+def test_refresh_finds_new_and_removed_models(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    known = catalog_of(tmp_path)
+    known.refresh()
+    assert known.scan.names == ("a",)
+    write_model(tmp_path, "b")
+    os.utime(tmp_path, ns=(1, 1))
+    known.refresh()
+    assert known.scan.names == ("a", "b")
+
+
+def test_refresh_looks_again_at_directories_that_were_no_models_yet(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    known = catalog_of(tmp_path)
+    known.refresh()
+    assert known.scan.names == ()
+    write_model(tmp_path, "b")
+    known.refresh()
+    assert known.scan.names == ("b",)
+
+
+def test_refresh_keeps_what_it_knew_when_a_root_is_gone(tmp_path: Path) -> None:
+    write_model(tmp_path / "root", "a")
+    known = catalog_of(tmp_path / "root")
+    known.refresh()
+    (tmp_path / "root").rename(tmp_path / "away")
+    known.refresh()
+    assert known.scan.names == ("a",)

@@ -1,0 +1,181 @@
+from pathlib import Path
+
+import pytest
+from support.repositories import IDENTITY_CONFIG, write_model
+
+from modelserver.discovery import backend_for_model_files
+from modelserver.errors import ConfigError, ErrorCode, InternalError, ServerError, UnsupportedError
+from modelserver.repository.definition import ModelDefinition, describe_failure, read_definition
+from modelserver.repository.layout import RepositoryRoot, find_model, scan_model
+from modelserver.repository.options import DefinitionOptions
+
+
+def read(directory: Path, config_json: str | None = None, **options: object) -> ModelDefinition:
+    return read_definition(scan_model(directory, directory.name), DefinitionOptions(**options), config_json=config_json)
+
+
+def problems_of(directory: Path, **options: object) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        read(directory, **options)
+    return {problem.field: str(problem) for problem in caught.value.problems}
+
+
+def test_parses_normalises_and_chooses_versions(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m", versions=(1, 2))
+    definition = read(directory, backend_config={"": {"default-max-batch-size": "8"}, "identity": {"key": "value"}})
+    assert definition.name == "m"
+    assert definition.backend_class.__name__ == "IdentityBackend"
+    assert list(definition.versions) == [2]
+    assert definition.config.name == "m"
+    assert definition.config.instance_group[0].count == 1
+    context = definition.context(2)
+    assert context.version_directory == directory / "2"
+    assert context.options == {"default-max-batch-size": "8", "key": "value"}
+
+
+def test_a_version_policy_chooses(tmp_path: Path) -> None:
+    policy = "version_policy { specific { versions: [ 1, 3, 9 ] } }"
+    definition = read(write_model(tmp_path, "m", versions=(1, 2, 3), extra=policy))
+    assert list(definition.versions) == [1, 3]
+    assert definition.missing_versions == (9,)
+
+
+def test_every_problem_is_reported_at_once_with_its_place(tmp_path: Path) -> None:
+    config = 'name: "other"\nbackend: "identiti"\nmax_batch_size: -1\nsequence_batching { }\n'
+    problems = problems_of(write_model(tmp_path, "m", config=config))
+    assert {"name", "backend", "max_batch_size", "sequence_batching"} <= problems.keys()
+    assert "config.pbtxt:1:" in problems["name"]
+    assert "did you mean 'identity'" in problems["backend"]
+    assert "config.pbtxt:4:" in problems["sequence_batching"]
+
+
+def test_a_field_that_is_not_executed_fails_as_unsupported(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"response_cache\.enable: this version does not execute"):
+        read(write_model(tmp_path, "m", extra="response_cache { enable: true }"))
+
+
+def test_an_ensemble_is_unsupported_and_needs_no_backend(tmp_path: Path) -> None:
+    step = 'step [ { model_name: "a" input_map { key: "X" value: "I" } output_map { key: "Y" value: "O" } } ]'
+    tensors = (
+        'input [ { name: "I" data_type: TYPE_FP32 dims: 1 } ] output [ { name: "O" data_type: TYPE_FP32 dims: 1 } ]'
+    )
+    config = f'platform: "ensemble"\n{tensors}\nensemble_scheduling {{ {step} }}'
+    with pytest.raises(UnsupportedError, match="ensembles"):
+        read(write_model(tmp_path, "m", config=config))
+
+
+def test_without_config_the_backend_is_found_by_its_file_and_completes(model_repository: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "digits"
+    (directory / "1").mkdir(parents=True)
+    source = model_repository / "digits_onnx" / "1" / "model.onnx"
+    (directory / "1" / "model.onnx").write_bytes(source.read_bytes())
+    definition = read(directory)
+    assert definition.config.backend == "onnxruntime"
+    assert definition.config.max_batch_size > 0
+    assert [spec.name for spec in definition.config.input] == ["image"]
+
+
+def test_without_auto_completion_inputs_must_be_there(model_repository: Path) -> None:
+    problems = problems_of(model_repository / "digits_versions", is_auto_complete_disabled=True)
+    assert "backend" in problems
+
+
+def test_no_config_and_no_known_file(tmp_path: Path) -> None:
+    problems = problems_of(write_model(tmp_path, "m", config=None))
+    assert "model.onnx" in problems["backend"]
+
+
+def test_no_version_directory(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m", versions=())
+    assert "no version directories" in problems_of(directory)[""]
+    (directory / "01").mkdir()
+    assert "'01' is ignored" in problems_of(directory)[""]
+
+
+def test_a_policy_that_leaves_no_version(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m", extra="version_policy { specific { versions: [ 5 ] } }")
+    assert "holds only [1]" in problems_of(directory)["version_policy"]
+
+
+def test_text_that_does_not_parse(tmp_path: Path) -> None:
+    problems = problems_of(write_model(tmp_path, "m", config="max_batch_sise: 1"))
+    assert any("max_batch_size" in text for text in problems.values())
+
+
+def test_a_config_that_is_not_text(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m")
+    (directory / "config.pbtxt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read(directory)
+
+
+def test_an_override_replaces_the_file(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m", config="this is not a config")
+    document = (
+        '{"backend": "identity", "max_batch_size": 2,'
+        ' "input": [{"name": "I", "data_type": "TYPE_FP32", "dims": [1]}],'
+        ' "output": [{"name": "O", "data_type": "TYPE_FP32", "dims": [1]}]}'
+    )
+    assert read(directory, document).config.max_batch_size == 2
+    with pytest.raises(ConfigError, match="config override of model 'm'"):
+        read(directory, "{")
+
+
+def test_legacy_platforms_name_their_backend(model_repository: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "digits"
+    (directory / "1").mkdir(parents=True)
+    source = model_repository / "digits_onnx" / "1" / "model.onnx"
+    (directory / "1" / "model.onnx").write_bytes(source.read_bytes())
+    (directory / "config.pbtxt").write_text('platform: "onnxruntime_onnx"')
+    assert read(directory).config.backend == "onnxruntime"
+    (directory / "config.pbtxt").write_text('platform: "onnxruntime"')
+    assert "platform" in problems_of(directory)
+
+
+def test_a_single_model_takes_the_name_it_was_given(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "exported", config=f'name: "resnet"{IDENTITY_CONFIG}')
+    root = RepositoryRoot(directory, "served")
+    layout = find_model([root], "served", config_name="", find_backend=backend_for_model_files)
+    assert read_definition(layout, DefinitionOptions()).config.name == "served"
+
+
+def test_warnings_are_kept_with_the_definition(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m", extra="instance_group [ { host_policy: 'x' } ]")
+    (warning,) = read(directory).warnings
+    assert warning.field == "instance_group[0].host_policy"
+
+
+_CONTRADICTING_BACKEND = """
+from modelserver.backend import Backend, BatchInstance, ConfigError
+
+class Contradicting(Backend):
+    @classmethod
+    def complete_config(cls, context):
+        raise ConfigError("the weights are of another model")
+
+    def create_instance(self, placement):
+        return BatchInstance()
+
+BACKEND = Contradicting
+"""
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_model_brings_its_own_backend_only_if_allowed(tmp_path: Path, is_allowed: bool) -> None:
+    directory = write_model(tmp_path, "m", config=IDENTITY_CONFIG.replace('"identity"', '"mine"'))
+    (directory / "mine.py").write_text(_CONTRADICTING_BACKEND)
+    problems = problems_of(directory, allow_model_backends=is_allowed)
+    expected = "the weights are of another model" if is_allowed else "unknown backend 'mine'"
+    assert any(expected in text for text in problems.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (InternalError("x"), "Internal: x"),
+        (ServerError("x", code=ErrorCode.INVALID_ARGUMENT), "Invalid argument: x"),
+        (ServerError("x", code=ErrorCode.NOT_FOUND), "Not found: x"),
+    ],
+)
+def test_failures_are_described_in_tritons_words(error: ServerError, text: str) -> None:
+    assert describe_failure(error) == text

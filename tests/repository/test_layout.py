@@ -1,0 +1,190 @@
+from pathlib import Path
+
+import pytest
+from support.repositories import write_model
+
+from modelserver.discovery import backend_for_model_files
+from modelserver.errors import AlreadyExistsError, NotFoundError
+from modelserver.repository.layout import (
+    INCOMPLETE_MARKER,
+    RepositoryRoot,
+    RepositoryScan,
+    find_model,
+    fingerprint_model,
+    resolve_root,
+    scan_model,
+    scan_roots,
+)
+
+
+def scan(*paths: Path, config_name: str = "", model_name: str = "") -> RepositoryScan:
+    roots = [resolve(path, model_name) for path in paths]
+    return scan_roots(roots, config_name=config_name, find_backend=backend_for_model_files)
+
+
+def resolve(path: Path, model_name: str = "") -> RepositoryRoot:
+    return resolve_root(path, model_name=model_name, find_backend=backend_for_model_files)
+
+
+def find(name: str, *paths: Path) -> Path:
+    roots = [resolve(path) for path in paths]
+    return find_model(roots, name, config_name="", find_backend=backend_for_model_files).directory
+
+
+def test_finds_models_configs_and_versions(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", versions=(1, 3, 20))
+    write_model(tmp_path, "b", config=None)
+    found = scan(tmp_path)
+    assert found.names == ("a", "b")
+    assert list(found.models["a"].versions) == [1, 3, 20]
+    assert found.models["a"].config_file == tmp_path / "a" / "config.pbtxt"
+    assert found.models["b"].config_file is None
+    assert found.ignored == ()
+
+
+@pytest.mark.parametrize("entry", ["01", "1a", "v1", "-1", "1.0", "data", "²", "99999999999999999999"])
+def test_only_plain_numbers_are_versions(tmp_path: Path, entry: str) -> None:
+    directory = write_model(tmp_path, "a", versions=(7,))
+    (directory / entry).mkdir()
+    assert list(scan(tmp_path).models["a"].versions) == [7]
+
+
+def test_a_version_with_leading_zeros_is_reported(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "a")
+    (directory / "007").mkdir()
+    (ignored,) = scan(tmp_path).ignored
+    assert ignored.path == directory / "007"
+    assert "name it '7'" in ignored.reason
+
+
+def test_a_file_named_like_a_version_is_none(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "a")
+    (directory / "2").write_text("")
+    assert list(scan(tmp_path).models["a"].versions) == [1]
+
+
+def test_stray_files_hidden_and_foreign_directories_are_no_models(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    write_model(tmp_path, ".hidden")
+    write_model(tmp_path, "bad name")
+    (tmp_path / "README.md").write_text("")
+    (tmp_path / "docs").mkdir()
+    found = scan(tmp_path)
+    assert found.names == ("a",)
+    reasons = {ignored.path.name: ignored.reason for ignored in found.ignored}
+    assert reasons.keys() == {"bad name", "docs"}
+    assert "neither config.pbtxt nor a version" in reasons["docs"]
+
+
+def test_the_same_model_in_two_roots_is_a_duplicate(tmp_path: Path) -> None:
+    for root in ("one", "two"):
+        write_model(tmp_path / root, "both")
+        write_model(tmp_path / root, f"only_{root}")
+    found = scan(tmp_path / "one", tmp_path / "two")
+    assert set(found.models) == {"only_one", "only_two"}
+    assert found.duplicates == {"both": (tmp_path / "one" / "both", tmp_path / "two" / "both")}
+    with pytest.raises(AlreadyExistsError, match="more than one model repository"):
+        find("both", tmp_path / "one", tmp_path / "two")
+
+
+def test_a_config_is_chosen_by_name_and_falls_back(tmp_path: Path) -> None:
+    for name in ("with", "without"):
+        write_model(tmp_path, name)
+    (tmp_path / "with" / "configs").mkdir()
+    (tmp_path / "with" / "configs" / "large.pbtxt").write_text("")
+    found = scan(tmp_path, config_name="large")
+    assert found.models["with"].config_file == tmp_path / "with" / "configs" / "large.pbtxt"
+    assert found.models["without"].config_file == tmp_path / "without" / "config.pbtxt"
+
+
+def test_a_marker_holds_a_model_back(tmp_path: Path) -> None:
+    directory = tmp_path / "a"
+    directory.mkdir()
+    (directory / INCOMPLETE_MARKER).touch()
+    assert scan(tmp_path).models["a"].is_incomplete
+
+
+def test_symlinked_roots_models_and_versions(tmp_path: Path) -> None:
+    real = write_model(tmp_path / "real", "a")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b").symlink_to(real)
+    (tmp_path / "root").symlink_to(tmp_path / "more")
+    (real / "2").symlink_to(real / "1")
+    found = scan(tmp_path / "root")
+    assert list(found.models["b"].versions) == [1, 2]
+    assert find("b", tmp_path / "root") == tmp_path / "root" / "b"
+
+
+def test_scanning_writes_nothing(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "a")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path, directory, directory / "1")}
+    fingerprint_model(scan(tmp_path).models["a"])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_a_root_with_a_version_directory_is_one_model(tmp_path: Path, has_config: bool) -> None:
+    directory = write_model(tmp_path, "mnist", **({} if has_config else {"config": None}))
+    (directory / "warmup").mkdir()
+    assert resolve(directory) == RepositoryRoot(directory, "mnist")
+    found = scan(directory, model_name="served")
+    assert found.names == ("served",)
+    assert found.models["served"].is_single
+    assert list(found.models["served"].versions) == [1]
+    assert list(fingerprint_model(found.models["served"]).versions) == [1]
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_a_root_with_a_lone_model_file_is_version_1_of_one_model(tmp_path: Path, has_config: bool) -> None:
+    (tmp_path / "model.onnx").write_text("")
+    if has_config:
+        (tmp_path / "config.pbtxt").write_text("")
+    layout = scan(tmp_path, model_name="m").models["m"]
+    assert layout.versions == {1: tmp_path}
+    fingerprint = fingerprint_model(layout)
+    assert fingerprint.shared.files == ()
+    assert "model.onnx" in [file.path for file in fingerprint.versions[1].files]
+
+
+def test_a_root_with_models_is_a_repository_whatever_else_lies_in_it(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    (tmp_path / "config.pbtxt").write_text("")
+    (tmp_path / "model.onnx").write_text("")
+    assert resolve(tmp_path).model_name is None
+
+
+def test_models_may_have_numbers_for_names(tmp_path: Path) -> None:
+    write_model(tmp_path, "1")
+    assert resolve(tmp_path).model_name is None
+    assert scan(tmp_path).names == ("1",)
+
+
+def test_an_empty_root_is_a_repository(tmp_path: Path) -> None:
+    assert resolve(tmp_path) == RepositoryRoot(tmp_path)
+    assert scan(tmp_path).names == ()
+
+
+def test_a_root_must_be_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotFoundError, match="it is a file"):
+        resolve(tmp_path / "file")
+    with pytest.raises(NotFoundError, match="nothing at that path"):
+        resolve(tmp_path / "missing")
+
+
+def test_an_unknown_model_is_answered_with_places_and_near_names(tmp_path: Path) -> None:
+    write_model(tmp_path, "resnet50")
+    with pytest.raises(NotFoundError) as caught:
+        find("resnet", tmp_path)
+    assert str(tmp_path) in caught.value.message
+    assert "did you mean 'resnet50'?" in caught.value.message
+
+
+def test_the_fingerprint_tells_versions_from_what_they_share(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "a", versions=(1, 2))
+    before = fingerprint_model(scan_model(directory, "a"))
+    (directory / "2" / "weights").write_text("other weights")
+    after = fingerprint_model(scan_model(directory, "a"))
+    assert after.shared == before.shared
+    assert after.versions[1] == before.versions[1]
+    assert after.versions[2] != before.versions[2]

@@ -1,0 +1,64 @@
+import pytest
+
+from modelserver.config.pbtxt import parse_pbtxt
+from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("ensemble_scheduling { step [ { model_name: 'a' } ] }", "ensemble_scheduling"),
+        ('platform: "ensemble"', "platform"),
+        ("sequence_batching { }", "sequence_batching"),
+        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
+        ("response_cache { enable: true }", "response_cache.enable"),
+        ("batch_input [ { kind: BATCH_ELEMENT_COUNT } ]", "batch_input"),
+        ("batch_output [ { target_name: 'a' } ]", "batch_output"),
+        ("model_repository_agents { agents [ { name: 'checksum' } ] }", "model_repository_agents"),
+        ("model_operations { op_library_filename: 'a.so' }", "model_operations.op_library_filename"),
+        ("cc_model_filenames [ { key: '8.0' value: 'm' } ]", "cc_model_filenames"),
+        ("runtime: 'model.py'", "runtime"),
+        ("input [ { is_shape_tensor: true } ]", "input[0].is_shape_tensor"),
+        ("output [ { }, { is_non_linear_format_io: true } ]", "output[1].is_non_linear_format_io"),
+    ],
+)
+def test_what_would_change_answers_is_refused_by_name(text: str, field: str) -> None:
+    (problem,) = unsupported_problems(parse_pbtxt(text).config, "config.pbtxt")
+    assert problem.field == field
+    assert "this version does not execute" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("instance_group [ { rate_limiter { priority: 2 } } ]", "instance_group[0].rate_limiter"),
+        ("instance_group [ { host_policy: 'numa0' } ]", "instance_group[0].host_policy"),
+        ("instance_group [ { secondary_devices [ { device_id: 1 } ] } ]", "instance_group[0].secondary_devices"),
+        ("instance_group [ { profile: '1' } ]", "instance_group[0].profile"),
+        ("output [ { label_filename: 'labels.txt' } ]", "output[0].label_filename"),
+        ("optimization { cuda { graphs: true } }", "optimization.cuda"),
+        ("optimization { eager_batching: true }", "optimization.eager_batching"),
+        ("model_metrics { metric_control [ { } ] }", "model_metrics"),
+    ],
+)
+def test_what_only_tunes_is_a_warning(text: str, field: str) -> None:
+    config = parse_pbtxt(text).config
+    assert unsupported_problems(config, "config.pbtxt") == ()
+    (warning,) = ignored_warnings(config, "config.pbtxt")
+    assert warning.field == field
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model_transaction_policy { decoupled: false }",
+        "response_cache { enable: false }",
+        "dynamic_batching { }",
+        "instance_group [ { count: 2 kind: KIND_CPU } ]",
+        "input [ { allow_ragged_batch: true } ]",
+    ],
+)
+def test_what_is_off_or_carried_out_is_no_finding(text: str) -> None:
+    config = parse_pbtxt(text).config
+    assert unsupported_problems(config, "config.pbtxt") == ()
+    assert ignored_warnings(config, "config.pbtxt") == ()
