@@ -31,7 +31,8 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.data.shape
+        shape: tuple[int, ...] = self.data.shape
+        return shape
 
 
 def tensor_from_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], raw: Buffer) -> Tensor:

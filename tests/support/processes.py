@@ -22,6 +22,7 @@ ANY_PORTS = (
     "--http-address=127.0.0.1",
     "--grpc-address=127.0.0.1",
 )
+SERVE = (sys.executable, "-m", "modelserver.cli.main", "serve")
 # Variables of the machine that runs the tests must not become options.
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("MODELSERVER_")}
 
@@ -29,9 +30,9 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.starts
 class ServerProcess:
     """A started process, and what it has printed so far on both streams."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], *, command: Sequence[str] = SERVE) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "modelserver.cli.main", "serve", *arguments],
+            [*command, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
