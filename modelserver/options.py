@@ -245,8 +245,11 @@ def markdown() -> str:
             group = option.flag.group
             lines += ["", f"### {group}", "", "| flag | value | default | meaning | state |", "|---|---|---|---|---|"]
         names = " ".join(f"`--{name.replace('_', '-')}`" for name in (option.name, *option.flag.aliases))
-        expected = option.expectation.replace("|", "\\|") + (", repeatable" if option.is_repeated else "")
-        default = "" if option.default in ((), "", None) else f"`{option.default}`"
+        is_bool = option.kind is bool
+        expected = "true or false" if is_bool else option.expectation.replace("|", "\\|")
+        expected += ", repeatable" if option.is_repeated else ""
+        value = str(option.default).lower() if is_bool else option.default
+        default = "" if value in ((), "", None) else f"`{value}`"
         ours = " (ours)" if option.flag.is_ours else ""
         lines.append(f"| {names} | {expected} | {default} | {option.flag.help} | {option.flag.state.value}{ours} |")
     return "\n".join(lines).lstrip("\n") + "\n"
