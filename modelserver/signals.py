@@ -12,12 +12,15 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# One request to stop often comes twice at once: to the process group, and passed on by the parent (make, tini).
+SAME_REQUEST_S = 0.25
 
 
 class StopSignals:
     """Turns signals into two events for as long as it is entered. Main thread only."""
 
     def __init__(self) -> None:
+        self._asked_at_s = 0.0
         self.stop = asyncio.Event()
         self.force = asyncio.Event()
 
@@ -35,10 +38,12 @@ class StopSignals:
             loop.remove_signal_handler(number)
 
     def _receive(self, number: signal.Signals) -> None:
+        now_s = asyncio.get_running_loop().time()
         if not self.stop.is_set():
+            self._asked_at_s = now_s
             logger.info("%s received: finishing what is in flight; a second signal forces", number.name)
             self.stop.set()
-        else:
+        elif now_s - self._asked_at_s > SAME_REQUEST_S:
             logger.warning("%s received again: stopping at once", number.name)
             self.force.set()
 

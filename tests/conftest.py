@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from support.leaks import no_leaks
 
@@ -13,6 +14,10 @@ from support.leaks import no_leaks
 if TYPE_CHECKING:
     from support.clients import ProtocolClient
     from support.serving import RunningServer
+
+# The same examples in every run, and no time limit on one: a busy machine is no bug.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -22,6 +22,7 @@ from support.processes import ServerProcess, serving_process
 from support.serving import running_server
 
 from modelserver.errors import ServerError, UnavailableError
+from modelserver.signals import SAME_REQUEST_S
 
 
 def get(url: str, path: str, timeout_s: float = 10.0) -> tuple[int, Any]:
@@ -121,6 +122,7 @@ def test_a_second_signal_forces(tmp_path: Path) -> None:
         wait_until(lambda: inflight in get(metrics_url, "/metrics")[1])
         server.signal()
         server.wait_for("SIGTERM received")
+        time.sleep(SAME_REQUEST_S + 0.05)
         started = time.monotonic()
         server.signal()
         assert server.wait() == 1

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from modelserver.signals import StopSignals, unless
+from modelserver.signals import SAME_REQUEST_S, StopSignals, unless
 
 
 async def test_the_first_signal_asks_and_the_second_forces() -> None:
@@ -16,6 +16,8 @@ async def test_the_first_signal_asks_and_the_second_forces() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(signals.stop.wait(), 5)
+        os.kill(os.getpid(), signal.SIGTERM)  # the same request, passed on by a parent
+        await asyncio.sleep(SAME_REQUEST_S + 0.05)
         assert not signals.force.is_set()
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.wait_for(signals.force.wait(), 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -53,7 +52,7 @@ def holdings() -> Holdings:
             for connection in process.net_connections(kind="inet")
             if connection.status == psutil.CONN_LISTEN
         ),
-        shared_memory=frozenset(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else frozenset(),
+        shared_memory=frozenset(path.name for path in Path("/dev/shm").glob("*")),
         memfds=_count_memfds(),
     )
 
