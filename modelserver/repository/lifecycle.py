@@ -1,8 +1,7 @@
 """One model's life: loads, swaps, retires its versions, and knows the state of each.
 
-An operation (load or unload) is one transaction over all versions of the model. Operations of one model
-run one after the other; a newer one supersedes one that still waits. All methods are called from the
-event loop thread; what blocks goes to the pools.
+An operation (load or unload) is one transaction over all versions of the model. All methods are called
+from the event loop thread; what blocks goes to the pools.
 
     read definition -> plan -> load new versions (old ones serve) -> swap in one loop step -> old ones:
     stop -> drain (what is in flight is answered) -> close
@@ -15,12 +14,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.errors import InternalError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
 from modelserver.repository.definition import ModelDefinition, describe_failure
 from modelserver.repository.loader import LoadRequest, LoadSource, ModelLoader
+from modelserver.repository.operations import OperationQueue
 from modelserver.repository.plan import LoadedVersion, ReloadPlan, plan_reload
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
 
@@ -53,23 +53,6 @@ class LifecycleContext:
     force_close: asyncio.Event
 
 
-@dataclass(slots=True, eq=False)
-class _Operation:
-    """A load, or with `request` None an unload, and where its callers wait."""
-
-    request: LoadRequest | None
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def __post_init__(self) -> None:
-        # A caller that has left must not leave an unread exception behind.
-        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    def is_same_as(self, request: LoadRequest | None) -> bool:
-        if self.request is None or request is None:
-            return self.request is request
-        return self.request.is_plain and request.is_plain
-
-
 class ModelLifecycle:
     """The versions of one model, whatever their state."""
 
@@ -87,8 +70,7 @@ class ModelLifecycle:
         # Whether the model should be ready: the last operation that ended was a load.
         self._is_wanted = False
         self._is_stopped = False
-        self._queued: _Operation | None = None
-        self._runner: asyncio.Task[None] | None = None
+        self._operations = OperationQueue(name, self._perform)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def load(self, request: LoadRequest) -> asyncio.Future[None]:
@@ -114,11 +96,6 @@ class ModelLifecycle:
         """Whether the model serves, or should not: an unloaded one, or one whose first load still runs."""
         return bool(self._loaded) or not self._is_wanted
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is going on: no operation, nothing that drains or closes."""
-        return self._runner is None and not self._tasks
-
     def index(self) -> list[IndexEntry]:
         """One row per known version, ascending; one without a version if none is known."""
         general = self._failures.get(None, "")
@@ -134,7 +111,7 @@ class ModelLifecycle:
         rows |= {version: (ModelState.READY, self._failures.get(version, general)) for version in self._loaded}
         if rows:
             return [IndexEntry(self.name, version, *rows[version]) for version in sorted(rows)]
-        if self._is_loading or self._queued is not None:
+        if self._is_loading:
             return [IndexEntry(self.name, None, ModelState.LOADING)]
         state = ModelState.UNAVAILABLE if general else ModelState.UNKNOWN
         return [IndexEntry(self.name, None, state, general)]
@@ -142,68 +119,33 @@ class ModelLifecycle:
     def stop(self) -> None:
         """Take nothing more: loaded versions go, an operation that waits or runs will fail."""
         self._is_stopped = True
-        self._supersede("the server is shutting down")
+        self._operations.supersede("the server is shutting down")
         self._unload()
 
     async def wait_idle(self) -> None:
         """Return when nothing is going on any more."""
-        while tasks := [task for task in (self._runner, *self._tasks) if task is not None]:
+        while tasks := self._running_tasks():
             await asyncio.wait(tasks)
 
     def cancel(self) -> None:
         """Give up what is going on; the loader closes what that leaves open."""
-        for task in (self._runner, *self._tasks):
-            if task is not None:
-                task.cancel()
+        for task in self._running_tasks():
+            task.cancel()
+
+    def _running_tasks(self) -> list[asyncio.Task[None]]:
+        runner = self._operations.runner
+        return [*self._tasks, *([runner] if runner is not None else [])]
 
     def _submit(self, request: LoadRequest | None) -> asyncio.Future[None]:
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
-        if self._queued is None or not self._queued.is_same_as(request):
-            self._supersede(f"superseded by a newer {'unload' if request is None else 'load'} of the model")
-            self._queued = _Operation(request)
-        if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"operations of {self.name}")
-        return self._queued.done
+        return self._operations.submit(request)
 
-    def _supersede(self, reason: str) -> None:
-        operation, self._queued = self._queued, None
-        if operation is not None and not operation.done.done():
-            operation.done.set_exception(UnavailableError(f"model '{self.name}': {reason}"))
-
-    async def _run(self) -> None:
-        """Carry out operations until none waits."""
-        try:
-            while (operation := self._queued) is not None:
-                self._queued = None
-                await self._perform(operation)
-        finally:
-            self._runner = None
-
-    async def _perform(self, operation: _Operation) -> None:
-        try:
-            if operation.request is None:
-                self._unload()
-            else:
-                await self._load(operation.request)
-        except ServerError as error:
-            self._settle(operation, error)
-        except Exception as error:
-            logger.exception("model '%s': an operation failed", self.name)
-            self._settle(operation, InternalError(f"model '{self.name}': {type(error).__name__}: {error}"))
-        except asyncio.CancelledError:
-            self._settle(operation, UnavailableError("the server is shutting down"))
-            raise
+    async def _perform(self, request: LoadRequest | None) -> None:
+        if request is None:
+            self._unload()
         else:
-            self._settle(operation, None)
-
-    def _settle(self, operation: _Operation, error: ServerError | None) -> None:
-        if operation.done.done():
-            return
-        if error is None:
-            operation.done.set_result(None)
-        else:
-            operation.done.set_exception(error)
+            await self._load(request)
 
     # Loading.
 
@@ -270,7 +212,7 @@ class ModelLifecycle:
         """An unload that came meanwhile makes a swap pointless."""
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
-        if self._queued is not None and self._queued.request is None:
+        if self._operations.is_unload_waiting:
             raise UnavailableError(f"model '{self.name}': superseded by a newer unload of the model")
 
     async def _update_instances(self, versions: Iterable[int], definition: ModelDefinition) -> None:

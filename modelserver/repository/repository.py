@@ -29,6 +29,7 @@ from modelserver.repository.loader import LoadModel, LoadRequest, ModelLoader
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.poller import Poller, PollScan
+from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
 
 logger = logging.getLogger(__name__)
@@ -39,17 +40,6 @@ Result = TypeVar("Result")
 _CLOSE_GRACE_S = 1.5
 _NUM_CLOSE_THREADS = 4
 _MOST_NAMES_COMPARED = 256
-
-
-class StartupError(ServerError):
-    """Models that should have been loaded at start were not; `failures` has the error of each."""
-
-    def __init__(self, failures: Mapping[str, ServerError]) -> None:
-        self.failures = dict(failures)
-        lines = "".join(f"\n  {name}: {error.message}" for name, error in self.failures.items())
-        super().__init__(
-            f"{len(self.failures)} models could not be loaded (--exit-on-error=false starts without them):{lines}"
-        )
 
 
 class ModelRepository:
@@ -216,12 +206,12 @@ class ModelRepository:
             return NotFoundError(f"{prefix} is not found{self._nearest(name)}")
         rows = {row.version: row for row in lifecycle.index()}
         if version is None:
-            states = "; ".join(_describe(row) for row in rows.values())
+            states = "; ".join(str(row) for row in rows.values())
             return UnavailableError(f"{prefix} has no available versions: {states}")
         if version not in rows:
             ready = ", ".join(map(str, lifecycle.versions)) or "none"
             return NotFoundError(f"{prefix} version {version} is not found; ready versions: {ready}")
-        return UnavailableError(f"{prefix} version {version} is not at ready state: {_describe(rows[version])}")
+        return UnavailableError(f"{prefix} version {version} is not at ready state: {rows[version]}")
 
     def _nearest(self, name: str) -> str:
         """A hint at what `name` may be meant to be; none among so many models that looking takes long."""
@@ -343,8 +333,3 @@ async def _wait(tasks: Mapping[asyncio.Future[None], str], timeout_s: float) -> 
         return {}
     _, pending = await asyncio.wait(tasks, timeout=timeout_s)
     return {task: tasks[task] for task in pending}
-
-
-def _describe(row: IndexEntry) -> str:
-    version = "" if row.version is None else f"version {row.version} is "
-    return f"{version}{row.state.value}" + (f" ({row.reason})" if row.reason else "")

@@ -31,6 +31,10 @@ class IndexEntry:
     state: ModelState
     reason: str = ""
 
+    def __str__(self) -> str:
+        version = "" if self.version is None else f"version {self.version} is "
+        return f"{version}{self.state.value}" + (f" ({self.reason})" if self.reason else "")
+
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:

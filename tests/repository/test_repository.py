@@ -9,7 +9,8 @@ from support.repositories import GatedLoader, infer, open_repository, write_mode
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.repository.layout import INCOMPLETE_MARKER
 from modelserver.repository.options import ControlMode, RepositoryOptions
-from modelserver.repository.repository import ModelRepository, StartupError
+from modelserver.repository.repository import ModelRepository
+from modelserver.repository.startup_error import StartupError
 
 NONE, POLL = ControlMode.NONE, ControlMode.POLL
 ALL = "version_policy { all { } }"
