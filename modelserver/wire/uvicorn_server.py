@@ -11,6 +11,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -241,7 +242,7 @@ def _header_length(headers: dict[str, str]) -> int:
 class _Call(ResponseWriter):
     """One request's way back: a future for the answer, and the writer of an answer in pieces."""
 
-    __slots__ = ("_connection", "_done", "_exchange", "_head", "_send")
+    __slots__ = ("_connection", "_done", "_head", "_send")
 
     def __init__(self, connection: _Connection, send: _Send) -> None:
         self._connection = connection
@@ -251,18 +252,20 @@ class _Call(ResponseWriter):
         self._head: _Message | None = None  # of an answer in pieces, until it is sent
 
     async def run(self, frontend: Frontend, request: HttpRequest) -> None:
-        self._exchange = HttpExchange(request, self._respond, self._start)
-        frontend.handle(self._exchange)
-        self._connection.on_lost = self._lost
+        exchange = HttpExchange(request, self._respond, self._start)
+        frontend.handle(exchange)
+        # The exchange refers to this object and must not be referred to by it: a cycle would keep every
+        # body in memory until the garbage collector comes by.
+        self._connection.on_lost = partial(self._lost, exchange)
         response = await self._done
         self._connection.on_lost = None
         if response is not None:
             await _write(response, self._send)
 
-    def _lost(self) -> None:
+    def _lost(self, exchange: HttpExchange) -> None:
         self._respond(None)
-        if self._exchange.on_disconnect is not None:
-            self._exchange.on_disconnect()
+        if exchange.on_disconnect is not None:
+            exchange.on_disconnect()
 
     def _respond(self, response: HttpResponse | None) -> None:
         if not self._done.done():  # else the client has left

@@ -57,9 +57,12 @@ def _finish(exchange: HttpExchange, result: Callable[[], Buffer], then: Callable
 
 
 def respond_compressed(exchange: HttpExchange, response: HttpResponse) -> None:
-    """Answer, compressed if the client's Accept-Encoding prefers that; now or from the event loop later."""
+    """Answer, compressed if the client's Accept-Encoding prefers that; now or from the event loop later.
+
+    Errors stay plain: tritonclient reads their text without looking at the encoding.
+    """
     accepted = exchange.request.headers.get("accept-encoding")
-    encoding = choose_encoding(accepted) if accepted else None
+    encoding = choose_encoding(accepted) if accepted and response.status == 200 else None
     size = sum(map(len, response.body)) if encoding else 0
     if encoding is None or size < MIN_COMPRESSED_BYTES:
         exchange.respond(response)

@@ -11,7 +11,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.codec import OutputForm, decode_infer, encode_infer
-from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
@@ -86,33 +86,34 @@ class _Reply:
     end, because a second response means that this call cannot carry them.
     """
 
-    __slots__ = ("_exchange", "_form", "_held", "_is_answered", "_request")
+    __slots__ = ("_call", "_held")
 
     def __init__(self, exchange: HttpExchange, request: InferRequest, form: OutputForm) -> None:
-        self._exchange = exchange
-        self._request = request
-        self._form = form
+        # None once answered: the request's stream holds this object, and a cycle through the request would
+        # keep its tensors in memory until the garbage collector comes by.
+        self._call: tuple[HttpExchange, InferRequest, OutputForm] | None = (exchange, request, form)
         self._held: InferResponse | None = None
-        self._is_answered = False
 
     def __call__(self, response: InferResponse) -> None:
-        if self._is_answered:
+        if self._call is None:
             return
-        held = self._held
+        exchange, request, form = self._call
+        if self._held is None and not response.is_final and response.error is None:
+            self._held = response
+            return
+        self._call = None
         try:
-            if response.error is not None:
-                raise response.error
-            is_empty = response.is_final and not response.outputs
-            if held is not None and not is_empty:
-                self._request.cancel()
-                raise UnsupportedError(
-                    f"model '{self._request.model_name}' sent more than one response; use gRPC's ModelStreamInfer"
-                )
-            if not response.is_final:
-                self._held = response
-                return
-            self._is_answered = True
-            respond_compressed(self._exchange, encode_infer(self._request, held or response, self._form))
+            respond_compressed(exchange, self._answer(request, form, response))
         except Exception as error:
-            self._is_answered = True
-            self._exchange.respond(error_response(error))
+            exchange.respond(error_response(error))
+
+    def _answer(self, request: InferRequest, form: OutputForm, response: InferResponse) -> HttpResponse:
+        """The answer, given a response that is final, an error, or one too many."""
+        if response.error is not None:
+            return error_response(response.error)
+        if self._held is None:
+            return encode_infer(request, response, form)
+        if response.is_final and not response.outputs:
+            return encode_infer(request, self._held, form)
+        request.cancel()
+        raise UnsupportedError(f"model '{request.model_name}' sent more than one response; use gRPC's ModelStreamInfer")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 import gzip
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any, cast
@@ -142,9 +145,25 @@ async def test_refusals_and_failures_of_the_model(error: Exception, status: int)
 
 async def test_an_error_response() -> None:
     model = EchoModel()
-    model.respond = lambda request: [InferResponse(error=InternalError("it broke"))]
-    answer = await ask(_frontend(model), "POST", INFER, json_body("INPUT", "FP32", [1], [1]))
-    assert (answer.status, answer.error) == (500, "it broke")
+    model.respond = lambda request: [InferResponse(error=InternalError("it broke " * 100))]
+    headers = {"accept-encoding": "gzip"}  # tritonclient does not decompress errors
+    answer = await ask(_frontend(model), "POST", INFER, json_body("INPUT", "FP32", [1], [1]), headers)
+    assert (answer.status, answer.error) == (500, "it broke " * 100)
+
+
+async def test_nothing_of_a_request_stays_in_memory_after_its_answer() -> None:
+    model = EchoModel(holds=True)
+    frontend = _frontend(model)
+    gc.disable()
+    try:
+        asking = asyncio.ensure_future(ask(frontend, "POST", INFER, json_body("INPUT", "FP32", [1], [1])))
+        await asyncio.sleep(0)
+        data = weakref.ref(model.held[0].inputs["INPUT"].data)
+        model.release(model.held[0])
+        assert (await asking).status == 200
+        assert data() is None
+    finally:
+        gc.enable()
 
 
 async def test_an_output_without_json_form_is_the_caller_s_to_mend() -> None:
