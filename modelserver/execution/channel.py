@@ -63,7 +63,7 @@ class Channel:
         self._returned: deque[int] = deque()  # leases of the peer's arena that this side is done with
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
-        """Send one message; blocks while the peer's queue is full. Raises PeerGoneError."""
+        """Send one message and empty `payload`; blocks while the peer's queue is full. Raises PeerGoneError."""
         if self._is_closed:
             raise PeerGoneError(was_unread=True)
         payload_at, payload_bytes, content = _INLINE, 0, b""
@@ -74,6 +74,8 @@ class Channel:
             else:
                 payload_at = self.arena.allocate(payload_bytes)
                 payload.write(self.arena.buffer.view(payload_at, payload_bytes))
+            # What it held may be views of the peer's arena: their leases go back with this very message.
+            payload.clear()
         message.released = self._take_returned()
         record_at, record = _INLINE, _encoder.encode(message)
         record_bytes = len(record)

@@ -49,6 +49,10 @@ class Payload:
             chunks.append(bytes(align(nbytes) - nbytes))
         return b"".join(chunks)
 
+    def clear(self) -> None:
+        """Let go of the tensors."""
+        self._parts.clear()
+
     def write(self, target: ByteView) -> None:
         """Copy every tensor to its place in `target`, which has `nbytes`."""
         for offset, nbytes, part in self._parts:

@@ -41,8 +41,6 @@ from modelserver.execution.shared_buffer import ByteView
 
 _logger = logging.getLogger(__name__)
 
-# After this long without traffic, memory beyond a few megabytes goes back to the system.
-_IDLE_TRIM_S = 15.0
 # How long the readiness endpoint may hold the event loop for an idle child's answer.
 _READINESS_WAIT_S = 0.05
 # An answer to the readiness question that takes longer means "no".
@@ -76,6 +74,8 @@ class ProcessOptions:
     close_timeout_s: float = 10.0
     # How long a batch waits for a child that is being restarted before it fails UNAVAILABLE.
     restart_patience_s: float = 5.0
+    # After this long without traffic, shared memory beyond a few megabytes goes back to the system.
+    idle_s: float = 15.0
     restart: RestartOptions = field(default_factory=RestartOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -121,20 +121,19 @@ class ProcessInstance(BatchInstance):
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError]:
         """One batch in the child. Raises UnavailableError while the child is down, InternalError when it dies."""
-        payload = Payload()
-        records: list[RequestRecord] = []
-        refused: dict[int, ServerError] = {}
-        for index, request in enumerate(requests):
+        while True:
+            child = self._ready_child()
             try:
-                records.append(_request_record(request, payload))
-            except ServerError as error:
-                refused[index] = error
-        sent = [request for index, request in enumerate(requests) if index not in refused] if refused else requests
-        responses = self._converse(Execute(requests=records), payload, sent) if records else []
-        if not refused:
-            return responses
-        answered = iter(responses)
-        return [refused[index] if index in refused else next(answered) for index in range(len(requests))]
+                with self._channel_lock:
+                    self._num_batches += 1
+                    return self._execute_in(child, requests)
+            except PeerGoneError as error:
+                failure = self._end_of(child)
+                # A batch that the child never saw goes to the next one; one that may have killed it never does.
+                if not error.was_unread:
+                    raise failure from None
+            except TimeoutError:
+                raise self._stop_hanging(child) from None
 
     def is_ready(self) -> bool:
         """Whether the child is up and, where its instance has an opinion, ready. Waits 50 ms at most."""
@@ -161,9 +160,12 @@ class ProcessInstance(BatchInstance):
             self._changed.notify_all()
         if child is not None:
             if was_ready:
-                with self._channel_lock, contextlib.suppress(PeerGoneError):
-                    child.channel.send(Finish())
-                self._supervisor.join(self._options.close_timeout_s)
+                deadline_s = time.monotonic() + self._options.close_timeout_s
+                if self._channel_lock.acquire(timeout=self._options.close_timeout_s):
+                    with contextlib.suppress(PeerGoneError):
+                        child.channel.send(Finish())
+                    self._channel_lock.release()
+                self._supervisor.join(max(0.0, deadline_s - time.monotonic()))
                 if self._supervisor.is_alive():
                     _logger.warning("%s: still busy after %.1f s, killing it", self.name, self._options.close_timeout_s)
                     child.dump_stack()
@@ -182,32 +184,44 @@ class ProcessInstance(BatchInstance):
 
     # ---- conversation: on the worker's thread
 
-    def _converse(
-        self, message: Execute, payload: Payload, requests: Sequence[InferRequest]
+    def _execute_in(
+        self, child: ChildProcess, requests: Sequence[InferRequest]
     ) -> Sequence[InferResponse | ServerError]:
-        while True:
-            child = self._ready_child()
+        payload = Payload()
+        records: list[RequestRecord] = []
+        sent: list[InferRequest] = []
+        refused: dict[int, ServerError] = {}
+        for index, request in enumerate(requests):
             try:
-                with self._channel_lock:
-                    self._num_batches += 1
-                    child.channel.send(message, payload)
-                    return self._answer(child, requests)
-            except PeerGoneError as error:
-                failure = self._end_of(child)
-                if not error.was_unread:
-                    raise failure from None
-            except TimeoutError:
-                raise self._stop_hanging(child) from None
+                records.append(_request_record(request, payload))
+                sent.append(request)
+            except ServerError as error:
+                refused[index] = error
+        if not sent:
+            return list(refused.values())
+        child.channel.send(Execute(requests=records), payload)
+        responses = self._answer(child, sent)
+        if not refused:
+            return responses
+        answered = iter(responses)
+        return [refused[index] if index in refused else next(answered) for index in range(len(requests))]
 
     def _answer(self, child: ChildProcess, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+        has_begun = False
         while True:
-            message, payload = child.channel.receive()
+            try:
+                message, payload = child.channel.receive()
+            except PeerGoneError as error:
+                # After a query it is the answer that was unread, not the batch.
+                raise PeerGoneError(was_unread=error.was_unread and not has_begun) from None
             if isinstance(message, Executed):
                 if message.error is not None:
                     raise message.error.error()
                 return [_response(record, payload) for record in message.responses]
             if isinstance(message, Query):
-                child.channel.send(Answer(value=_answer_query(message, requests)))
+                has_begun = True
+                with contextlib.suppress(PeerGoneError):  # the next receive tells
+                    child.channel.send(Answer(value=_answer_query(message, requests)))
             elif isinstance(message, Readiness):
                 self._readiness.record(message)
             else:
@@ -320,13 +334,14 @@ class ProcessInstance(BatchInstance):
 
     def _watch(self, child: ChildProcess) -> None:
         """Until the child's end; in a time without traffic both sides give memory back."""
-        seen = self._num_batches
+        seen = trimmed = self._num_batches
         while child.exit_report is None:
-            child.watch(timeout_s=_IDLE_TRIM_S)
-            is_idle = seen == self._num_batches
+            child.watch(timeout_s=self._options.idle_s)
+            is_idle = seen == self._num_batches != trimmed
             seen = self._num_batches
             if is_idle and self._channel_lock.acquire(blocking=False):
                 try:
+                    trimmed = self._num_batches
                     child.channel.trim()
                 except PeerGoneError:
                     continue  # watch sees the end

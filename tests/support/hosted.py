@@ -10,15 +10,19 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from support.instances import Doubling
 
 from modelserver.backend import (
+    Backend,
     BatchInstance,
     InferRequest,
     InferResponse,
     InvalidArgumentError,
+    Placement,
     ServerError,
     Tensor,
 )
+from modelserver.core.datatype import Datatype
 
 
 class EchoInstance(BatchInstance):
@@ -93,6 +97,13 @@ class WaveringInstance(EchoInstance):
             return file.read() == "yes"
 
 
+class DoublingBackend(Backend):
+    """Makes TensorInstances."""
+
+    def create_instance(self, placement: Placement) -> Doubling:
+        return Doubling(placement)
+
+
 def echo(**arguments: float) -> EchoInstance:
     return EchoInstance(**arguments)
 
@@ -129,6 +140,4 @@ def add(left: int, right: int) -> int:
 
 
 def _tensor(name: str, data: np.ndarray) -> Tensor:
-    from modelserver.backend import Datatype
-
     return Tensor(name, Datatype.from_numpy(data.dtype), data)

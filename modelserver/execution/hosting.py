@@ -1,0 +1,103 @@
+"""Any backend's instance in a child process: the recipe, made in the server, and what the child makes of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from modelserver.backend import (
+    Backend,
+    BackendContext,
+    BatchInstance,
+    DeviceKind,
+    InferRequest,
+    InferResponse,
+    ModelConfig,
+    Placement,
+    ServerError,
+    TensorInstance,
+)
+from modelserver.config.message import config_from_json, config_to_json
+from modelserver.config.schema import ModelInput, ModelOutput
+from modelserver.config.signature import ModelSignature
+from modelserver.execution.assemble import Assembler
+from modelserver.execution.process import Recipe
+
+ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
+
+
+def backend_recipe(backend: str, context: BackendContext, placement: Placement) -> Recipe:
+    """How a child builds the instance that `backend` ("module:NAME of the class") makes for `placement`.
+
+    The whole Backend lives in the child, so instances in several children share nothing.
+    """
+    arguments: dict[str, Any] = {
+        "backend": backend,
+        "model_name": context.model_name,
+        "version": context.version,
+        "config": json.dumps(config_to_json(context.config)),
+        "model_directory": str(context.model_directory),
+        "version_directory": str(context.version_directory),
+        "options": dict(context.options),
+        "placement": [placement.name, placement.kind.value, placement.device_id, placement.index],
+    }
+    return Recipe(f"{__name__}:create_instance", arguments)
+
+
+def create_instance(
+    *,
+    backend: str,
+    model_name: str,
+    version: int,
+    config: str,
+    model_directory: str,
+    version_directory: str,
+    options: dict[str, str],
+    placement: list[Any],
+) -> BatchInstance:
+    """Called in the child: the loaded backend's instance. Its `close` unloads the backend too."""
+    context = BackendContext(
+        model_name, version, config_from_json(config), Path(model_directory), Path(version_directory), options
+    )
+    module, _, name = backend.partition(":")
+    backend_class: type[Backend] = getattr(importlib.import_module(module), name)
+    loaded = backend_class(context)
+    loaded.load()
+    place_name, kind, device_id, index = placement
+    instance = loaded.create_instance(Placement(place_name, DeviceKind(kind), device_id, index))
+    return HostedInstance(loaded, instance)
+
+
+class HostedInstance(BatchInstance):
+    """An instance and the backend that it belongs to; whole batches are assembled on this side of the hop."""
+
+    def __init__(self, backend: Backend, instance: BatchInstance | TensorInstance) -> None:
+        self._backend = backend
+        self._instance = instance
+        self._assembler = Assembler(ModelSignature(without_reshapes(backend.context.config)))
+
+    def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError]:
+        if isinstance(self._instance, BatchInstance):
+            return self._instance.execute(requests)
+        outputs = self._instance.run(self._assembler.gather(requests))
+        return self._assembler.scatter(requests, outputs)
+
+    def is_ready(self) -> bool:
+        return self._instance.is_ready()
+
+    def close(self) -> None:
+        self._instance.close()
+        self._backend.unload()
+
+
+def without_reshapes(config: ModelConfig) -> ModelConfig:
+    """The config as the backend sees tensors: the server's side of the hop has reshaped them, and will again."""
+    return replace(config, input=tuple(map(_reshaped, config.input)), output=tuple(map(_reshaped, config.output)))
+
+
+def _reshaped(spec: ConfigTensor) -> ConfigTensor:
+    return spec if spec.reshape is None else replace(spec, dims=spec.reshape.shape, reshape=None)

@@ -1,0 +1,407 @@
+"""Instances in child processes: batches, mischief of every kind, and what is left afterwards."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Tensor
+from modelserver.errors import ErrorCode, InternalError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.execution.process import ProcessInstance, ProcessOptions, Recipe, call_in_process
+from modelserver.execution.restart import RestartOptions
+
+TESTS = (str(Path(__file__).resolve().parent.parent),)
+MIB = 1 << 20
+
+
+def recipe(function: str, **arguments: Any) -> Recipe:
+    return Recipe(f"support.hosted:{function}", arguments, TESTS)
+
+
+def request(*, data: object = (1.0, 2.0), cancelled: bool = False, **parameters: Any) -> InferRequest:
+    array = np.asarray(data, np.float32)
+    made = InferRequest("m", 1, {"x": Tensor("x", Datatype.FP32, array)}, parameters=parameters)
+    made.is_cancelled = cancelled
+    return made
+
+
+def outputs(entry: InferResponse | ServerError) -> dict[str, Any]:
+    assert isinstance(entry, InferResponse), entry
+    return {tensor.name: tensor.data for tensor in entry.outputs}
+
+
+def ask(instance: ProcessInstance, action: str) -> Any:
+    """The single value that the instance answers to `action`."""
+    (entry,) = instance.execute([request(do=action)])
+    (array,) = outputs(entry).values()
+    return array[0]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not come true"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[ProcessInstance]:
+    """An instance that tests may use but not harm."""
+    instance = ProcessInstance("echo_0", recipe("echo"))
+    yield instance
+    instance.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., ProcessInstance]]:
+    """Starts instances that are closed after the test."""
+    started: list[ProcessInstance] = []
+
+    def start_one(function: str = "echo", options: ProcessOptions | None = None, **arguments: Any) -> ProcessInstance:
+        started.append(ProcessInstance(f"{function}_0", recipe(function, **arguments), options))
+        return started[-1]
+
+    yield start_one
+    for instance in started:
+        instance.close()
+
+
+# ---- batches
+
+
+@pytest.mark.parametrize("datatype", list(Datatype))
+def test_every_datatype_makes_the_round_trip(echo: ProcessInstance, datatype: Datatype) -> None:
+    raw: list[Any] = [b"", b"ab\0", b"c" * 300] if datatype is Datatype.BYTES else [0, 1, 1]
+    data = np.array(raw, datatype.numpy).reshape(3, 1)
+    (entry,) = echo.execute([InferRequest("m", 1, {"x": Tensor("x", datatype, data)})])
+    assert isinstance(entry, InferResponse)
+    assert entry.outputs[0].datatype is datatype
+    np.testing.assert_array_equal(entry.outputs[0].data, data)
+
+
+@pytest.mark.parametrize("nbytes", [MIB, 100 * MIB])
+def test_large_tensors(echo: ProcessInstance, nbytes: int) -> None:
+    data = np.arange(nbytes // 4, dtype=np.float32)
+    (entry,) = echo.execute([request(data=data)])
+    np.testing.assert_array_equal(outputs(entry)["x"], data)
+
+
+def test_a_batch_is_answered_in_order_with_parameters(echo: ProcessInstance) -> None:
+    batch = [request(data=[number], number=number, half=number / 2, name=f"n{number}") for number in range(40)]
+    for number, entry in enumerate(echo.execute(batch)):
+        assert outputs(entry)["x"].tolist() == [number]
+        assert isinstance(entry, InferResponse)
+        assert entry.parameters == {"number": number, "half": number / 2, "name": f"n{number}"}
+
+
+def test_outputs_stay_valid_while_the_next_batches_run(echo: ProcessInstance) -> None:
+    kept = [
+        outputs(echo.execute([request(data=np.full(MIB // 4, number, np.float32))])[0])["x"] for number in range(12)
+    ]
+    for number, array in enumerate(kept):
+        assert np.all(array == number)
+
+
+def test_inputs_that_the_instance_keeps_stay_valid(start: Callable[..., ProcessInstance]) -> None:
+    instance = start()
+    instance.execute([request(data=np.full(MIB // 4, 3, np.float32), do="keep")])
+    for _ in range(4):
+        instance.execute([request(data=np.zeros(MIB // 4, np.float32))])
+    assert ask(instance, "kept_sum") == 3 * MIB // 4
+
+
+def test_the_fields_of_a_request_arrive(echo: ProcessInstance) -> None:
+    made = request(do="describe")
+    made.id, made.sequence_id, made.sequence_start, made.timeout_us = "r-1", "sequence", True, 1500
+    (entry,) = echo.execute([made])
+    assert outputs(entry)["fields"][0] == b"('r-1', 'sequence', True, False, 1500)"
+
+
+def test_one_refused_request_leaves_its_batchmates(echo: ProcessInstance) -> None:
+    bad = InferRequest("m", 1, {"x": Tensor("x", Datatype.BYTES, np.array([1], dtype=object))})
+    entries = echo.execute([request(), request(do="refuse not you"), bad, request(huge=1 << 70), request()])
+    assert isinstance(entries[1], ServerError)
+    assert (entries[1].code, entries[1].message) == (ErrorCode.INVALID_ARGUMENT, "not you")
+    assert isinstance(entries[2], InvalidArgumentError)
+    assert isinstance(entries[3], InvalidArgumentError)
+    assert outputs(entries[0])["x"].tolist() == outputs(entries[4])["x"].tolist() == [1.0, 2.0]
+
+
+def test_an_exception_fails_the_batch_and_says_where(echo: ProcessInstance) -> None:
+    pid = echo.pid
+    with pytest.raises(InternalError, match=r"ValueError: no luck\n\nAt:\n.*hosted.py\(\d+\): fail") as caught:
+        echo.execute([request(), request(do="fail no luck")])
+    assert "child.py" not in caught.value.message
+    assert echo.pid == pid
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_the_instance_can_ask_whether_a_request_is_cancelled(echo: ProcessInstance, cancelled: bool) -> None:
+    entries = echo.execute([request(), request(do="is_cancelled", cancelled=cancelled)])
+    assert outputs(entries[1])["is_cancelled"].tolist() == [cancelled]
+
+
+def test_instances_run_side_by_side(echo: ProcessInstance, start: Callable[..., ProcessInstance]) -> None:
+    other = start()
+    assert other.pid != echo.pid
+    threads = [
+        threading.Thread(target=instance.execute, args=([request(do="sleep 0.3")],)) for instance in (echo, other)
+    ]
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin < 0.55
+
+
+# ---- crashes
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [("exit 3", "exited with code 3"), ("segfault", "was killed by signal SIGSEGV")],
+)
+def test_a_crash_fails_its_batch_only_and_the_child_comes_back(
+    start: Callable[..., ProcessInstance], echo: ProcessInstance, action: str, reason: str
+) -> None:
+    instance, bystander = start(), echo.pid
+    pid = instance.pid
+    with pytest.raises(InternalError, match=f"the process of echo_0 {reason}; its last output was:") as caught:
+        instance.execute([request(), request(do=action)])
+    assert ("about to leave" if action == "exit 3" else "hosted.py") in caught.value.message
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+    assert instance.pid != pid
+    assert echo.pid == bystander
+    assert echo.is_ready()
+
+
+def test_killed_while_executing(start: Callable[..., ProcessInstance]) -> None:
+    instance = start()
+    pid = instance.pid
+    assert pid is not None
+    timer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(InternalError, match="was killed by signal SIGKILL"):
+        instance.execute([request(do="sleep 30")])
+    timer.join()
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+
+
+def test_killed_while_idle_costs_no_request(start: Callable[..., ProcessInstance]) -> None:
+    instance = start()
+    pid = instance.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: instance.pid != pid)
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+
+
+def test_a_batch_that_a_killed_child_never_read_goes_to_the_next_one(start: Callable[..., ProcessInstance]) -> None:
+    instance = start()
+    pid = instance.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+    timer.join()
+    assert instance.pid != pid
+
+
+def test_a_child_whose_offspring_holds_its_files_is_still_seen_to_die(start: Callable[..., ProcessInstance]) -> None:
+    instance = start()
+    instance.execute([request(do="fork")])
+    assert instance.pid is not None
+    offspring = psutil.Process(instance.pid).children()
+    with pytest.raises(InternalError, match="exited with code 1"):
+        instance.execute([request(do="exit 1")])
+    wait_until(lambda: not any(process.is_running() for process in offspring))
+
+
+def test_a_crash_budget_bounds_the_restarts(start: Callable[..., ProcessInstance]) -> None:
+    restart = RestartOptions(first_pause_s=30.0)
+    instance = start(options=ProcessOptions(restart=restart, restart_patience_s=0.05))
+    with pytest.raises(InternalError):
+        instance.execute([request(do="exit 1")])
+    wait_until(instance.is_ready)  # the first restart came at once
+    with pytest.raises(InternalError):
+        instance.execute([request(do="exit 2")])
+    assert not instance.is_ready()
+    with pytest.raises(
+        UnavailableError, match=r"echo_0 crashed and waits .* in \d+\.\d s \(2 crashes lately\).*exited with code 2"
+    ):
+        instance.execute([request()])
+
+
+def test_a_restart_that_fails_is_a_crash_too(start: Callable[..., ProcessInstance], tmp_path: Path) -> None:
+    options = ProcessOptions(restart=RestartOptions(first_pause_s=30.0), restart_patience_s=2.0)
+    instance = start("crash_after_first_start", options, path=str(tmp_path / "started"))
+    with pytest.raises(InternalError):
+        instance.execute([request(do="exit 1")])
+    with pytest.raises(UnavailableError, match="once was enough"):
+        instance.execute([request()])
+    assert not instance.is_ready()
+
+
+def test_a_batch_that_hangs_is_killed_and_shows_where(start: Callable[..., ProcessInstance]) -> None:
+    instance = start(options=ProcessOptions(execute_timeout_s=0.5))
+    with pytest.raises(InternalError, match=r"did not answer within 0\.5 s and was killed(.|\n)*hosted\.py.* in sleep"):
+        instance.execute([request(do="sleep 30")])
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+
+
+def test_closing_in_a_pause_does_not_wait_for_it(start: Callable[..., ProcessInstance]) -> None:
+    instance = start(options=ProcessOptions(restart=RestartOptions(first_pause_s=30.0)))
+    for status in (1, 2):
+        with pytest.raises(InternalError):
+            instance.execute([request(do=f"exit {status}")])
+    begin = time.monotonic()
+    instance.close()
+    assert time.monotonic() - begin < 5.0
+    with pytest.raises(UnavailableError, match="echo_0 is closed"):
+        instance.execute([request()])
+
+
+# ---- start
+
+
+def test_an_exception_at_the_start_is_raised_here() -> None:
+    with pytest.raises(InternalError, match=r"ValueError: bad weights\n\nAt:\n.*hosted\.py\(\d+\): broken"):
+        ProcessInstance("broken_0", recipe("broken", text="bad weights"))
+
+
+def test_a_crash_at_the_start_is_raised_here() -> None:
+    with pytest.raises(InternalError, match="the process of crash_0 was killed by signal SIGKILL"):
+        ProcessInstance("crash_0", recipe("crash_at_start"))
+
+
+def test_a_start_that_takes_too_long_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(InternalError, match=r"hang_0 did not start within 1\.0 s"):
+        ProcessInstance("hang_0", recipe("hang_at_start"), ProcessOptions(start_timeout_s=1.0))
+    assert "in hang_at_start" in caplog.text
+
+
+def test_an_unknown_recipe_is_raised_here() -> None:
+    with pytest.raises(InternalError, match="ModuleNotFoundError: No module named 'no_such_module'"):
+        ProcessInstance("unknown_0", Recipe("no_such_module:function"))
+
+
+def test_a_call_returns_what_the_function_returns() -> None:
+    assert call_in_process("sum", recipe("add", left=2, right=3), timeout_s=30, environment={}) == 5
+    with pytest.raises(InternalError, match="ValueError: no"):
+        call_in_process("broken", recipe("broken", text="no"), timeout_s=30, environment={})
+
+
+def test_the_environment_reaches_the_child(start: Callable[..., ProcessInstance]) -> None:
+    instance = start(options=ProcessOptions(environment={"OMP_NUM_THREADS": "3"}))
+    assert ask(instance, "environment OMP_NUM_THREADS") == b"3"
+
+
+# ---- output, readiness, signals, memory
+
+
+def test_output_goes_to_the_log_line_by_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(InternalError):
+        ProcessInstance("broken_0", recipe("broken", text="oh"))
+    messages = [record.getMessage() for record in caplog.records]
+    assert "broken_0: reading weights" in messages
+    assert "broken_0: ValueError: oh" in messages
+
+
+def test_an_instance_may_have_an_opinion_on_readiness(start: Callable[..., ProcessInstance], tmp_path: Path) -> None:
+    mind = tmp_path / "mind"
+    mind.write_text("yes")
+    instance = start("wavering", path=str(mind))
+    wait_until(instance.is_ready)
+    mind.write_text("no")
+    wait_until(lambda: not instance.is_ready())
+    mind.write_text("yes")
+    wait_until(instance.is_ready)
+    mind.unlink()  # is_ready raises
+    wait_until(lambda: not instance.is_ready())
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_the_group_are_left_to_the_server(echo: ProcessInstance, number: signal.Signals) -> None:
+    pid = echo.pid
+    assert pid is not None
+    os.kill(pid, number)
+    assert outputs(echo.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+    assert echo.pid == pid
+
+
+def test_an_idle_child_and_its_server_give_memory_back(start: Callable[..., ProcessInstance]) -> None:
+    instance = start(options=ProcessOptions(idle_s=0.1))
+    instance.execute([request(data=np.zeros(8 * MIB, np.float32))])
+    gc.collect()
+    assert instance.pid is not None
+    child = psutil.Process(instance.pid)
+
+    def shared_bytes() -> int:
+        return sum(region.rss for region in child.memory_maps() if "memfd:" in region.path)
+
+    wait_until(lambda: shared_bytes() < 16 * MIB)
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+
+
+def test_a_hang_at_close_ends_in_a_kill(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    instance = ProcessInstance("slow_0", recipe("echo", close_delay_s=60), ProcessOptions(close_timeout_s=0.3))
+    pid = instance.pid
+    begin = time.monotonic()
+    instance.close()
+    assert time.monotonic() - begin < 5.0
+    assert not psutil.pid_exists(pid or 0)
+    assert "in close" in caplog.text  # where it hung
+
+
+def test_twenty_lives_leave_nothing_behind() -> None:
+    def held() -> tuple[int, int, int]:
+        process = psutil.Process()
+        return process.num_fds(), process.num_threads(), len(process.children(recursive=True))
+
+    before = held()
+    for number in range(20):
+        instance = ProcessInstance("life_0", recipe("echo"))
+        instance.execute([request(data=np.zeros(MIB // 4, np.float32))])
+        if number % 5 == 0:
+            with pytest.raises(InternalError):
+                instance.execute([request(do="exit 1")])
+        instance.close()
+    gc.collect()
+    assert held() == before
+
+
+def test_the_children_die_with_the_server(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(
+        "import sys, time\n"
+        "from modelserver.execution.process import ProcessInstance, Recipe\n"
+        f"instance = ProcessInstance('orphan_0', Recipe('support.hosted:echo', {{}}, ({TESTS[0]!r},)))\n"
+        "print(instance.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with psutil.Popen([sys.executable, str(script)], stdout=-1) as server:
+        child = psutil.Process(int(server.stdout.readline()))
+        server.kill()
+        server.wait()
+    assert psutil.wait_procs([child], timeout=5)[1] == []
