@@ -47,7 +47,7 @@ class ServerOptions:
     config: str = field(default="", metadata=flag(SERVER, "YAML file of options: a mapping from flag names to values.", metavar="FILE", is_ours=True))
     tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
 
-    log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs each request and the decisions about it.", minimum=0))
+    log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs what only helps to find faults; no line per request yet.", minimum=0))
     log_info: bool = field(default=True, metadata=flag(LOGGING, "Log what happens in the life of server and models."))
     log_warning: bool = field(default=True, metadata=flag(LOGGING, "Log warnings."))
     log_error: bool = field(default=True, metadata=flag(LOGGING, "Log errors."))

@@ -1,0 +1,189 @@
+"""Writes the parts of configuration.md that follow from the code: `python docs/generate.py`.
+
+Flags come from `modelserver.options`, fields from the proto and config_fields.toml, metrics from what the
+server would answer to a scrape, limits from where they are enforced. The text between the markers is ours.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from modelserver.config.pbtxt import MAX_CHARACTERS
+from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.options import markdown
+from modelserver.pb import model_config_pb2
+from modelserver.repository.state import LoadCounts
+from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.metrics import ServerMetrics
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.wire.grpcio_server import GrpcioOptions
+
+DOCS = Path(__file__).resolve().parent
+CONFIGURATION = DOCS / "configuration.md"
+
+STATES = ("acts", "backend", "checked", "ignored", "warned", "refused")
+_ROOT = "ModelConfig"
+_SECTION = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+# Made by prometheus_client about the process; which of them there are depends on the operating system.
+_PROCESS = "process_"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigField:
+    """One entry of config_fields.toml; `files` are relative to the repository."""
+
+    state: str
+    note: str
+    files: tuple[str, ...]
+
+
+def read_fields() -> dict[str, dict[str, ConfigField]]:
+    """Message -> field -> what we do about it."""
+    table = tomllib.loads((DOCS / "config_fields.toml").read_text())
+    return {
+        message: {name: ConfigField(state, note, tuple(files)) for name, (state, note, *files) in entries.items()}
+        for message, entries in table.items()
+    }
+
+
+def messages() -> dict[str, Descriptor]:
+    """Every message of a model config by its name without the package, in the order of first use."""
+    found: dict[str, Descriptor] = {}
+    waiting = [model_config_pb2.ModelConfig.DESCRIPTOR]
+    while waiting:
+        message = waiting.pop(0)
+        if message.full_name.partition(".")[2] in found:
+            continue
+        found[message.full_name.partition(".")[2]] = message
+        waiting += [inner for field in message.fields if (inner := _value(field).message_type) is not None]
+    return found
+
+
+def _value(field: FieldDescriptor) -> FieldDescriptor:
+    """The field itself, or for a map the field of its values."""
+    entry = field.message_type
+    is_map = entry is not None and entry.GetOptions().map_entry
+    return entry.fields_by_name["value"] if is_map else field
+
+
+def config_fields() -> str:
+    table = read_fields()
+    lines: list[str] = []
+    for name, message in messages().items():
+        if not message.fields:
+            continue
+        lines += [
+            "",
+            f"### {name}",
+            "",
+            "| field | type | | what it means here, or why not | file |",
+            "|---|---|---|---|---|",
+        ]
+        for field in message.fields:
+            entry = table[name][field.name]
+            files = " ".join(f"`{file}`" for file in entry.files)
+            lines.append(f"| `{field.name}` | {_type(field)} | {entry.state} | {entry.note} | {files} |")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+_SCALARS = {
+    FieldDescriptor.TYPE_BOOL: "bool",
+    FieldDescriptor.TYPE_STRING: "string",
+    FieldDescriptor.TYPE_FLOAT: "float",
+    FieldDescriptor.TYPE_DOUBLE: "double",
+    FieldDescriptor.TYPE_INT32: "int32",
+    FieldDescriptor.TYPE_INT64: "int64",
+    FieldDescriptor.TYPE_UINT32: "uint32",
+    FieldDescriptor.TYPE_UINT64: "uint64",
+}
+
+
+def _type(field: FieldDescriptor) -> str:
+    value = _value(field)
+    if value.message_type is not None:
+        name = value.message_type.full_name.partition(".")[2]
+        text = f"[{name}](#{name.lower().replace('.', '')})" if value.message_type.fields else name
+    elif value.enum_type is not None:
+        text = value.enum_type.name
+    else:
+        text = _SCALARS[value.type]
+    if value is not field:
+        return f"map {_SCALARS[field.message_type.fields_by_name['key'].type]} → {text}"
+    return f"{text}, repeated" if field.is_repeated else text
+
+
+class _Model:
+    """A model as the metrics see it."""
+
+    name = "m"
+    version = 1
+    load_duration_s = 0.0
+    statistics = ModelStatistics()
+
+
+def metrics() -> str:
+    server = ServerMetrics(
+        lambda: [_Model()], lambda: {"m": LoadCounts()}, server_version="", host=HostGauges(interval_s=1.0)
+    )
+    lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
+    for family in server.collect():
+        if family.name.startswith(_PROCESS):
+            continue
+        first = family.samples[0]
+        name = family.name if family.type == "histogram" else first.name
+        labels = ", ".join(label for label in first.labels if label != "le")
+        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    lines.append(f"| `{_PROCESS}*` | | | CPU, memory, descriptors and start time of the server's process |")
+    return "\n".join(lines) + "\n"
+
+
+def limits() -> str:
+    lines = ["| limit | default | flag | over it |", "|---|---|---|---|"]
+    lines += [f"| {what} | {default} | {flag} | {error} |" for what, default, flag, error in _limits()]
+    return "\n".join(lines) + "\n"
+
+
+def _limits() -> Iterator[tuple[str, str, str, str]]:
+    http = HttpLimits()
+    size = "`--http-max-input-size`"
+    yield "HTTP body as sent", f"{http.max_body_bytes} bytes", size, "413"
+    yield "HTTP body after decompression", f"{http.max_body_bytes} bytes", size, "413"
+    yield "memory of a tensor that comes as JSON", f"{http.max_body_bytes} bytes", size, "413"
+    yield "nesting of JSON, also in load requests", f"{http.max_json_depth} levels", "", "400"
+    yield "inputs, and requested outputs, of an HTTP request", str(http.max_tensors), "", "413"
+    yield "name of an input over HTTP", f"{http.max_name_len} characters", "", "400"
+    yield "dimensions of a shape", str(http.max_rank), "", "400, INVALID_ARGUMENT"
+    yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"
+    yield "HTTP request line and headers", "1 MiB", "", "431, the connection is closed"
+    yield "gRPC message", f"{GrpcioOptions().max_receive_bytes} bytes", "", "RESOURCE_EXHAUSTED"
+    grpc = DEFAULT_LIMITS
+    yield "inputs, and requested outputs, of a gRPC request", str(grpc.max_tensors), "", "RESOURCE_EXHAUSTED"
+    yield "unanswered requests of one `ModelStreamInfer` call", str(grpc.max_stream_inflight), "", "reading pauses"
+    yield "waiting requests of a model", "none", "`max_queue_size` in config.pbtxt", "503, UNAVAILABLE"
+    yield "rows of a request", "`max_batch_size`", "in config.pbtxt", "400, INVALID_ARGUMENT"
+    yield "config.pbtxt", f"{MAX_CHARACTERS} characters", "", "the model is not loaded"
+    yield "name of a model", "255 bytes", "", "400, INVALID_ARGUMENT"
+
+
+SECTIONS: Mapping[str, Callable[[], str]] = {
+    "flags": markdown,
+    "fields": config_fields,
+    "metrics": metrics,
+    "limits": limits,
+}
+
+
+def rewritten(text: str) -> str:
+    """`text` with every generated section as the code has it now."""
+    return _SECTION.sub(lambda match: f"{match[1]}{SECTIONS[match[2]]()}{match[3]}", text)
+
+
+if __name__ == "__main__":
+    CONFIGURATION.write_text(rewritten(CONFIGURATION.read_text()))

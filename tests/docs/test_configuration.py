@@ -1,0 +1,118 @@
+"""docs/configuration.md says what the code does: every flag, every config field, every backend parameter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from docs.generate import CONFIGURATION, SECTIONS, STATES, messages, read_fields, rewritten
+from modelserver.config.pbtxt import parse_pbtxt
+from modelserver.config.problem import Problem
+from modelserver.config.schema import ModelConfig
+from modelserver.frontends.grpc import parameters as grpc_parameters
+from modelserver.option_sources import read_file
+from modelserver.options import option_table
+from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = CONFIGURATION.read_text()
+FIELDS = read_fields()
+
+# Together they set every field that is refused or warned about; a model has one scheduler.
+ENSEMBLE = "ensemble_scheduling { }"
+EVERYTHING = """
+    runtime: "r" cc_model_filenames { key: "8.0" value: "m" }
+    sequence_batching { }
+    batch_input { kind: BATCH_ELEMENT_COUNT } batch_output { target_name: "y" }
+    model_operations { op_library_filename: "l.so" }
+    model_transaction_policy { decoupled: true }
+    model_repository_agents { agents { name: "a" } }
+    response_cache { enable: true }
+    model_metrics { metric_control { } }
+    input { is_shape_tensor: true is_non_linear_format_io: true }
+    output { is_shape_tensor: true is_non_linear_format_io: true label_filename: "l" }
+    optimization { cuda { graphs: true } eager_batching: true }
+    instance_group { rate_limiter { } secondary_devices { } host_policy: "h" profile: "p" }
+"""
+MESSAGE_OF = {
+    "": "ModelConfig",
+    "input": "ModelInput",
+    "output": "ModelOutput",
+    "optimization": "ModelOptimizationPolicy",
+    "instance_group": "ModelInstanceGroup",
+    "model_transaction_policy": "ModelTransactionPolicy",
+    "model_operations": "ModelOperations",
+    "response_cache": "ModelResponseCache",
+}
+
+
+def test_the_generated_parts_are_fresh() -> None:
+    assert set(re.findall(r"<!-- begin: (\w+) -->", TEXT)) == set(SECTIONS)
+    assert rewritten(TEXT) == TEXT, "run: python docs/generate.py"
+
+
+def test_every_flag_is_listed() -> None:
+    missing = [option.flag_name for option in option_table() if f"| `{option.flag_name}`" not in TEXT]
+    assert not missing
+
+
+def test_every_config_field_is_listed_and_no_other() -> None:
+    known = {name: [field.name for field in message.fields] for name, message in messages().items()}
+    assert {name: sorted(entries) for name, entries in FIELDS.items()} == {
+        name: sorted(fields) for name, fields in known.items()
+    }
+
+
+@pytest.mark.parametrize("message", [name for name in FIELDS if FIELDS[name]])
+def test_the_state_of_a_field_is_a_known_word_and_its_files_name_it(message: str) -> None:
+    for name, entry in FIELDS[message].items():
+        assert entry.state in STATES, f"{message}.{name}"
+        assert bool(entry.files) or entry.state in ("ignored", "warned", "refused"), f"{message}.{name} acts nowhere"
+        for file in entry.files:
+            assert re.search(rf"\b{name}\b", (ROOT / file).read_text()), f"{message}.{name} is not in {file}"
+
+
+@pytest.mark.parametrize(("state", "find"), [("refused", unsupported_problems), ("warned", ignored_warnings)])
+def test_what_is_refused_and_warned_about_is_said_to_be(
+    state: str, find: Callable[[ModelConfig, str], Sequence[Problem]]
+) -> None:
+    configs = [parse_pbtxt(text, "all").config for text in (EVERYTHING, ENSEMBLE)]
+    found = {_entry(problem.field) for config in configs for problem in find(config, "all")}
+    documented = {
+        (message, name)
+        for message, entries in FIELDS.items()
+        for name, entry in entries.items()
+        if entry.state == state and message in MESSAGE_OF.values() and not entry.note.startswith(("With ", "See "))
+    }
+    assert found == documented
+
+
+def _entry(path: str) -> tuple[str, str]:
+    parent, _, name = re.sub(r"\[\d+\]", "", path).rpartition(".")
+    return MESSAGE_OF[parent], name
+
+
+def test_every_parameter_that_a_backend_reads_is_listed() -> None:
+    read: set[str] = set()
+    for path in (ROOT / "backends").rglob("*.py"):
+        text = path.read_text()
+        read |= set(re.findall(r'parameter\(\s*"([\w-]+)"', text))
+        read |= set(re.findall(r'(?:options\.get\(|_thread_count\(context, )\s*"([\w-]+)"', text))
+    assert {"intra_op_thread_count", "INFERENCE_MODE", "stub-timeout-seconds"} <= read, "the patterns find nothing"
+    assert not {name for name in read if f"`{name}`" not in TEXT}
+
+
+def test_every_reserved_request_parameter_is_listed() -> None:
+    reserved = {*grpc_parameters._RESERVED, *grpc_parameters._SHARED_MEMORY_KEYS, grpc_parameters.EMPTY_FINAL_RESPONSE}
+    assert not {key for key in reserved if f"`{key}`" not in TEXT}
+
+
+def test_the_example_of_a_config_file_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "options.yaml").write_text(example)
+    values = read_file(tmp_path / "options.yaml")
+    assert values["http_port"] == 9000
+    assert values["model_repository"] == ("/models/vision", "/models/text")
