@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import grpc.aio
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError, UnavailableError
-from modelserver.frontends.grpc.call import Metadata, Method, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
 
 _logger = logging.getLogger(__name__)
 
@@ -121,6 +121,30 @@ def _rpc_method_handler(method: Method) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(_stream_behaviour(method.stream))
 
 
+class _ContextMetadata(Mapping[str, str | bytes]):
+    """A call's metadata, read when somebody asks for it: most handlers never do. Of equal keys the last counts."""
+
+    __slots__ = ("_context", "_items")
+
+    def __init__(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        self._context = context
+        self._items: dict[str, str | bytes] | None = None
+
+    def _read(self) -> dict[str, str | bytes]:
+        if self._items is None:
+            self._items = dict(self._context.invocation_metadata() or ())
+        return self._items
+
+    def __getitem__(self, key: str) -> str | bytes:
+        return self._read()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
 class _Answer:
     """What a unary handler said, and a future for the case that it says so later."""
 
@@ -142,10 +166,10 @@ class _Answer:
         self.text = text
         self._give()
 
-    async def given(self) -> None:
-        if not self.is_given:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    def given(self) -> asyncio.Future[None]:
+        """Done when the answer, which is not there yet, is given."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
     def _give(self) -> None:
         self.is_given = True
@@ -157,15 +181,16 @@ class _Answer:
 def _unary_behaviour(handle: Callable[[UnaryCall], None]) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def behave(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         answer = _Answer()
-        call = UnaryCall(message, answer.reply, answer.fail, _metadata(context), _deadline_ns(context))
+        call = UnaryCall(message, answer.reply, answer.fail, _ContextMetadata(context), _deadline_ns(context))
         handle(call)
-        try:
-            await answer.given()
-        except asyncio.CancelledError:
-            # The client left, its deadline passed, or the server's grace is over.
-            if call.on_cancel is not None:
-                call.on_cancel()
-            raise
+        if not answer.is_given:
+            try:
+                await answer.given()
+            except asyncio.CancelledError:
+                # The client left, its deadline passed, or the server's grace is over.
+                if call.on_cancel is not None:
+                    call.on_cancel()
+                raise
         if answer.status:
             await context.abort(_STATUS[answer.status], answer.text)
         return _as_bytes(answer.message)
@@ -181,7 +206,7 @@ def _stream_behaviour(
             await context.write(_as_bytes(message))
 
         try:
-            await handle(StreamCall(messages, send, _metadata(context), _deadline_ns(context)))
+            await handle(StreamCall(messages, send, _ContextMetadata(context), _deadline_ns(context)))
         except RpcError as error:
             await context.abort(_STATUS[error.status], error.message)
 
@@ -190,10 +215,6 @@ def _stream_behaviour(
 
 def _as_bytes(message: Buffer) -> bytes:
     return message if isinstance(message, bytes) else bytes(message)
-
-
-def _metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> Metadata:
-    return dict(context.invocation_metadata() or ())
 
 
 def _deadline_ns(context: grpc.aio.ServicerContext[bytes, bytes]) -> int | None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
 from modelserver.dataplane import DataPlane
 from modelserver.errors import UnavailableError
+from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.wire.grpcio_server import GrpcioOptions, GrpcioServer
@@ -157,6 +158,30 @@ async def test_deadline_reaches_the_request_and_cancels_it() -> None:
             await call
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: model.cancelled)
+
+
+async def test_handlers_see_the_metadata() -> None:
+    seen: list[Mapping[str, Any]] = []
+
+    def handle(call: UnaryCall) -> None:
+        seen.append(call.metadata)
+        call.reply(f"{call.metadata['key']} {sorted(call.metadata)} {len(call.metadata)}".encode())
+
+    server = GrpcioServer(_Frontend({"/s/m": Method(unary=handle)}), HOST, 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"{HOST}:{server.port}") as channel:
+        reply = await channel.unary_unary("/s/m")(b"", metadata=(("key", "a"), ("key", "b"), ("bin-bin", b"\x00")))
+    await server.stop(1)
+    assert reply == b"b ['bin-bin', 'key', 'user-agent'] 3"
+    assert seen[0]["bin-bin"] == b"\x00"
+
+
+class _Frontend:
+    def __init__(self, methods: Mapping[str, Method]) -> None:
+        self.methods = methods
+
+    def drain(self) -> None:
+        """Nothing is open for longer than a call."""
 
 
 async def test_no_deadline_without_a_timeout() -> None:
@@ -391,6 +416,7 @@ TWO_LOOPS = """
 import asyncio, threading, sys
 import grpc.aio
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
+from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.wire.grpcio_server import GrpcioServer
 

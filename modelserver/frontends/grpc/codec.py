@@ -1,40 +1,35 @@
 """ModelInferRequest bytes -> InferRequest, InferResponse -> ModelInferResponse bytes.
 
-The only place below which nobody sees protobuf. Small messages go through the generated parser whole;
-of large ones the tensors are cut out first (`envelope`), so that they stay views of the received bytes.
+Below here nobody sees protobuf. `envelope` takes a request apart, so that tensors stay views of the
+received bytes; `head` reads what comes before them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 
-from google.protobuf.message import DecodeError
+import numpy as np
 
-from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.tensor import Buffer, Tensor, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import envelope
 from modelserver.frontends.grpc.contents import tensor_from_contents
-from modelserver.frontends.grpc.parameters import apply_parameters, parameter_fields, refuse_tensor_parameters
+from modelserver.frontends.grpc.head import InputHead, RequestHead, read_head, remembered_head
+from modelserver.frontends.grpc.parameters import apply_parameters, parameter_fields
 from modelserver.frontends.grpc.status import sendable
 from modelserver.pb import grpc_service_pb2 as pb
 
-# From here on a copy costs more than walking the message in Python.
-_LARGE_BYTES = 32 * 1024
-# What NumPy 1.x can hold; 2.x could do 64.
-_MAX_DIMENSIONS = 32
-_MAX_TENSOR_BYTES = (1 << 63) - 1
+# Heads up to this size are remembered; parameters make a head vary from request to request.
+_REMEMBERED_BYTES = 1024
+# From here on `tensor_to_bytes`, which does not copy, is faster than a copy.
+_VIEW_BYTES = 4096
 
 # Serialized `parameters` entries; fields of a message may come in any order, so they simply follow the others.
 _IS_FINAL = parameter_fields({"triton_final_response": True})
 _IS_NOT_FINAL = parameter_fields({"triton_final_response": False})
-
-_DATATYPES = {datatype.value: datatype for datatype in Datatype}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +48,30 @@ DEFAULT_LIMITS = GrpcLimits()
 
 def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> InferRequest:
     """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it."""
-    wire, raws = _parse(message)
-    tensors = wire.inputs
-    if len(tensors) > limits.max_tensors:
-        raise PayloadTooLargeError(f"the request has {len(tensors)} inputs, at most {limits.max_tensors} are allowed")
+    split = _split(message)
+    raws = split.raws
+    if raws and not split.has_parameters and len(split.head) <= _REMEMBERED_BYTES:
+        head = remembered_head(split.head)
+    else:
+        head = read_head(split.head)
+    if len(head.inputs) > limits.max_tensors or (head.outputs and len(head.outputs) > limits.max_tensors):
+        raise _too_many(head, limits)
     request = InferRequest(
-        wire.model_name,
-        decode_version(wire.model_version),
-        _raw_inputs(tensors, raws) if raws else _typed_inputs(tensors),
-        wire.id,
+        head.model_name,
+        head.version,
+        _raw_inputs(head, raws) if raws else _typed_inputs(head),
+        _decode_id(split.id),
+        head.outputs,
     )
-    if wire.outputs:
-        request.outputs = _requested_outputs(wire.outputs, limits)
-    if wire.parameters:
-        apply_parameters(request, wire.parameters)
+    if split.has_parameters:
+        apply_parameters(request, head.parameters)
     return request
-
-
-def decode_version(version: str) -> int | None:
-    """A model version from the wire; None for the empty string, which leaves the choice to the server."""
-    if not version:
-        return None
-    if version.isascii() and version.isdigit() and len(version) < 19:
-        return int(version)
-    raise InvalidArgumentError(f"model version must be a number, or empty for the server's choice; got '{version}'")
 
 
 def request_id(message: Buffer) -> str:
     """The id of a request that could not be decoded, as far as one can be found."""
     try:
-        return _parse(message)[0].id
+        return _decode_id(_split(message).id)
     except ServerError:
         return ""
 
@@ -108,112 +97,70 @@ def encode_stream_error(request_id: str, error: ServerError) -> bytes:
     return pb.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString()
 
 
-def _parse(message: Buffer) -> tuple[pb.ModelInferRequest, Sequence[Buffer]]:
+def _split(message: Buffer) -> envelope.SplitRequest:
     try:
-        if len(message) >= _LARGE_BYTES:
-            with suppress(envelope.MalformedError):
-                rest, raws = envelope.split_raw_contents(message)
-                return pb.ModelInferRequest.FromString(rest), raws
-        wire = pb.ModelInferRequest.FromString(message)  # type: ignore[arg-type]  # it takes any buffer
-    except DecodeError:
+        return envelope.split_request(message)
+    except envelope.MalformedError:
         raise InvalidArgumentError("the message is not a serialized inference.ModelInferRequest") from None
-    return wire, wire.raw_input_contents
 
 
-def _raw_inputs(tensors: Sequence[pb.ModelInferRequest.InferInputTensor], raws: Sequence[Buffer]) -> dict[str, Tensor]:
+def _decode_id(encoded: bytes) -> str:
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgumentError("the request's id is not UTF-8") from None
+
+
+def _raw_inputs(head: RequestHead, raws: Sequence[Buffer]) -> dict[str, Tensor]:
     """Inputs whose bytes are in raw_input_contents, by position."""
-    if len(raws) != len(tensors):
-        raise _raw_count_mismatch(tensors, len(raws))
+    if head.has_contents or len(raws) != len(head.inputs):
+        raise _unusable_raws(head, len(raws))
     inputs: dict[str, Tensor] = {}
-    for tensor, raw in zip(tensors, raws, strict=True):
-        name = tensor.name
-        if tensor.parameters:
-            refuse_tensor_parameters(f"input '{name}'", tensor.parameters)
-        if tensor.HasField("contents"):
-            raise InvalidArgumentError(
-                f"contents field must not be specified when using raw_input_contents for input '{name}'"
-            )
-        datatype = _DATATYPES.get(tensor.datatype) or _datatype(name, tensor.datatype)
-        shape = tuple(tensor.shape)
-        _check_shape(name, datatype, shape)
-        decoded = tensor_from_bytes(name, datatype, shape, raw)
-        # A view into a large message may start anywhere; kernels expect whole elements on their boundaries.
-        if not decoded.data.flags.aligned:
-            decoded.data = decoded.data.copy()
-        inputs[name] = decoded
-    if len(inputs) != len(tensors):
-        raise _duplicate_input(tensors)
+    for tensor, raw in zip(head.inputs, raws, strict=True):
+        if tensor.num_bytes != len(raw):
+            decoded = tensor_from_bytes(tensor.name, tensor.datatype, tensor.shape, raw)
+        else:
+            data = np.frombuffer(raw, tensor.datatype.numpy).reshape(tensor.shape)
+            # A view into a large message may start anywhere; kernels expect whole elements on their boundaries.
+            if not data.flags.aligned:
+                data = data.copy()
+            decoded = Tensor(tensor.name, tensor.datatype, data)
+        inputs[tensor.name] = decoded
     return inputs
 
 
-def _typed_inputs(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, Tensor]:
+def _typed_inputs(head: RequestHead) -> dict[str, Tensor]:
     """Inputs whose elements are in each tensor's own `contents`."""
-    inputs: dict[str, Tensor] = {}
-    for tensor in tensors:
-        name = tensor.name
-        refuse_tensor_parameters(f"input '{name}'", tensor.parameters)
-        if not tensor.HasField("contents"):
-            raise InvalidArgumentError(
-                f"unable to find data for input '{name}': send it in raw_input_contents or in its contents"
-            )
-        datatype = _datatype(name, tensor.datatype)
-        shape = tuple(tensor.shape)
-        _check_shape(name, datatype, shape)
-        inputs[name] = tensor_from_contents(name, datatype, shape, tensor.contents)
-    if len(inputs) != len(tensors):
-        raise _duplicate_input(tensors)
-    return inputs
+    return {tensor.name: _typed_input(tensor) for tensor in head.inputs}
 
 
-def _requested_outputs(
-    outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor], limits: GrpcLimits
-) -> tuple[str, ...]:
-    if len(outputs) > limits.max_tensors:
-        raise PayloadTooLargeError(
-            f"the request names {len(outputs)} outputs, at most {limits.max_tensors} are allowed"
-        )
-    names = []
-    for output in outputs:
-        if output.parameters:
-            refuse_tensor_parameters(f"requested output '{output.name}'", output.parameters)
-        names.append(output.name)
-    return tuple(names)
-
-
-def _datatype(name: str, wire_name: str) -> Datatype:
-    datatype = _DATATYPES.get(wire_name)
-    if datatype is None:
+def _typed_input(tensor: InputHead) -> Tensor:
+    if tensor.contents is None:
         raise InvalidArgumentError(
-            f"input '{name}': unknown datatype '{wire_name}', expected one of {', '.join(_DATATYPES)}"
+            f"unable to find data for input '{tensor.name}': send it in raw_input_contents or in its contents"
         )
-    return datatype
+    return tensor_from_contents(tensor.name, tensor.datatype, tensor.shape, tensor.contents)
 
 
-def _check_shape(name: str, datatype: Datatype, shape: tuple[int, ...]) -> None:
-    """Refuse shapes that no array can have, before anything is computed from them."""
-    if len(shape) > _MAX_DIMENSIONS:
-        raise InvalidArgumentError(f"input '{name}': {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are possible")
-    if min(shape, default=1) < 0:
-        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} has a negative dimension")
-    # Zeros are left out: NumPy computes strides of an empty array from its other dimensions.
-    if prod(shape) * 8 > _MAX_TENSOR_BYTES or (0 in shape and prod(filter(None, shape)) * 8 > _MAX_TENSOR_BYTES):
-        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} of {datatype.value} is too large")
-
-
-def _raw_count_mismatch(tensors: Sequence[pb.ModelInferRequest.InferInputTensor], num_raws: int) -> ServerError:
-    for tensor in tensors:
-        refuse_tensor_parameters(f"input '{tensor.name}'", tensor.parameters)
-    missing = [tensor.name for tensor in tensors[num_raws:]]
-    hint = f"; unable to find data for {', '.join(map(repr, missing))}" if missing else ""
+def _unusable_raws(head: RequestHead, num_raws: int) -> ServerError:
+    for tensor in head.inputs:
+        if tensor.contents is not None:
+            return InvalidArgumentError(
+                f"contents field must not be specified when using raw_input_contents for input '{tensor.name}'"
+            )
+    missing = ", ".join(f"'{tensor.name}'" for tensor in head.inputs[num_raws:])
+    hint = f"; unable to find data for {missing}" if missing else ""
     return InvalidArgumentError(
-        f"expected {len(tensors)} entries in raw_input_contents, one for each input, got {num_raws}{hint}"
+        f"expected {len(head.inputs)} entries in raw_input_contents, one for each input, got {num_raws}{hint}"
     )
 
 
-def _duplicate_input(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> ServerError:
-    names = [tensor.name for tensor in tensors]
-    repeated = next(name for name in names if names.count(name) > 1)
-    return InvalidArgumentError(f"input '{repeated}' already exists in request")
+def _too_many(head: RequestHead, limits: GrpcLimits) -> ServerError:
+    num_outputs = len(head.outputs or ())
+    return PayloadTooLargeError(
+        f"the request has {len(head.inputs)} inputs and names {num_outputs} outputs, "
+        f"at most {limits.max_tensors} of each are allowed"
+    )
 
 
 def _response_parts(
@@ -231,7 +178,7 @@ def _response_parts(
     for output in outputs:
         data = output.data
         parts.append(envelope.output_field(output.name, output.datatype.value, data.shape))
-        raw = data.tobytes() if data.nbytes < 1024 and data.dtype.kind != "O" else tensor_to_bytes(output)
+        raw = data.tobytes() if data.nbytes < _VIEW_BYTES and data.dtype.kind != "O" else tensor_to_bytes(output)
         raws += (envelope.raw_output_head(len(raw)), raw)
     parts += raws
     return parts

@@ -6,18 +6,102 @@ the generated classes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from modelserver.core.tensor import Buffer
 from modelserver.pb import grpc_service_pb2 as pb
 
-_RAW_INPUT_CONTENTS = 7
+# Tags of ModelInferRequest: field number and wire type in one.
+_ID, _PARAMETERS, _RAW_INPUT_CONTENTS = 0x1A, 0x22, 0x3A
 # Wire types: what follows a tag.
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+# Smaller data is copied: cheaper than a view, and aligned.
+_VIEW_BYTES = 4096
 
 
 class MalformedError(Exception):
-    """The bytes are not a protobuf message that can be split here; the generated parser decides what they are."""
+    """The bytes are not a protobuf message that can be walked here."""
+
+
+@dataclass(slots=True)
+class SplitRequest:
+    """A ModelInferRequest in pieces: `head` is a serialized one without what the other attributes hold.
+
+    Large entries of `raws` are views of the message.
+    """
+
+    head: bytes
+    id: bytes
+    raws: list[Buffer]
+    has_parameters: bool
+
+
+def split_request(message: Buffer) -> SplitRequest:
+    """Take id and raw_input_contents out of a serialized ModelInferRequest.
+
+    Raises MalformedError where the message cannot be walked; that it can says nothing about the head.
+    """
+    data = message if isinstance(message, bytes) else memoryview(message).cast("B")
+    end = len(data)
+    head: list[Buffer] = []
+    raws: list[Buffer] = []
+    request_id: Buffer = b""
+    has_parameters = False
+    offset = kept_from = 0
+    try:
+        while offset < end:
+            start = offset
+            tag = data[offset]
+            size = data[offset + 1]
+            # One byte each for tag and length is the rule in heads.
+            if tag & 7 == _LENGTH_DELIMITED and tag < 0x80 and size < 0x80:
+                body = offset + 2
+                offset = body + size
+            else:
+                tag, body, offset = _read_field(data, offset)
+            if offset > end:
+                raise MalformedError
+            if tag == _RAW_INPUT_CONTENTS:
+                raws.append(data[body:offset] if offset - body < _VIEW_BYTES else memoryview(data)[body:offset])
+            elif tag == _ID:
+                request_id = data[body:offset]
+            else:
+                has_parameters = has_parameters or tag == _PARAMETERS
+                continue
+            if start > kept_from:
+                head.append(data[kept_from:start])
+            kept_from = offset
+    except IndexError:
+        raise MalformedError from None
+    if kept_from < end:
+        head.append(data[kept_from:end])
+    return SplitRequest(b"".join(head), bytes(request_id), raws, has_parameters)
+
+
+def _read_field(data: Buffer, offset: int) -> tuple[int, int, int]:
+    """Tag of the field at `offset`, where its body begins, and where the next field does."""
+    tag, offset = _read_varint(data, offset)
+    wire_type = tag & 7
+    if wire_type == _LENGTH_DELIMITED:
+        size, body = _read_varint(data, offset)
+        return tag, body, body + size
+    if wire_type == _VARINT:
+        return tag, offset, _read_varint(data, offset)[1]
+    if wire_type in (_FIXED64, _FIXED32):
+        return tag, offset, offset + (8 if wire_type == _FIXED64 else 4)
+    raise MalformedError
+
+
+def _read_varint(data: Buffer, offset: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = data[offset]
+        offset += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, offset
+    raise MalformedError
 
 
 def varint(value: int) -> bytes:
@@ -30,51 +114,6 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def split_raw_contents(message: Buffer) -> tuple[bytes, list[memoryview]]:
-    """Take raw_input_contents out of a serialized ModelInferRequest, as views of `message`.
-
-    Returns what is left, still a serialized ModelInferRequest, and the raw contents in order.
-    Raises MalformedError where the message cannot be walked.
-    """
-    view = memoryview(message).cast("B")
-    end = len(view)
-    rest: list[memoryview] = []
-    raws: list[memoryview] = []
-    offset = 0
-    while offset < end:
-        start = offset
-        tag, offset = _read_varint(view, offset)
-        wire_type = tag & 7
-        if wire_type == _LENGTH_DELIMITED:
-            size, offset = _read_varint(view, offset)
-            body, offset = offset, offset + size
-            if offset > end:
-                raise MalformedError
-            if tag >> 3 == _RAW_INPUT_CONTENTS:
-                raws.append(view[body:offset])
-                continue
-        elif wire_type == _VARINT:
-            _, offset = _read_varint(view, offset)
-        elif wire_type in (_FIXED64, _FIXED32):
-            offset += 8 if wire_type == _FIXED64 else 4
-        else:
-            raise MalformedError
-        rest.append(view[start:offset])
-    return b"".join(rest), raws
-
-
-def _read_varint(view: memoryview, offset: int) -> tuple[int, int]:
-    value = shift = 0
-    while offset < len(view) and shift < 64:
-        byte = view[offset]
-        offset += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, offset
-        shift += 7
-    raise MalformedError
 
 
 @lru_cache(maxsize=256)

@@ -15,6 +15,7 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableE
 from modelserver.frontends.grpc import codec, replies
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
 from modelserver.frontends.grpc.edge import answered, awaited, fail, streamed
+from modelserver.frontends.grpc.head import decode_version
 from modelserver.frontends.grpc.health import Health
 from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from modelserver.frontends.grpc.reflection import Reflection
@@ -145,7 +146,7 @@ class GrpcFrontend:
 
     def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         try:
-            is_ready = self._dataplane.model_is_ready(request.name, codec.decode_version(request.version))
+            is_ready = self._dataplane.model_is_ready(request.name, decode_version(request.version))
         except NotFoundError:
             # Triton's clients ask this of models that may not exist and expect a plain "no".
             is_ready = False
@@ -155,15 +156,15 @@ class GrpcFrontend:
         return replies.server_metadata(self._dataplane.server_metadata())
 
     def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        version = codec.decode_version(request.version)
+        version = decode_version(request.version)
         return replies.model_metadata(self._dataplane.model_metadata(request.name, version))
 
     def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        config = self._dataplane.model_config(request.name, codec.decode_version(request.version))
+        config = self._dataplane.model_config(request.name, decode_version(request.version))
         return pb.ModelConfigResponse(config=config_to_message(config))
 
     def _model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        version = codec.decode_version(request.version)
+        version = decode_version(request.version)
         return replies.statistics(self._dataplane.statistics(request.name, version))
 
     # Repository control.

@@ -216,7 +216,7 @@ def test_number_of_tensors_is_limited(count: int) -> None:
         else:
             error = refusal(request, max_tensors=3)
             assert isinstance(error, PayloadTooLargeError)
-            assert "at most 3 are allowed" in error.message
+            assert "at most 3 of each are allowed" in error.message
 
 
 @pytest.mark.parametrize("version", ["v1", "-1", "1.0", " 1", "\u0661", "9" * 40])
@@ -247,10 +247,37 @@ def test_garbage_is_the_callers_fault(garbage: bytes) -> None:
         decode_infer_request(garbage)
 
 
-def test_large_message_with_an_unknown_group_is_read_whole() -> None:
-    request = message(inputs=[tensor(datatype="UINT8", shape=(LARGE,))], raw_input_contents=[bytes(LARGE)])
-    group = b"\xa3\x06\x08\x01\xa4\x06"
-    assert decode_infer_request(request.SerializeToString() + group).inputs["x"].shape == (LARGE,)
+def test_id_must_be_utf8() -> None:
+    with pytest.raises(InvalidArgumentError, match="id is not UTF-8"):
+        decode_infer_request(b"\x0a\x01m\x1a\x01\xff")
+
+
+def test_requests_that_differ_in_id_and_data_only() -> None:
+    requests = [
+        decode(message(id=str(value), inputs=[tensor()], raw_input_contents=[np.float32([value, -value]).tobytes()]))
+        for value in (1.0, 2.0)
+    ]
+    assert [request.id for request in requests] == ["1.0", "2.0"]
+    assert [request.inputs["x"].data.tolist() for request in requests] == [[1, -1], [2, -2]]
+    assert requests[0].inputs is not requests[1].inputs
+    assert requests[0].parameters is not requests[1].parameters
+
+
+def test_requests_that_differ_in_parameters_only() -> None:
+    requests = [
+        decode(
+            message(
+                inputs=[tensor()],
+                raw_input_contents=[bytes(8)],
+                parameters={
+                    "sequence_id": pb.InferParameter(int64_param=value),
+                    "k": pb.InferParameter(int64_param=value),
+                },
+            )
+        )
+        for value in (1, 2)
+    ]
+    assert [(request.sequence_id, request.parameters) for request in requests] == [(1, {"k": 1}), (2, {"k": 2})]
 
 
 def reply_of(response: InferResponse, **fields: Any) -> pb.ModelInferResponse:

@@ -1,0 +1,115 @@
+"""What a ModelInferRequest says apart from its id and its raw data: the same for request after request of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from google.protobuf.message import DecodeError
+
+from modelserver.core.datatype import Datatype
+from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.grpc.parameters import refuse_tensor_parameters
+from modelserver.pb import grpc_service_pb2 as pb
+
+# What NumPy 1.x can hold; 2.x could do 64.
+_MAX_DIMENSIONS = 32
+_MAX_TENSOR_BYTES = (1 << 63) - 1
+
+_DATATYPES = {datatype.value: datatype for datatype in Datatype}
+
+
+@dataclass(frozen=True, slots=True)
+class InputHead:
+    """An input without its raw data. `num_bytes` is what the raw data must have, None for BYTES."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    num_bytes: int | None
+    contents: pb.InferTensorContents | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """Checked as far as that is possible without the data and the model."""
+
+    model_name: str
+    version: int | None
+    inputs: tuple[InputHead, ...]
+    outputs: tuple[str, ...] | None
+    parameters: Mapping[str, pb.InferParameter]
+    has_contents: bool
+
+
+def read_head(serialized: bytes) -> RequestHead:
+    """The head in a serialized ModelInferRequest that has no raw contents.
+
+    Raises ServerError for everything that is wrong with it.
+    """
+    try:
+        wire = pb.ModelInferRequest.FromString(serialized)
+    except DecodeError:
+        raise InvalidArgumentError("the message is not a serialized inference.ModelInferRequest") from None
+    inputs = tuple(_input_head(tensor) for tensor in wire.inputs)
+    _check_unique([tensor.name for tensor in inputs])
+    return RequestHead(
+        wire.model_name,
+        decode_version(wire.model_version),
+        inputs,
+        _requested_outputs(wire.outputs) if wire.outputs else None,
+        wire.parameters,
+        any(tensor.contents is not None for tensor in inputs),
+    )
+
+
+# The memo pays because parsing and checking a head takes longer than everything else in a small request.
+remembered_head = lru_cache(maxsize=512)(read_head)
+
+
+def decode_version(version: str) -> int | None:
+    """A model version from the wire; None for the empty string, which leaves the choice to the server."""
+    if not version:
+        return None
+    if version.isascii() and version.isdigit() and len(version) < 19:
+        return int(version)
+    raise InvalidArgumentError(f"model version must be a number, or empty for the server's choice; got '{version}'")
+
+
+def _input_head(tensor: pb.ModelInferRequest.InferInputTensor) -> InputHead:
+    name = tensor.name
+    refuse_tensor_parameters(f"input '{name}'", tensor.parameters)
+    datatype = _DATATYPES.get(tensor.datatype)
+    if datatype is None:
+        raise InvalidArgumentError(
+            f"input '{name}': unknown datatype '{tensor.datatype}', expected one of {', '.join(_DATATYPES)}"
+        )
+    shape = tuple(tensor.shape)
+    _check_shape(name, datatype, shape)
+    num_bytes = None if datatype.itemsize is None else prod(shape) * datatype.itemsize
+    return InputHead(name, datatype, shape, num_bytes, tensor.contents if tensor.HasField("contents") else None)
+
+
+def _check_shape(name: str, datatype: Datatype, shape: tuple[int, ...]) -> None:
+    """Refuse shapes that no array can have."""
+    if len(shape) > _MAX_DIMENSIONS:
+        raise InvalidArgumentError(f"input '{name}': {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are possible")
+    if min(shape, default=1) < 0:
+        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} has a negative dimension")
+    # Zeros are left out: NumPy computes strides of an empty array from its other dimensions.
+    if prod(filter(None, shape)) * 8 > _MAX_TENSOR_BYTES:
+        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} of {datatype.value} is too large")
+
+
+def _check_unique(names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgumentError(f"input '{repeated}' already exists in request")
+
+
+def _requested_outputs(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
+    for output in outputs:
+        refuse_tensor_parameters(f"requested output '{output.name}'", output.parameters)
+    return tuple(output.name for output in outputs)
