@@ -73,15 +73,27 @@ class ProtocolClient(abc.ABC):
         **details: Any,
     ) -> Answer:
         """Infer once. Raises ClientError. `details` are arguments of tritonclient's `infer` (request_id, ...)."""
+        arguments = self._arguments(model, inputs, outputs, version, datatypes or {})
+        return self._answer(self._call(self.raw.infer, **arguments, **details))
+
+    def _arguments(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] | None,
+        version: str,
+        datatypes: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """What tritonclient's `infer` takes, in every client of this protocol."""
         tensors = []
         for name, array in inputs.items():
-            datatype = (datatypes or {}).get(name) or np_to_triton_dtype(array.dtype)
-            tensor = self.library.InferInput(name, list(array.shape), datatype)
+            tensor = self.library.InferInput(
+                name, list(array.shape), datatypes.get(name) or np_to_triton_dtype(array.dtype)
+            )
             tensor.set_data_from_numpy(array)
             tensors.append(tensor)
         wanted = None if outputs is None else [self.library.InferRequestedOutput(name) for name in outputs]
-        result = self._call(self.raw.infer, model, tensors, model_version=version, outputs=wanted, **details)
-        return self._answer(result)
+        return {"model_name": model, "inputs": tensors, "model_version": version, "outputs": wanted}
 
     def is_live(self) -> bool:
         return bool(self._call(self.raw.is_server_live))
@@ -128,8 +140,11 @@ class ProtocolClient(abc.ABC):
         try:
             return method(*arguments, **details)
         except InferenceServerException as error:
-            status = str(error.status())
-            raise ClientError(self._code(status), error.message(), status) from None
+            raise self._error(error) from None
+
+    def _error(self, error: InferenceServerException) -> ClientError:
+        status = str(error.status())
+        return ClientError(self._code(status), error.message(), status)
 
     @abc.abstractmethod
     def _json(self, method: Any, *arguments: Any) -> Any: ...
