@@ -20,7 +20,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from modelserver.backend import BatchInstance, InferRequest, InferResponse, InternalError, ServerError
+from modelserver.backend import BatchInstance, InferRequest, InternalError, ServerError
 from modelserver.execution.channel import Channel, PeerGoneError
 from modelserver.execution.exception_text import describe_exception
 from modelserver.execution.messages import (
@@ -35,10 +35,10 @@ from modelserver.execution.messages import (
     Query,
     Readiness,
     RequestRecord,
-    ResponseRecord,
     Trim,
 )
 from modelserver.execution.packing import Payload, unpack
+from modelserver.execution.records import response_record
 from modelserver.execution.shared_buffer import ByteView, SharedBuffer
 
 
@@ -115,7 +115,7 @@ class Host:
         try:
             requests = [self._request(index, record, payload) for index, record in enumerate(message.requests)]
             responses = instance.execute(requests)
-            records = [_response_record(response, content) for response in responses]
+            records = [response_record(response, content) for response in responses]
             if len(records) != len(requests):
                 raise InternalError(f"{len(records)} responses for {len(requests)} requests")
         except Exception as error:
@@ -170,15 +170,6 @@ def _is_ready(instance: BatchInstance) -> bool:
     except Exception:
         traceback.print_exc()
         return False
-
-
-def _response_record(response: InferResponse | ServerError, content: Payload) -> ResponseRecord:
-    if isinstance(response, ServerError):
-        return ResponseRecord([], ErrorRecord.of(response), None)
-    if response.error is not None:
-        return ResponseRecord([], ErrorRecord.of(response.error), None)
-    parameters = dict(response.parameters) if response.parameters is not None else None
-    return ResponseRecord([content.add(tensor) for tensor in response.outputs], None, parameters)
 
 
 def _error_record(error: Exception) -> ErrorRecord:

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import modelserver
-from modelserver.execution.channel import Channel
+from modelserver.errors import InternalError
+from modelserver.execution.channel import Channel, PeerGoneError
 from modelserver.execution.child_log import parse_line
+from modelserver.execution.messages import Began, Begin
 from modelserver.execution.shared_buffer import SharedBuffer
 
 _logger = logging.getLogger(__name__)
@@ -88,10 +90,29 @@ class ChildProcess:
         self._poll.register(self._output, select.POLLIN)
         self._poll.register(self._pidfd, select.POLLIN)
 
+    def begin(self, message: Begin, timeout_s: float) -> Began:
+        """Tell the new child what to build and wait for it, logging its output. Raises ServerError when that fails."""
+        try:
+            self.channel.send(message)
+            if self.watch(until_message=True, timeout_s=timeout_s):
+                began, _ = self.channel.receive()
+                assert isinstance(began, Began), f"expected Began, got {began!r}"
+                if began.error is not None:
+                    raise began.error.error()
+                return began
+        except PeerGoneError:
+            while self.exit_report is None:
+                self.watch()
+        if self.exit_report is not None:
+            raise InternalError(f"the process of {self.name} {self.exit_report}")
+        self.dump_stack()
+        self.watch(timeout_s=0.2)  # the stack goes to the log
+        raise InternalError(f"{self.name} did not start within {timeout_s} s; its stack is in the log")
+
     def watch(self, *, until_message: bool = False, timeout_s: float | None = None) -> bool:
         """Log the child's output until it ends; then `exit_report` is set, and everything but memory is freed.
 
-        With `until_message` return as soon as a message waits in the channel; True then. False after
+        With `until_message` return as soon as a message, or the channel's end, can be received; True then. False after
         `timeout_s`, or at the end.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -104,7 +125,8 @@ class ChildProcess:
                 ready = {fd for fd, _event in self._poll.poll(wait_ms)}
                 if self._output in ready:
                     self._read_output()
-                if connection in ready and self._pidfd not in ready:
+                # Before the end: a child may say its last word and exit at once.
+                if until_message and connection in ready:
                     return True
                 if self._pidfd in ready:
                     break

@@ -16,7 +16,6 @@ from modelserver.backend import (
     InferRequest,
     InferResponse,
     InternalError,
-    InvalidArgumentError,
     ServerError,
     UnavailableError,
 )
@@ -24,7 +23,6 @@ from modelserver.execution.channel import PeerGoneError
 from modelserver.execution.child_process import ChildProcess
 from modelserver.execution.messages import (
     Answer,
-    AskReady,
     Began,
     Begin,
     Execute,
@@ -33,18 +31,13 @@ from modelserver.execution.messages import (
     Query,
     Readiness,
     RequestRecord,
-    ResponseRecord,
 )
-from modelserver.execution.packing import Payload, unpack
+from modelserver.execution.packing import Payload
+from modelserver.execution.readiness import ReadinessProbe
+from modelserver.execution.records import request_record, response_of
 from modelserver.execution.restart import RestartOptions, RestartPolicy
-from modelserver.execution.shared_buffer import ByteView
 
 _logger = logging.getLogger(__name__)
-
-# How long the readiness endpoint may hold the event loop for an idle child's answer.
-_READINESS_WAIT_S = 0.05
-# An answer to the readiness question that takes longer means "no".
-_READINESS_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +186,7 @@ class ProcessInstance(BatchInstance):
         refused: dict[int, ServerError] = {}
         for index, request in enumerate(requests):
             try:
-                records.append(_request_record(request, payload))
+                records.append(request_record(request, payload))
                 sent.append(request)
             except ServerError as error:
                 refused[index] = error
@@ -217,7 +210,7 @@ class ProcessInstance(BatchInstance):
             if isinstance(message, Executed):
                 if message.error is not None:
                     raise message.error.error()
-                return [_response(record, payload) for record in message.responses]
+                return [response_of(record, payload) for record in message.responses]
             if isinstance(message, Query):
                 has_begun = True
                 with contextlib.suppress(PeerGoneError):  # the next receive tells
@@ -311,7 +304,7 @@ class ProcessInstance(BatchInstance):
                 child.kill()
         failure: ServerError | None = None
         try:
-            began = begin(child, self._recipe.message(is_call=False), self._options.start_timeout_s)
+            began = child.begin(self._recipe.message(is_call=False), self._options.start_timeout_s)
         except ServerError as error:
             failure = error
             child.kill()
@@ -359,93 +352,12 @@ def call_in_process(name: str, recipe: Recipe, *, timeout_s: float, environment:
     except OSError as error:
         raise InternalError(f"cannot start a process for {name}: {error}") from error
     try:
-        return begin(child, recipe.message(is_call=True), timeout_s).result
+        return child.begin(recipe.message(is_call=True), timeout_s).result
     finally:
         child.kill()
         while child.exit_report is None:
             child.watch()
         child.channel.close()
-
-
-def begin(child: ChildProcess, message: Begin, timeout_s: float) -> Began:
-    """Tell a new child what to build and wait for it, logging its output. Raises ServerError when that fails."""
-    try:
-        child.channel.send(message)
-        if child.watch(until_message=True, timeout_s=timeout_s):
-            began, _ = child.channel.receive()
-            assert isinstance(began, Began), f"expected Began, got {began!r}"
-            if began.error is not None:
-                raise began.error.error()
-            return began
-    except PeerGoneError:
-        while child.exit_report is None:
-            child.watch()
-    if child.exit_report is not None:
-        raise InternalError(f"the process of {child.name} {child.exit_report}")
-    child.dump_stack()
-    child.watch(timeout_s=0.2)  # the stack goes to the log
-    raise InternalError(f"{child.name} did not start within {timeout_s} s; its stack is in the log")
-
-
-class ReadinessProbe:
-    """The last answer of a child to "are you ready?" and the question that is still open."""
-
-    def __init__(self, *, is_asked: bool = False) -> None:
-        self.is_asked = is_asked
-        self._number = 0
-        self._asked_at_s: float | None = None
-        self._is_ready = True
-
-    @property
-    def is_ready(self) -> bool:
-        if self._asked_at_s is not None and time.monotonic() - self._asked_at_s > _READINESS_LIMIT_S:
-            return False
-        return self._is_ready
-
-    def ask(self, child: ChildProcess) -> None:
-        """Put the question, unless it is open, and wait a moment for the answer. The caller holds the channel."""
-        if self._asked_at_s is None:
-            self._number += 1
-            self._asked_at_s = time.monotonic()
-            child.channel.send(AskReady(number=self._number))
-        if child.channel.wait(_READINESS_WAIT_S):
-            message, _ = child.channel.receive()
-            assert isinstance(message, Readiness), f"expected Readiness, got {message!r}"
-            self.record(message)
-
-    def record(self, message: Readiness) -> None:
-        if message.number == self._number:
-            self._is_ready = message.is_ready
-            self._asked_at_s = None
-
-
-def _request_record(request: InferRequest, payload: Payload) -> RequestRecord:
-    parameters = dict(request.parameters) if request.parameters else {}
-    for key, value in parameters.items():
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-            raise InvalidArgumentError(f"parameter '{key}': {value} does not fit 64 bits")
-    return RequestRecord(
-        model_name=request.model_name,
-        version=request.version,
-        inputs=[payload.add(tensor) for tensor in request.inputs.values()],
-        id=request.id,
-        outputs=request.outputs,
-        parameters=parameters,
-        priority=request.priority,
-        timeout_us=request.timeout_us,
-        deadline_ns=request.deadline_ns,
-        sequence_id=request.sequence_id,
-        sequence_start=request.sequence_start,
-        sequence_end=request.sequence_end,
-        rows=request.rows,
-    )
-
-
-def _response(record: ResponseRecord, payload: bytearray | ByteView) -> InferResponse | ServerError:
-    if record.error is not None:
-        return record.error.error()
-    outputs = [unpack(tensor, payload) for tensor in record.outputs]
-    return InferResponse(outputs, parameters=record.parameters)
 
 
 def _answer_query(query: Query, requests: Sequence[InferRequest]) -> bool:

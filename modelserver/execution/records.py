@@ -1,0 +1,49 @@
+"""Requests and responses as records for a hop between processes, and back."""
+
+from __future__ import annotations
+
+from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, ServerError
+from modelserver.execution.messages import ErrorRecord, RequestRecord, ResponseRecord
+from modelserver.execution.packing import Payload, unpack
+from modelserver.execution.shared_buffer import ByteView
+
+
+def request_record(request: InferRequest, payload: Payload) -> RequestRecord:
+    """The record of a request; its tensors join `payload`. Raises InvalidArgumentError for what cannot travel."""
+    parameters = dict(request.parameters) if request.parameters else {}
+    for key, value in parameters.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidArgumentError(f"parameter '{key}': {value} does not fit 64 bits")
+    return RequestRecord(
+        model_name=request.model_name,
+        version=request.version,
+        inputs=[payload.add(tensor) for tensor in request.inputs.values()],
+        id=request.id,
+        outputs=request.outputs,
+        parameters=parameters,
+        priority=request.priority,
+        timeout_us=request.timeout_us,
+        deadline_ns=request.deadline_ns,
+        sequence_id=request.sequence_id,
+        sequence_start=request.sequence_start,
+        sequence_end=request.sequence_end,
+        rows=request.rows,
+    )
+
+
+def response_of(record: ResponseRecord, payload: bytearray | ByteView) -> InferResponse | ServerError:
+    """What the record says, with tensors that are views of `payload`."""
+    if record.error is not None:
+        return record.error.error()
+    outputs = [unpack(tensor, payload) for tensor in record.outputs]
+    return InferResponse(outputs, parameters=record.parameters)
+
+
+def response_record(response: InferResponse | ServerError, payload: Payload) -> ResponseRecord:
+    """The record of a response; its tensors join `payload`."""
+    if isinstance(response, ServerError):
+        return ResponseRecord([], ErrorRecord.of(response), None)
+    if response.error is not None:
+        return ResponseRecord([], ErrorRecord.of(response.error), None)
+    parameters = dict(response.parameters) if response.parameters is not None else None
+    return ResponseRecord([payload.add(tensor) for tensor in response.outputs], None, parameters)
