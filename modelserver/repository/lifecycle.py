@@ -237,7 +237,6 @@ class ModelLifecycle:
             self._loaded[version].definition = definition
         kept = {version: self._loaded[version] for version in (*plan.keep, *plan.update)}
         self._loaded = {**kept, **fresh}
-        self._unloaded -= self._loaded.keys()
         self._publish()
         for loaded in replaced:
             self._retire(loaded)
