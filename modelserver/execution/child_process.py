@@ -130,7 +130,7 @@ class ChildProcess:
                     return True
                 if self._pidfd in ready:
                     break
-                if not ready:
+                if not ready or (deadline_s is not None and time.monotonic() >= deadline_s):
                     return False
         finally:
             if until_message:

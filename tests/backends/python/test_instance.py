@@ -1,0 +1,373 @@
+"""Models written for Triton, in their child processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.contexts import context_of, instance_of, request_of
+from support.python_models import write_model
+
+from modelserver.backend import UnsupportedError
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Tensor
+from modelserver.errors import ConfigError, ErrorCode, InternalError, ServerError
+from modelserver.execution.process import ProcessInstance
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+
+# Does what the parameter `do` says; the answer is text.
+OBEDIENT = """
+    import json
+    import os
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    import beside
+    from . import beside as relative
+    from shared import SHARED
+
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.args = args
+            print("initialized", flush=True)
+
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                parameters = json.loads(request.parameters())
+                answer = getattr(self, parameters.get("do", "echo"))(request)
+                if answer == "broken batch":
+                    return None
+                if answer == "short batch":
+                    return answers
+                if isinstance(answer, str):
+                    tensor = pb_utils.Tensor("TEXT", np.array([answer], dtype=object))
+                    answer = pb_utils.InferenceResponse(output_tensors=[tensor])
+                answers.append(answer)
+            return answers
+
+        def finalize(self):
+            print("finalized")
+
+        def echo(self, request):
+            tensor = pb_utils.get_input_tensor_by_name(request, "X")
+            outputs = [pb_utils.Tensor("Y", tensor.as_numpy() * 2), pb_utils.Tensor("EXTRA", np.zeros(1))]
+            return pb_utils.InferenceResponse(outputs, parameters={"b": True, "i": 3, "s": "x", "f": 0.25})
+
+        def tell_args(self, request):
+            return json.dumps(self.args)
+
+        def tell_files(self, request):
+            return json.dumps([__file__, __name__, pb_utils.get_model_dir(), beside.VALUE, relative.VALUE, SHARED])
+
+        def tell_request(self, request):
+            return json.dumps([request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
+                               request.requested_output_names(), request.is_cancelled()])
+
+        def write_input(self, request):
+            array = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            array += 1
+            return str(float(array.sum()))
+
+        def refuse(self, request):
+            error = pb_utils.TritonError("not this one", pb_utils.TritonError.NOT_FOUND)
+            return pb_utils.InferenceResponse(error=error)
+
+        def raise_error(self, request):
+            raise RuntimeError("out of luck")
+
+        def raise_model_exception(self, request):
+            raise pb_utils.TritonModelException("as the author wants")
+
+        def wrong_dtype(self, request):
+            return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(2))])
+
+        def wrong_type(self, request):
+            return {"Y": 1}
+
+        def no_list(self, request):
+            return "broken batch"
+
+        def too_few(self, request):
+            return "short batch"
+
+        def call_another(self, request):
+            return pb_utils.InferenceRequest(model_name="o", requested_output_names=[], inputs=[]).exec()
+
+        def speak(self, request):
+            pb_utils.Logger.log_warn("two\\nlines")
+            pb_utils.Logger.log("plain", pb_utils.Logger.VERBOSE)
+            print("printed")
+            return "spoken"
+
+        def leave(self, request):
+            os._exit(7)
+"""
+CONFIG = """
+    input { name: "X" data_type: TYPE_FP32 dims: -1 }
+    output { name: "Y" data_type: TYPE_FP32 dims: -1 }
+    output { name: "TEXT" data_type: TYPE_STRING dims: 1 }
+"""
+FILES = {"1/beside.py": "VALUE = 'beside'\n", "shared.py": "SHARED = 'shared'\n"}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("repository"), OBEDIENT, CONFIG, FILES)
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> Iterator[ProcessInstance]:
+    instance = instance_of("python", context_of(directory))
+    yield instance
+    instance.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ProcessInstance]]:
+    """Starts the model of a source; it is closed after the test."""
+    started: list[ProcessInstance] = []
+
+    def start_one(source: str, config: str = CONFIG) -> ProcessInstance:
+        started.append(instance_of("python", context_of(write_model(tmp_path, source, config))))
+        return started[-1]
+
+    yield start_one
+    for instance in started:
+        instance.close()
+
+
+def request(do: str = "echo", **fields: Any) -> InferRequest:
+    made = request_of(X=np.array([1, 2], np.float32))
+    made.parameters = {"do": do}
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def response(entry: InferResponse | ServerError) -> InferResponse:
+    assert isinstance(entry, InferResponse), entry
+    assert entry.error is None
+    return entry
+
+
+def told(model: ProcessInstance, do: str, **fields: Any) -> Any:
+    (entry,) = model.execute([request(do, **fields)])
+    (tensor,) = response(entry).outputs
+    return json.loads(tensor.data[0])
+
+
+# ---- what works
+
+
+def test_add_sub_of_the_example_repository() -> None:
+    instance = instance_of("python", context_of(ROOT / "model_repository" / "add_sub"))
+    try:
+        left, right = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+        (entry,) = instance.execute([request_of(INPUT0=left, INPUT1=right)])
+        answer = {tensor.name: tensor.data.tolist() for tensor in response(entry).outputs}
+        assert answer == {"OUTPUT0": [1, 2, 3, 4], "OUTPUT1": [-1, 0, 1, 2]}
+    finally:
+        instance.close()
+
+
+def test_outputs_are_cut_to_the_config_and_the_request(model: ProcessInstance) -> None:
+    entries = model.execute([request(), request(outputs=("TEXT",)), request(outputs=("Y",))])
+    assert [[tensor.name for tensor in response(entry).outputs] for entry in entries] == [["Y"], [], ["Y"]]
+    assert response(entries[0]).outputs[0].data.tolist() == [2, 4]
+    assert response(entries[0]).parameters == {"b": True, "i": 3, "s": "x", "f": 0.25}
+
+
+def test_initialize_gets_all_seven_arguments_as_text(model: ProcessInstance, directory: Path) -> None:
+    args = told(model, "tell_args")
+    config = json.loads(args.pop("model_config"))
+    assert (config["backend"], config["input"][0]["data_type"]) == ("python", "TYPE_FP32")
+    assert args == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "m_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(directory),
+        "model_version": "1",
+        "model_name": "m",
+    }
+
+
+def test_files_beside_the_model_can_be_imported(model: ProcessInstance, directory: Path) -> None:
+    version = directory / "1"
+    expected = [str(version / "model.py"), "1.model", str(version), "beside", "beside", "shared"]
+    assert told(model, "tell_files") == expected
+
+
+def test_the_request_is_seen_as_it_was_sent(model: ProcessInstance) -> None:
+    fields = {"id": "r", "sequence_id": "s", "sequence_end": True, "timeout_us": 5, "is_cancelled": True}
+    assert told(model, "tell_request", **fields) == ["r", "s", 2, 5, ["Y", "TEXT"], True]
+    assert told(model, "tell_request", outputs=("TEXT",)) == ["", 0, 0, 0, ["TEXT"], False]
+
+
+def test_inputs_may_be_changed_in_place(model: ProcessInstance) -> None:
+    made = request("write_input")
+    (entry,) = model.execute([made])
+    assert response(entry).outputs[0].data[0] == b"5.0"
+    assert made.inputs["X"].data.tolist() == [1, 2]
+
+
+def test_logger_and_prints_reach_the_log(model: ProcessInstance, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    model.execute([request("speak")])
+    model.execute([request()])
+    expected = [
+        (logging.WARNING, "m_0: two\nlines"),
+        (logging.DEBUG, "m_0: plain"),
+        (logging.INFO, "m_0: printed"),
+    ]
+    for _ in range(200):
+        if len(caplog.records) >= len(expected):
+            break
+        model.execute([request()])
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == expected
+
+
+@pytest.mark.parametrize("array_code", ["np.array(['a', 'ü'])", "np.array([b'a', 'ü'.encode()])"])
+def test_text_in_any_numpy_form(start: Callable[..., ProcessInstance], array_code: str) -> None:
+    source = f"""
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            async def execute(self, requests):
+                tensor = pb_utils.Tensor("TEXT", {array_code})
+                return [pb_utils.InferenceResponse([tensor]) for _ in requests]
+    """
+    (entry,) = start(source).execute([request()])
+    (tensor,) = response(entry).outputs
+    assert tensor.data.tolist() == [b"a", "ü".encode()]
+
+
+def test_every_datatype_makes_the_round_trip(start: Callable[..., ProcessInstance]) -> None:
+    names = [datatype.value for datatype in Datatype]
+    config = "\n".join(
+        f'input {{ name: "{name}" data_type: TYPE_{name} dims: -1 optional: true }}\n'
+        f'output {{ name: "{name}" data_type: TYPE_{name} dims: -1 }}'.replace("TYPE_BYTES", "TYPE_STRING")
+        for name in names
+    )
+    source = """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [pb_utils.InferenceResponse([self.copy(tensor) for tensor in request.inputs()])
+                        for request in requests]
+
+            def copy(self, tensor):
+                if tensor.name() == "BF16":
+                    return pb_utils.Tensor.from_dlpack("BF16", tensor)
+                return pb_utils.Tensor(tensor.name(), tensor.as_numpy())
+    """
+    inputs = {}
+    for datatype in Datatype:
+        raw: list[Any] = [b"", b"b\0"] if datatype is Datatype.BYTES else [0, 1]
+        inputs[datatype.value] = Tensor(datatype.value, datatype, np.array(raw, datatype.numpy))
+    (entry,) = start(source, config).execute([InferRequest("m", 1, inputs)])
+    answer = {tensor.name: tensor for tensor in response(entry).outputs}
+    for name, sent in inputs.items():
+        assert answer[name].datatype is sent.datatype
+        assert answer[name].data.tolist() == sent.data.tolist()
+
+
+def test_a_model_may_say_that_it_is_not_ready(start: Callable[..., ProcessInstance]) -> None:
+    source = """
+        class TritonPythonModel:
+            def __init__(self):
+                self.asked = 0
+
+            def execute(self, requests):
+                return []
+
+            async def is_ready(self):
+                self.asked += 1
+                return self.asked % 2 == 0
+    """
+    instance = start(source)
+    assert [instance.is_ready() for _ in range(4)] == [False, True, False, True]
+
+
+# ---- what goes wrong
+
+
+def test_an_error_response_fails_its_request_alone(model: ProcessInstance) -> None:
+    entries = model.execute([request(), request("refuse"), request()])
+    assert isinstance(entries[1], ServerError)
+    assert (entries[1].code, entries[1].message) == (ErrorCode.NOT_FOUND, "not this one")
+    assert response(entries[0]).outputs[0].data.tolist() == response(entries[2]).outputs[0].data.tolist() == [2, 4]
+
+
+def test_an_output_of_another_datatype_fails_its_request_alone(model: ProcessInstance) -> None:
+    entries = model.execute([request("wrong_dtype"), request()])
+    assert isinstance(entries[0], InternalError)
+    assert entries[0].message == (
+        "model 'm_0': output 'Y' must be TYPE_FP32 as its config says, got an array of float64"
+    )
+    assert isinstance(entries[1], InferResponse)
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        ("raise_error", r"RuntimeError: out of luck\n\nAt:\n  .*/1/model\.py\(\d+\): raise_error\n  .*execute"),
+        ("raise_model_exception", r"TritonModelException: as the author wants\n\nAt:"),
+        ("wrong_type", "Expected an 'InferenceResponse' object in the execute function return list, found type 'dict'"),
+        ("no_list", "Expected a list in the execute return, found type 'NoneType'"),
+        ("too_few", r"do not match .* InferenceRequest\(s\) size is:2, and InferenceResponse\(s\) size is:1"),
+        ("call_another", r"pb_utils\.InferenceRequest\.exec .* is not supported yet"),
+    ],
+)
+def test_an_exception_fails_every_request_of_the_batch(model: ProcessInstance, do: str, message: str) -> None:
+    with pytest.raises(
+        InternalError, match=rf"^Failed to process the request\(s\) for model 'm_0', message: (.|\n)*{message}"
+    ):
+        model.execute([request(), request(do)])
+    assert model.is_ready()
+
+
+def test_a_crash_is_named_and_mended(model: ProcessInstance) -> None:
+    with pytest.raises(InternalError, match="the process of m_0 exited with code 7"):
+        model.execute([request("leave")])
+    (entry,) = model.execute([request()])
+    assert response(entry).outputs[0].data.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "class TritonPythonModel:\n    def initialize(self, args):\n        raise OSError('no weights')\n",
+            r"OSError: no weights\n\nAt:\n  .*model\.py\(3\): initialize",
+        ),
+        ("class TritonPythonModel:\n    pass\n", r"class TritonPythonModel has no method execute\(self, requests\)"),
+        ("class Model:\n    pass\n", "defines no class TritonPythonModel"),
+    ],
+)
+def test_a_model_that_cannot_start_fails_its_load(
+    start: Callable[..., ProcessInstance], source: str, message: str
+) -> None:
+    with pytest.raises(ServerError, match=message):
+        start(source)
+
+
+def test_decoupled_models_are_refused_by_name(start: Callable[..., ProcessInstance]) -> None:
+    with pytest.raises(UnsupportedError, match="does not serve decoupled models yet"):
+        start("class TritonPythonModel: ...", "model_transaction_policy { decoupled: true }")
+
+
+def test_a_timeout_that_is_no_number_is_a_config_error(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="stub-timeout-seconds=soon: expected a number of seconds"):
+        instance_of("python", context_of(directory, options={"stub-timeout-seconds": "soon"}))

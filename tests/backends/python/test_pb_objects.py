@@ -1,0 +1,142 @@
+"""Requests, responses and errors of pb_utils, without a child process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from modelserver_backends.python import triton_python_backend_utils as pb_utils
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.tensor import Tensor as CoreTensor
+from modelserver.errors import ErrorCode
+
+SERVER_REQUEST = InferRequest(
+    "m",
+    2,
+    {"x": CoreTensor("x", Datatype.FP32, np.zeros(2, np.float32))},
+    id="r-1",
+    parameters={"a": 1, "b": "two", "c": 0.5, "d": True},
+    timeout_us=99,
+    sequence_id=7,
+    sequence_start=True,
+    sequence_end=True,
+)
+
+
+def test_a_request_shows_what_the_client_sent() -> None:
+    request = pb_utils.InferenceRequest.of(SERVER_REQUEST, ["y", "z"])
+    assert [tensor.name() for tensor in request.inputs()] == ["x"]
+    assert pb_utils.get_input_tensor_by_name(request, "x") is not None
+    assert pb_utils.get_input_tensor_by_name(request, "nope") is None
+    assert (request.request_id(), request.correlation_id(), request.timeout(), request.flags()) == ("r-1", 7, 99, 3)
+    assert json.loads(request.parameters()) == {"a": 1, "b": "two", "c": 0.5, "d": True}
+    assert request.requested_output_names() == ["y", "z"]
+    assert (request.model_name(), request.model_version()) == ("m", 2)
+    assert request.preferred_memory().memory_type() == pb_utils.TRITONSERVER_MEMORY_CPU
+    assert request.trace().get_context() is None
+    assert request.is_cancelled() is False
+
+
+def test_a_model_can_make_requests_of_its_own() -> None:
+    request = pb_utils.InferenceRequest(
+        model_name="other",
+        requested_output_names=["y"],
+        inputs=[pb_utils.Tensor("x", np.zeros(1, np.int32))],
+        correlation_id="s",
+        flags=pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 1),
+        parameters={"k": "v"},
+    )
+    request.set_flags(1)
+    assert (request.correlation_id(), request.flags(), request.parameters()) == ("s", 1, '{"k": "v"}')
+    assert request.preferred_memory().device_id() == 1
+    assert pb_utils.get_input_tensor_by_name(request, "x").triton_dtype() == 8
+    with pytest.raises(pb_utils.TritonModelException, match=r"InferenceRequest\.exec .* is not supported yet"):
+        request.exec()
+    with pytest.raises(pb_utils.TritonModelException, match="must be Tensor objects"):
+        pb_utils.InferenceRequest(model_name="o", requested_output_names=[], inputs=[np.zeros(1)])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pb_utils.InferenceRequest.of(SERVER_REQUEST, []).get_response_sender(),
+        lambda: pb_utils.InferenceRequest.of(SERVER_REQUEST, []).async_exec(decoupled=True),
+        lambda: pb_utils.InferenceRequest.of(SERVER_REQUEST, []).set_release_flags(2),
+        lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
+        lambda: pb_utils.Metric(labels={}),
+        lambda: pb_utils.load_model("m"),
+        lambda: pb_utils.unload_model("m"),
+        lambda: pb_utils.is_model_ready("m"),
+        pb_utils.InferenceResponseSender,
+        pb_utils.ResponseIterator,
+    ],
+)
+def test_what_is_not_there_yet_says_its_name(call: Callable[[], object]) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"^pb_utils\.\w+.* is not supported yet by this server"):
+        call()
+
+
+def test_a_response_holds_tensors_or_an_error() -> None:
+    tensor = pb_utils.Tensor("y", np.zeros(1, np.int32))
+    response = pb_utils.InferenceResponse([tensor], parameters={"n": 1, "f": 0.5})
+    assert pb_utils.get_output_tensor_by_name(response, "y") is tensor
+    assert pb_utils.get_output_tensor_by_name(response, "z") is None
+    assert (response.has_error(), response.parameters()) == (False, '{"n": 1, "f": 0.5}')
+    failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))
+    assert failed.has_error()
+    assert failed.error().message() == str(failed.error()) == "no"
+    assert failed.error().code() == pb_utils.TritonError.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"output_tensors": [np.zeros(1)]}, "must be pb_utils.Tensor objects, got ndarray"),
+        ({"error": "text"}, "must be a pb_utils.TritonError, got str"),
+        ({"parameters": [("a", 1)]}, "Expect parameters to have type dict, found type <class 'list'>"),
+        ({"parameters": {1: "a"}}, "Expect parameters keys to have type str, found type <class 'int'>"),
+        ({"parameters": {"a": None}}, "values to have type bool/int/float/str, found type <class 'NoneType'>"),
+        ({"parameters": {"a": {"b": 1}}}, "found type <class 'dict'>"),
+        ({"parameters": {"a": 1 << 64}}, "does not fit 64 bits"),
+    ],
+)
+def test_wrong_arguments_of_a_response_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException) as caught:
+        pb_utils.InferenceResponse(**arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (pb_utils.TritonError.UNKNOWN, ErrorCode.UNKNOWN),
+        (pb_utils.TritonError.INTERNAL, ErrorCode.INTERNAL),
+        (pb_utils.TritonError.NOT_FOUND, ErrorCode.NOT_FOUND),
+        (pb_utils.TritonError.INVALID_ARG, ErrorCode.INVALID_ARGUMENT),
+        (pb_utils.TritonError.UNAVAILABLE, ErrorCode.UNAVAILABLE),
+        (pb_utils.TritonError.UNSUPPORTED, ErrorCode.UNSUPPORTED),
+        (pb_utils.TritonError.ALREADY_EXISTS, ErrorCode.ALREADY_EXISTS),
+        (pb_utils.TritonError.CANCELLED, ErrorCode.CANCELLED),
+    ],
+)
+def test_every_error_code_has_its_counterpart(code: int, expected: ErrorCode) -> None:
+    error = pb_utils.TritonError("text", code).server_error()
+    assert (error.code, error.message) == (expected, "text")
+
+
+def test_configs_are_searched_by_name() -> None:
+    config = {"input": [{"name": "a"}], "output": [{"name": "b"}], "model_transaction_policy": {"decoupled": True}}
+    assert pb_utils.get_input_config_by_name(config, "a") == {"name": "a"}
+    assert pb_utils.get_output_config_by_name(config, "b") == {"name": "b"}
+    assert pb_utils.get_output_config_by_name(config, "a") is None
+    assert pb_utils.using_decoupled_model_transaction_policy(config)
+    assert not pb_utils.using_decoupled_model_transaction_policy({})
+
+
+def test_all_names_exist() -> None:
+    assert [name for name in pb_utils.__all__ if not hasattr(pb_utils, name)] == []

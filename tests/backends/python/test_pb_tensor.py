@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from modelserver_backends.python import triton_python_backend_utils as pb_utils
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.tensor import Tensor as CoreTensor
+
+NUMBERS = {"BOOL": 1, "UINT8": 2, "INT32": 8, "INT64": 9, "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14}
+
+
+def bf16_input() -> pb_utils.Tensor:
+    bits = torch.tensor([1.5, -2.0, 3.25], dtype=torch.bfloat16).view(torch.uint16).numpy()
+    return pb_utils.Tensor.of(CoreTensor("x", Datatype.BF16, bits))
+
+
+def test_a_tensor_knows_its_name_shape_datatype_and_elements() -> None:
+    data = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = pb_utils.Tensor("x", data)
+    assert (tensor.name(), tensor.shape(), tensor.triton_dtype(), tensor.is_cpu()) == ("x", [2, 3], 11, True)
+    assert tensor.as_numpy() is data
+
+
+@pytest.mark.parametrize("datatype", list(Datatype))
+def test_datatype_numbers_are_tritons(datatype: Datatype) -> None:
+    tensor = pb_utils.Tensor.of(CoreTensor("x", datatype, np.zeros(1, datatype.numpy)))
+    assert NUMBERS.get(datatype.value, tensor.triton_dtype()) == tensor.triton_dtype()
+    if datatype is not Datatype.BF16:
+        assert pb_utils.triton_string_to_numpy(datatype.config_name) == datatype.numpy.type
+        assert pb_utils.triton_to_numpy_type(tensor.triton_dtype()) == datatype.numpy.type
+        assert pb_utils.numpy_to_triton_type(datatype.numpy.type) == tensor.triton_dtype()
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "ü"]), np.array([b"a", b"bc"]), np.array(["a", b"b"], dtype=object)])
+def test_all_kinds_of_text_are_bytes(array: np.ndarray) -> None:
+    made = pb_utils.Tensor("x", array).core_tensor()
+    assert made.datatype is Datatype.BYTES
+    assert made.data.dtype == object
+
+
+def test_big_endian_arrays_are_turned_around() -> None:
+    made = pb_utils.Tensor("x", np.array([1, 2], ">i4")).core_tensor()
+    assert made.data.dtype == np.int32
+    assert made.data.tolist() == [1, 2]
+
+
+def test_what_no_datatype_carries_is_refused() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="no Triton datatype carries numpy dtype complex128"):
+        pb_utils.Tensor("x", np.zeros(1, complex))
+    with pytest.raises(pb_utils.TritonModelException, match="made of a numpy.ndarray, got list"):
+        pb_utils.Tensor("x", [1, 2])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64])
+def test_torch_tensors_pass_through_dlpack_both_ways(dtype: torch.dtype) -> None:
+    source = torch.tensor([[0, 1], [1, 0]], dtype=dtype)
+    tensor = pb_utils.Tensor.from_dlpack("x", source)
+    np.testing.assert_array_equal(tensor.as_numpy(), source.numpy())
+    assert torch.equal(torch.from_dlpack(tensor), source)
+    assert torch.equal(torch.utils.dlpack.from_dlpack(tensor.to_dlpack()), source)
+
+
+def test_from_dlpack_takes_capsules_and_shares_memory() -> None:
+    source = torch.arange(4, dtype=torch.float32)
+    tensor = pb_utils.Tensor.from_dlpack("x", torch.utils.dlpack.to_dlpack(source))
+    source[0] = 7
+    assert tensor.as_numpy().tolist() == [7, 1, 2, 3]
+
+
+def test_bf16_goes_by_dlpack_only() -> None:
+    tensor = bf16_input()
+    with pytest.raises(pb_utils.TritonModelException, match="BF16, which NumPy does not have"):
+        tensor.as_numpy()
+    values = torch.from_dlpack(tensor)
+    assert values.dtype == torch.bfloat16
+    assert values.tolist() == [1.5, -2.0, 3.25]
+    back = pb_utils.Tensor.from_dlpack("y", values * 2).core_tensor()
+    assert back.datatype is Datatype.BF16
+    assert torch.from_numpy(back.data.copy()).view(torch.bfloat16).tolist() == [3.0, -4.0, 6.5]
+
+
+def test_dlpack_has_no_text_and_no_second_use() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="TYPE_STRING, which DLPack cannot carry"):
+        pb_utils.Tensor("x", np.array([b"a"], dtype=object)).to_dlpack()
+    capsule = pb_utils.Tensor("x", np.zeros(2, np.float32)).to_dlpack()
+    pb_utils.Tensor.from_dlpack("y", capsule)
+    with pytest.raises(pb_utils.TritonModelException, match="unused DLPack capsule"):
+        pb_utils.Tensor.from_dlpack("z", capsule)
+
+
+def test_bytes_tensors_are_serialized_with_lengths() -> None:
+    array = np.array([[b"ab", "ü"], [b"", b"c"]], dtype=object)
+    raw = pb_utils.serialize_byte_tensor(array)
+    assert raw == b"\2\0\0\0ab\2\0\0\0\xc3\xbc\0\0\0\0\1\0\0\0c"
+    assert pb_utils.deserialize_bytes_tensor(raw).tolist() == [b"ab", "ü".encode(), b"", b"c"]
+    assert pb_utils.deserialize_bytes_tensor(b"").tolist() == []
+    with pytest.raises(pb_utils.TritonModelException, match="invalid datatype int64"):
+        pb_utils.serialize_byte_tensor(np.zeros(1, np.int64))
