@@ -167,7 +167,10 @@ class GatedModel:
     async def block(self, request_id: str = "blocker", **details: Any) -> asyncio.Task[Answer]:
         """Send a request and return once it executes, and so keeps its instance."""
         task = await self.send(request_id, **details)
-        await until(lambda: any(request_id in batch for batch in self.gate.batches), f"'{request_id}' executed")
+        await until(
+            lambda: task.done() or any(request_id in batch for batch in self.gate.batches), f"'{request_id}' executed"
+        )
+        assert not task.done(), f"'{request_id}' was not held: {task.exception() or task.result()}"
         return task
 
     async def finish(self) -> list[Answer]:

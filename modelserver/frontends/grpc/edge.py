@@ -6,6 +6,7 @@ Every handler's exceptions end here; those that are not `ServerError`s are logge
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InternalError, InvalidArgumentError, ServerError
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import status_of
+from modelserver.frontends.grpc.status import Status, status_of
 from modelserver.frontends.grpc.tasks import Tasks
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +41,14 @@ def as_server_error(error: Exception) -> ServerError:
 
 
 def fail(call: UnaryCall, error: Exception) -> None:
-    """End the call with the status that the error stands for."""
-    call.fail(*status_of(as_server_error(error)))
+    """End the call with the status that the error stands for.
+
+    A caller whose deadline has passed is told that and not UNAVAILABLE, which means "try again": our answer
+    may overtake its own clock.
+    """
+    status, message = status_of(as_server_error(error))
+    is_late = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
+    call.fail(Status.DEADLINE_EXCEEDED if is_late and status == Status.UNAVAILABLE else status, message)
 
 
 def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message]) -> Method:

@@ -19,7 +19,6 @@ from modelserver.frontends.grpc.head import decode_version
 from modelserver.frontends.grpc.health import Health
 from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from modelserver.frontends.grpc.reflection import Reflection
-from modelserver.frontends.grpc.status import status_of
 from modelserver.frontends.grpc.stream import InferStream
 from modelserver.frontends.grpc.tasks import Tasks
 from modelserver.pb import grpc_service_pb2 as pb
@@ -109,7 +108,7 @@ class GrpcFrontend:
 
         def answer(response: InferResponse) -> None:
             if response.error is not None:
-                call.fail(*status_of(response.error))
+                fail(call, response.error)
                 return
             try:
                 if not response.is_final:

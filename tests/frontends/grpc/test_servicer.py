@@ -175,6 +175,20 @@ async def test_deadline_reaches_the_request(methods: Methods, model: EchoModel) 
     assert seen == [deadline_ns]
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_unavailable_after_the_deadline_is_deadline_exceeded(
+    methods: Methods, model: EchoModel, is_answered: bool
+) -> None:
+    error = UnavailableError("it waited too long")
+    if is_answered:
+        model.respond = lambda _: [InferResponse(error=error)]
+    else:
+        model.refuses = error
+    with pytest.raises(RefusedError) as caught:
+        await call_unary(methods, "ModelInfer", infer_message(), pb.ModelInferResponse, deadline_ns=time.monotonic_ns())
+    assert (caught.value.status, caught.value.message) == (Status.DEADLINE_EXCEEDED, "it waited too long")
+
+
 @pytest.mark.parametrize("code", ErrorCode)
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_errors_of_the_model_keep_their_code(

@@ -1,5 +1,5 @@
-"""The backend directory's entry for `backend: "gate"`."""
+"""What the backend directory has for `backend: "gate"`."""
 
-from support.gate import GateBackend as BACKEND
+from support import gate
 
-__all__ = ["BACKEND"]
+BACKEND = gate.GateBackend
