@@ -19,10 +19,12 @@ from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options import markdown
 from modelserver.pb import model_config_pb2
+from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.wire import uvicorn_server
 from modelserver.wire.grpcio_server import GrpcioOptions
 
 DOCS = Path(__file__).resolve().parent
@@ -161,7 +163,12 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "name of an input over HTTP", f"{http.max_name_len} characters", "", "400"
     yield "dimensions of a shape", str(http.max_rank), "", "400, INVALID_ARGUMENT"
     yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"
-    yield "HTTP request line and headers", "1 MiB", "", "431, the connection is closed"
+    yield (
+        "HTTP request line and headers",
+        f"{uvicorn_server._MAX_HEAD_BYTES} bytes",
+        "",
+        "431, the connection is closed",
+    )
     yield "gRPC message", f"{GrpcioOptions().max_receive_bytes} bytes", "", "RESOURCE_EXHAUSTED"
     grpc = DEFAULT_LIMITS
     yield "inputs, and requested outputs, of a gRPC request", str(grpc.max_tensors), "", "RESOURCE_EXHAUSTED"
@@ -169,7 +176,7 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "waiting requests of a model", "none", "`max_queue_size` in config.pbtxt", "503, UNAVAILABLE"
     yield "rows of a request", "`max_batch_size`", "in config.pbtxt", "400, INVALID_ARGUMENT"
     yield "config.pbtxt", f"{MAX_CHARACTERS} characters", "", "the model is not loaded"
-    yield "name of a model", "255 bytes", "", "400, INVALID_ARGUMENT"
+    yield "name of a model", f"{model_name._LONGEST_NAME_BYTES} bytes", "", "400, INVALID_ARGUMENT"
 
 
 SECTIONS: Mapping[str, Callable[[], str]] = {
