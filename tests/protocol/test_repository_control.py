@@ -1,0 +1,399 @@
+"""Loading and unloading on request, the same over both protocols: overrides, versions, failures, names."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from support.async_clients import AsyncClient
+from support.clients import ClientError, HttpClient, ProtocolClient
+from support.gate import BACKEND_DIRECTORY, GatedModel, until, write_gated
+from support.model_files import write_identity, write_model
+from support.serving import RunningServer, running_server
+
+from modelserver.errors import ErrorCode
+from modelserver.pb import grpc_service_pb2 as pb
+
+ADD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", data + {added})]))
+        return answers
+"""
+FAILS = """
+    def initialize(self, args):
+        raise ValueError("the weights are missing")
+"""
+ADD_CONFIG = {
+    "backend": "python",
+    "max_batch_size": 8,
+    "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository of one model."""
+    repository = tmp_path / "models"
+    write_identity(repository, "echo", versions=(1, 2))
+    return repository
+
+
+@pytest.fixture
+def explicit(root: Path) -> Iterator[RunningServer]:
+    with running_server(
+        root, model_control_mode="explicit", load_model=("echo",), backend_directory=(BACKEND_DIRECTORY,)
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def control(protocol: type[ProtocolClient], explicit: RunningServer) -> Iterator[ProtocolClient]:
+    with protocol(explicit) as connected:
+        yield connected
+
+
+def _infer(client: ProtocolClient, model: str = "echo", **details: Any) -> tuple[float, str]:
+    """What the model makes of a 1, and which version did it."""
+    answer = client.infer(model, {"INPUT0": np.ones((1, 1), np.float32)}, **details)
+    return answer["OUTPUT0"].item(), answer.model_version
+
+
+def _rows(client: ProtocolClient) -> dict[tuple[str, str], tuple[str, str]]:
+    return {
+        (row["name"], row.get("version", "")): (row.get("state", ""), row.get("reason", "")) for row in client.index()
+    }
+
+
+def _refused(call: Any, *arguments: Any, **details: Any) -> ClientError:
+    with pytest.raises(ClientError) as refused:
+        call(*arguments, **details)
+    return refused.value
+
+
+def test_load_and_unload(control: ProtocolClient, root: Path) -> None:
+    write_identity(root, "later")
+    assert _rows(control)["later", ""] == ("", "")
+    assert _refused(_infer, control, "later").code is ErrorCode.NOT_FOUND
+
+    control.load("later")
+    assert _infer(control, "later") == (1, "1")
+    assert control.is_model_ready("later")
+    assert _rows(control)["later", "1"] == ("READY", "")
+
+    control.unload("later")
+    refused = _refused(_infer, control, "later")
+    assert (refused.code, "no available versions" in refused.message) == (ErrorCode.UNAVAILABLE, True)
+    assert not control.is_model_ready("later")
+    assert control.is_ready()
+    control.load("later")
+    assert _infer(control, "later") == (1, "1")
+
+
+def test_an_unloaded_model_stays_in_the_index(control: ProtocolClient) -> None:
+    control.unload("echo")
+    # Version 1 was there and never loaded: the policy serves the latest.
+    while ("echo", "2") in (rows := _rows(control)) and rows["echo", "2"][0] == "UNLOADING":
+        continue
+    assert rows["echo", "2"] == ("UNAVAILABLE", "unloaded")
+
+
+def test_unloading_what_is_not_loaded_is_no_error(control: ProtocolClient) -> None:
+    control.unload("nobody")
+    control.unload("echo", unload_dependents=True)
+    control.unload("echo")
+
+
+def test_loading_what_is_not_there(control: ProtocolClient) -> None:
+    refused = _refused(control.load, "ecco")
+    assert refused.code is ErrorCode.NOT_FOUND
+    assert "ecco" in refused.message
+    assert ("ecco", "") not in _rows(control)
+
+
+def test_loading_again_takes_new_files(control: ProtocolClient, root: Path) -> None:
+    assert _infer(control) == (1, "2")
+    (root / "echo" / "3").mkdir()
+    assert _infer(control) == (1, "2")
+    control.load("echo")
+    assert _infer(control) == (1, "3")
+    shutil.rmtree(root / "echo" / "3")
+    control.load("echo")
+    assert _infer(control) == (1, "2")
+    assert control.model_metadata("echo")["versions"] == ["2"]
+
+
+def test_a_config_override_replaces_the_file(control: ProtocolClient, root: Path) -> None:
+    config = control.model_config("echo") | {"max_batch_size": 3, "version_policy": {"all": {}}}
+    control.load("echo", config=json.dumps(config))
+    assert control.model_config("echo")["max_batch_size"] == 3
+    assert control.model_metadata("echo")["versions"] == ["1", "2"]
+    assert _infer(control, version="1") == (1, "1")
+    control.load("echo")
+    assert control.model_config("echo")["max_batch_size"] == 8
+    assert _refused(_infer, control, version="1").code in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("{", "config"),
+        ("[]", "config"),
+        ('{"backend": "identity", "max_batch_sizes": 4}', "max_batch_size"),
+        ('{"backend": "identity", "max_batch_size": -1}', "max_batch_size"),
+        ('{"name": "other", "backend": "identity"}', "name"),
+    ],
+)
+def test_a_config_that_is_wrong_is_refused_and_changes_nothing(control: ProtocolClient, config: str, told: str) -> None:
+    refused = _refused(control.load, "echo", config=config)
+    assert refused.code is ErrorCode.INVALID_ARGUMENT
+    assert told in refused.message
+    assert _infer(control) == (1, "2")
+    state, reason = _rows(control)["echo", "2"]
+    assert state == "READY"
+    assert told in reason
+    control.load("echo")
+    assert _rows(control)["echo", "2"] == ("READY", "")
+
+
+def test_file_overrides_make_a_model_of_their_own(control: ProtocolClient, root: Path) -> None:
+    files = {"file:7/model.py": ADD.format(added=10).encode()}
+    control.load("sent", config=json.dumps(ADD_CONFIG), files=files)
+    assert _infer(control, "sent") == (11, "7")
+    assert not (root / "sent").exists()
+
+    files = {"file:8/model.py": ADD.format(added=20).encode()}
+    control.load("sent", config=json.dumps(ADD_CONFIG), files=files)
+    assert _infer(control, "sent") == (21, "8")
+    assert _refused(_infer, control, "sent", version="7").code in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE)
+    control.unload("sent")
+
+
+def test_file_overrides_hide_what_is_on_disk(control: ProtocolClient) -> None:
+    files = {"file:5/model.py": ADD.format(added=1).encode()}
+    control.load("echo", config=json.dumps(ADD_CONFIG), files=files)
+    assert _infer(control) == (2, "5")
+    control.load("echo")
+    assert _infer(control) == (1, "2")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../evil/1/model.py", "1/../../evil.py", "/etc/evil", "1//model.py", "", "1/\\..\\evil", "./1/model.py"],
+)
+def test_file_overrides_stay_inside(control: ProtocolClient, root: Path, path: str) -> None:
+    refused = _refused(control.load, "sent", config=json.dumps(ADD_CONFIG), files={f"file:{path}": b"x"})
+    assert refused.code is ErrorCode.INVALID_ARGUMENT
+    assert not list(root.parent.rglob("evil*"))
+
+
+def test_file_overrides_need_a_config(explicit: RunningServer) -> None:
+    content = base64.b64encode(b"x").decode()
+    status, text = _post(explicit, "sent/load", {"parameters": {"file:1/model.py": content}})
+    assert status == 400
+    assert "config" in text
+
+
+def _post(server: RunningServer, path: str, document: object) -> tuple[int, str]:
+    answer = httpx.post(f"http://{server.http_url}/v2/repository/models/{path}", json=document)
+    return answer.status_code, answer.json().get("error", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "told"),
+    [
+        ("echo/load", {"colour": "blue"}, "colour"),
+        ("echo/load", {"config": 7}, "config"),
+        ("echo/load", {"config": "{}", "file:1/x": "not base64!"}, "file:1/x"),
+        ("echo/unload", {"unload_dependants": True}, "unload_dependants"),
+        ("echo/unload", {"unload_dependents": "yes"}, "unload_dependents"),
+    ],
+)
+def test_wrong_parameters_are_named(explicit: RunningServer, path: str, parameters: dict[str, Any], told: str) -> None:
+    status, text = _post(explicit, path, {"parameters": parameters})
+    assert status == 400
+    assert told in text
+    with HttpClient(explicit) as client:
+        assert _infer(client) == (1, "2")
+
+
+@pytest.mark.parametrize("name", ["..", "../models/echo", ".hidden", "a b", "\t", "echo/../echo", "x" * 300, "a\x00b"])
+def test_names_that_no_model_has_are_refused(
+    protocol: type[ProtocolClient], explicit: RunningServer, name: str
+) -> None:
+    with protocol(explicit) as client:
+        for call in (client.load, client.unload):
+            refused = _refused(call, name)
+            assert refused.code in (ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND)
+
+
+def test_a_load_that_fails_leaves_the_old_version_serving(control: ProtocolClient, root: Path) -> None:
+    model = root / "code"
+    write_model(root, "code", "", versions=(1,))
+    (model / "config.pbtxt").write_text(
+        'backend: "python" max_batch_size: 8\n'
+        'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
+        'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
+    )
+    (model / "1" / "model.py").write_text(ADD.format(added=10))
+    control.load("code")
+    assert _infer(control, "code") == (11, "1")
+
+    (model / "2").mkdir()
+    (model / "2" / "model.py").write_text(ADD.format(added=20) + FAILS)
+    refused = _refused(control.load, "code")
+    assert refused.code is ErrorCode.INVALID_ARGUMENT
+    assert "load failed for model 'code'" in refused.message
+    assert "version 2 is at UNAVAILABLE state" in refused.message
+    assert "the weights are missing" in refused.message
+    assert _infer(control, "code") == (11, "1")
+    rows = _rows(control)
+    assert rows["code", "1"][0] == "READY"
+    assert rows["code", "2"][0] == "UNAVAILABLE"
+    assert "the weights are missing" in rows["code", "2"][1]
+
+    (model / "2" / "model.py").write_text(ADD.format(added=20))
+    control.load("code")
+    assert _infer(control, "code") == (21, "2")
+    assert _rows(control)["code", "2"] == ("READY", "")
+
+
+def test_a_first_load_that_fails_says_why(control: ProtocolClient, root: Path) -> None:
+    write_model(root, "broken", 'backend: "nothing"\n')
+    refused = _refused(control.load, "broken")
+    assert "nothing" in refused.message
+    state, reason = _rows(control)["broken", ""]
+    assert (state, "nothing" in reason) == ("UNAVAILABLE", True)
+    answer = _refused(_infer, control, "broken")
+    assert (answer.code, "nothing" in answer.message) == (ErrorCode.UNAVAILABLE, True)
+
+
+def test_the_index_can_be_asked_for_what_is_ready(explicit: RunningServer, root: Path) -> None:
+    write_identity(root, "idle")
+    url = f"http://{explicit.http_url}/v2/repository/index"
+    assert [row["name"] for row in httpx.post(url, json={"ready": True}).json()] == ["echo"]
+    assert [row["name"] for row in httpx.post(url).json()] == ["echo", "idle"]
+    index = _unary(explicit, "RepositoryIndex", pb.RepositoryIndexRequest(ready=True), pb.RepositoryIndexResponse)
+    assert [(row.name, row.version, row.state) for row in index.models] == [("echo", "2", "READY")]
+
+
+def _unary(server: RunningServer, method: str, request: Any, reply: Any) -> Any:
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        call = channel.unary_unary(
+            f"/inference.GRPCInferenceService/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=reply.FromString,
+        )
+        return call(request, timeout=30)
+
+
+def test_kserve_puts_the_name_elsewhere(explicit: RunningServer, root: Path) -> None:
+    """KServe's message has the model's name in field 1, which is Triton's `repository_name`."""
+    write_identity(root, "later")
+    _unary(
+        explicit,
+        "RepositoryModelLoad",
+        pb.RepositoryModelLoadRequest(repository_name="later"),
+        pb.RepositoryModelLoadResponse,
+    )
+    with HttpClient(explicit) as client:
+        assert _infer(client, "later") == (1, "1")
+        _unary(
+            explicit,
+            "RepositoryModelUnload",
+            pb.RepositoryModelUnloadRequest(repository_name="later"),
+            pb.RepositoryModelUnloadResponse,
+        )
+        assert not client.is_model_ready("later")
+
+
+async def test_what_is_in_flight_is_answered_when_its_model_goes(
+    async_protocol: type[AsyncClient], explicit: RunningServer, root: Path
+) -> None:
+    write_gated(root, "gated", more="dynamic_batching { max_queue_delay_microseconds: 60000000 }")
+    async with async_protocol(explicit) as client:
+        await client.raw.load_model("gated")
+        async with GatedModel(explicit, client, "gated") as gated:
+            # A full batch executes; one row waits for company that will never come.
+            executing = await gated.block(rows=8)
+            waiting = await gated.send("waiting")
+            await client.raw.unload_model("gated")
+            with pytest.raises(ClientError, match=r"UNLOADING|unload") as refused:
+                await gated.start("late")
+            assert refused.value.code is ErrorCode.UNAVAILABLE
+            assert not executing.done()
+            assert not waiting.done()
+            gated.gate.release()
+            await asyncio.wait_for(asyncio.gather(executing, waiting), 20)
+            assert gated.gate.batches == [("blocker",), ("waiting",)]
+
+
+async def test_a_reload_answers_old_requests_by_the_old_version(
+    async_protocol: type[AsyncClient], explicit: RunningServer, root: Path
+) -> None:
+    write_gated(root, "gated")
+    async with async_protocol(explicit) as client:
+        await client.raw.load_model("gated")
+        async with GatedModel(explicit, client, "gated") as gated:
+            old = await gated.block("old")
+            (root / "gated" / "2").mkdir()
+            await client.raw.load_model("gated")
+            new = await gated.block("new")
+            gated.gate.let("new")
+            assert (await new).model_version == "2"
+            gated.gate.let("old")
+            assert (await old).model_version == "1"
+            await until(lambda: gated.inflight == 0, "all were answered")
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_only_the_explicit_mode_takes_requests(protocol: type[ProtocolClient], root: Path, mode: str) -> None:
+    with (
+        running_server(root, model_control_mode=mode, repository_poll_secs=600) as running,
+        protocol(running) as client,
+    ):
+        for call in (client.load, client.unload):
+            refused = _refused(call, "echo")
+            assert refused.code is ErrorCode.UNAVAILABLE
+            assert "--model-control-mode=explicit" in refused.message
+            assert "not allowed" in refused.message
+        assert _infer(client) == (1, "2")
+        assert _rows(client)["echo", "2"] == ("READY", "")
+
+
+def test_the_poll_mode_follows_the_disk(protocol: type[ProtocolClient], root: Path) -> None:
+    with (
+        running_server(root, model_control_mode="poll", repository_poll_secs=1) as running,
+        protocol(running) as client,
+    ):
+        assert _infer(client) == (1, "2")
+        (root / "echo" / "3").mkdir()
+        write_identity(root, "late")
+        shutil.copytree(root / "late", root / "broken")
+        (root / "broken" / "config.pbtxt").write_text("backend: 7")
+        deadline = time.monotonic() + 20
+        while _infer(client) != (1, "3") or not client.is_model_ready("late"):
+            assert time.monotonic() < deadline, _rows(client)
+            time.sleep(0.05)
+        shutil.rmtree(root / "late")
+        while client.is_model_ready("late"):
+            assert time.monotonic() < deadline, _rows(client)
+            time.sleep(0.05)
+        assert _rows(client)["broken", ""][0] == "UNAVAILABLE"
