@@ -22,8 +22,9 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError, UnsupportedError
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all, guard
 from modelserver.execution.placement import plan_instances
-from modelserver.execution.worker import BatchRunner, InlineWorker, Worker
+from modelserver.execution.worker import BatchRunner, DirectWorker, InlineWorker, Worker
 from modelserver.scheduling.batcher import Batcher
+from modelserver.scheduling.direct import DirectScheduler
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class _StaffedInstance:
     """An instance and, unless it is passive, the worker that drives it."""
 
     loaded: LoadedInstance
-    worker: Worker | InlineWorker | None
+    worker: Worker | InlineWorker | DirectWorker | None
 
 
 class Model:
@@ -61,7 +62,7 @@ class Model:
         self,
         backend: Backend,
         factory: InstanceFactory,
-        batcher: Batcher,
+        scheduler: Batcher | DirectScheduler,
         *,
         signature: ModelSignature,
         statistics: ModelStatistics,
@@ -78,15 +79,15 @@ class Model:
         self.load_duration_s = 0.0
         self._backend = backend
         self._factory = factory
-        self._batcher = batcher
+        self._scheduler = scheduler
         self._loop = loop
         self._clock = clock
         self._staffed: tuple[_StaffedInstance, ...] = ()
         self._update_lock = threading.Lock()
         self._is_closed = False
         self._idle = asyncio.Event()
-        statistics.pending = lambda: batcher.queue_depth
-        statistics.inflight = lambda: batcher.inflight
+        statistics.pending = lambda: scheduler.queue_depth
+        statistics.inflight = lambda: scheduler.inflight
 
     @classmethod
     def load(
@@ -116,15 +117,19 @@ class Model:
             factory = InstanceFactory(backend, signature, clock)
             instances = factory.create_all(plans)
             statistics = ModelStatistics()
-            batcher = Batcher(
-                config,
-                loop=loop,
-                statistics=statistics,
-                clock=clock,
-                can_join_ragged=all(instance.sees_requests for instance in instances),
-                default_max_queue_size=default_max_queue_size,
-            )
-            model = cls(backend, factory, batcher, signature=signature, statistics=statistics, loop=loop, clock=clock)
+            scheduler: Batcher | DirectScheduler
+            if backend.runs_inline and config.dynamic_batching is None:
+                scheduler = DirectScheduler(config.name, statistics=statistics, clock=clock)
+            else:
+                scheduler = Batcher(
+                    config,
+                    loop=loop,
+                    statistics=statistics,
+                    clock=clock,
+                    can_join_ragged=all(instance.sees_requests for instance in instances),
+                    default_max_queue_size=default_max_queue_size,
+                )
+            model = cls(backend, factory, scheduler, signature=signature, statistics=statistics, loop=loop, clock=clock)
         except BaseException:
             _unload(backend)
             raise
@@ -136,19 +141,19 @@ class Model:
     @property
     def inflight(self) -> int:
         """Requests that are queued or executing. Read on the event loop thread."""
-        return self._batcher.inflight
+        return self._scheduler.inflight
 
     @property
     def queue_depth(self) -> int:
         """Requests that no instance has taken yet."""
-        return self._batcher.queue_depth
+        return self._scheduler.queue_depth
 
     def submit(self, request: InferRequest) -> ResponseStream:
         """Accept a checked request, and answer it exactly once on its stream. Event loop thread.
 
         Raises UnavailableError (stopped, or queue full) or CancelledError: then the caller answers.
         """
-        return self._batcher.submit(request)
+        return self._scheduler.submit(request)
 
     def is_ready(self) -> bool:
         """Whether every instance can execute now."""
@@ -172,15 +177,15 @@ class Model:
 
     def stop(self) -> None:
         """Refuse new requests and finish the accepted ones. Event loop thread; safe to repeat."""
-        self._batcher.stop()
+        self._scheduler.stop()
 
     async def drain(self, timeout_s: float | None) -> bool:
         """Wait until every accepted request is answered; False when time is up first."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._batcher.inflight:
+                while self._scheduler.inflight:
                     self._idle.clear()
-                    self._batcher.on_idle = self._idle.set
+                    self._scheduler.on_idle = self._idle.set
                     await self._idle.wait()
         except TimeoutError:
             return False
@@ -223,7 +228,7 @@ class Model:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._batcher.abort(UnavailableError(f"model '{self.name}' was unloaded before the request was executed"))
+            self._scheduler.abort(UnavailableError(f"model '{self.name}' was unloaded before the request was executed"))
             if self._dismiss(self._staffed, timeout_s):
                 _unload(self._backend)
 
@@ -235,13 +240,15 @@ class Model:
                 each.worker.start()
         return staffed
 
-    def _make_worker(self, loaded: LoadedInstance) -> Worker | InlineWorker | None:
+    def _make_worker(self, loaded: LoadedInstance) -> Worker | InlineWorker | DirectWorker | None:
         if loaded.plan.is_passive:
             return None
         runner = BatchRunner(loaded.executor, self.statistics, self._clock)
+        if isinstance(self._scheduler, DirectScheduler):
+            return DirectWorker(self._scheduler, runner, self._loop)
         if self._backend.runs_inline:
-            return InlineWorker(self._batcher, runner, self._loop, self._clock)
-        return Worker(f"{self.name}/{self.version}/{loaded.name}", self._batcher, runner)
+            return InlineWorker(self._scheduler, runner, self._loop, self._clock)
+        return Worker(f"{self.name}/{self.version}/{loaded.name}", self._scheduler, runner)
 
     def _dismiss(self, staffed: Sequence[_StaffedInstance], timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Let the workers end and close their instances; False when one did not end in time."""

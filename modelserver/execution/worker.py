@@ -1,4 +1,8 @@
-"""What drives an instance: a thread of its own, or, for instances that never block, the event loop itself."""
+"""What drives an instance: a thread of its own, or, for instances that never block, the event loop itself.
+
+On the loop, a model that forms batches is run in turns of the loop, so that requests of one turn can share
+a batch; one that does not is run where its requests are submitted.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from modelserver.core.response import InferResponse
 from modelserver.execution.executor import Executor
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.batcher import Batcher
+from modelserver.scheduling.direct import DirectScheduler
 from modelserver.scheduling.seat import ThreadSeat
 from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
 
@@ -144,3 +149,33 @@ class InlineWorker:
             self._has_ended.set()
         elif wait_until_ns is not None:
             self._loop.call_later(max(0, wait_until_ns - self._now_ns()) / 1e9, self._take_turn)
+
+
+class DirectWorker:
+    """An instance of a `DirectScheduler`. `start`, `close` and `join` may be called from any thread."""
+
+    def __init__(self, scheduler: DirectScheduler, runner: BatchRunner, loop: asyncio.AbstractEventLoop) -> None:
+        self.runner = runner
+        self._scheduler = scheduler
+        self._loop = loop
+        self._run = runner.run  # one bound method, so that it can be found again
+        self._has_ended = threading.Event()
+
+    def start(self) -> None:
+        self._scheduler.attach(self._run)
+
+    def close(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._leave)
+        except RuntimeError:  # the loop is closed, and with it every call of the instance
+            self._has_ended.set()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until the loop has left the instance; a loop that does not run is not in it."""
+        if not self._loop.is_running():
+            return True
+        return self._has_ended.wait(timeout_s)
+
+    def _leave(self) -> None:
+        self._scheduler.detach(self._run)
+        self._has_ended.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelserver.core.request import InferRequest
 from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 
@@ -13,11 +14,16 @@ class Batch:
 
     __slots__ = ("enqueue_ns", "requests", "rows", "taken_ns")
 
-    def __init__(self, entries: Sequence[QueueEntry], rows: int, taken_ns: int) -> None:
-        self.requests = [entry.request for entry in entries]
-        self.enqueue_ns = [entry.enqueue_ns for entry in entries]
+    def __init__(self, requests: list[InferRequest], enqueue_ns: list[int], rows: int, taken_ns: int) -> None:
+        self.requests = requests
+        self.enqueue_ns = enqueue_ns
         self.rows = rows
         self.taken_ns = taken_ns
+
+    @classmethod
+    def of(cls, entries: Sequence[QueueEntry], rows: int, taken_ns: int) -> Batch:
+        """The batch of queue entries that were just removed from the queue."""
+        return cls([entry.request for entry in entries], [entry.enqueue_ns for entry in entries], rows, taken_ns)
 
 
 def form_batch(queue: RequestQueue, rules: BatchingRules, now_ns: int) -> tuple[Batch | None, int | None]:
@@ -28,7 +34,7 @@ def form_batch(queue: RequestQueue, rules: BatchingRules, now_ns: int) -> tuple[
     if rules.is_single or (len(queue) == 1 and rules.max_delay_ns == 0):
         # There is nothing to decide.
         queue.remove(first)
-        return Batch([first], first.rows, now_ns), None
+        return Batch([first.request], [first.enqueue_ns], first.rows, now_ns), None
     wait_until_ns: int | None = None
     for head in queue.heads():
         plan, entries = _plan(queue, rules, head, now_ns)
@@ -37,7 +43,7 @@ def form_batch(queue: RequestQueue, rules: BatchingRules, now_ns: int) -> tuple[
             if plan.skipped:
                 taken = [entry for position, entry in enumerate(taken) if position not in plan.skipped]
             queue.remove_all(taken)
-            return Batch(taken, plan.num_rows, now_ns), None
+            return Batch.of(taken, plan.num_rows, now_ns), None
         if wait_until_ns is None or plan.wait_until_ns < wait_until_ns:
             wait_until_ns = plan.wait_until_ns
     return None, wait_until_ns

@@ -25,6 +25,7 @@ from modelserver.scheduling.expiry import ExpiryTimes
 from modelserver.scheduling.limits import PriorityLevels
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
+from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.response_order import ResponseOrder
 from modelserver.scheduling.seat import IdleSeats, Seat, ThreadSeat
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics
@@ -100,21 +101,25 @@ class Batcher:
         now_ns = self._now_ns()
         if request.arrival_ns == 0:
             request.arrival_ns = now_ns
+        refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
+        if refusal is not None:
+            raise refusal
         level = self._levels.level_of(request)
         policy = self._levels.policy_of(level)
         key = self._key(request) if self._key is not None else None
         entry = QueueEntry(request, level, now_ns, key, policy.delays)
         expires_ns = _first_expiry(now_ns, policy.timeout_ns(request), request.deadline_ns)
         with self._lock:
-            refusal = self._refusal(request, level, policy.max_queue_size, now_ns)
-            if refusal is None:
+            # Asked again under the lock: another thread may have aborted the queue since `refuse` looked.
+            is_accepted = not self._is_stopped and not self._is_full(level, policy.max_queue_size)
+            if is_accepted:
                 self._queue.add(entry)
                 if expires_ns is not None:
                     self._expiry.add(entry, expires_ns)
                 if self._idle.can_wake and self._is_worth_a_wake(entry, now_ns):
                     self._idle.wake_one()
-        if refusal is not None:
-            raise self._refuse(request, refusal, now_ns)
+        if not is_accepted:
+            raise self._rejection(request, level, policy.max_queue_size, now_ns)
         self.inflight += 1
         request.on_cancel = self._cancel_callback
         if self._order is not None:
@@ -218,33 +223,20 @@ class Batcher:
 
     # Requests that leave the queue without being executed.
 
-    def _refusal(self, request: InferRequest, level: int, max_queue_size: int, now_ns: int) -> ServerError | None:
-        """Why the request may not enter the queue. Called with the lock held."""
-        if self._is_stopped:
-            return UnavailableError(f"model '{self._model_name}' is being unloaded and accepts no new requests")
-        if request.is_cancelled:
-            return CancelledError(f"request to model '{self._model_name}' was cancelled")
-        if request.deadline_ns is not None and request.deadline_ns <= now_ns:
-            return UnavailableError(
-                f"Request timeout expired: its deadline passed before the queue of model '{self._model_name}'"
-            )
-        if max_queue_size and self._queue.level_len(level) >= max_queue_size:
-            where = f" at priority level {level}" if self._levels.num_levels else ""
-            return UnavailableError(
-                f"Exceeds maximum queue size: model '{self._model_name}' already has {max_queue_size} requests "
-                f"in its queue{where}; send fewer at a time, or raise max_queue_size"
-            )
-        return None
+    def _is_full(self, level: int, max_queue_size: int) -> bool:
+        """Whether the policy of a level admits no more requests. Called with the lock held."""
+        return max_queue_size > 0 and self._queue.level_len(level) >= max_queue_size
 
-    def _refuse(self, request: InferRequest, refusal: ServerError, now_ns: int) -> ServerError:
-        if self._is_stopped:
-            reason = FailureReason.OTHER
-        elif isinstance(refusal, CancelledError):
-            reason = FailureReason.CANCELED
-        else:
-            reason = FailureReason.REJECTED
-        self._statistics.record_failures(reason, (now_ns - request.arrival_ns,))
-        return refusal
+    def _rejection(self, request: InferRequest, level: int, max_queue_size: int, now_ns: int) -> ServerError:
+        stopped = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
+        if stopped is not None:
+            return stopped
+        self._statistics.record_failures(FailureReason.REJECTED, (now_ns - request.arrival_ns,))
+        where = f" at priority level {level}" if self._levels.num_levels else ""
+        return UnavailableError(
+            f"Exceeds maximum queue size: model '{self._model_name}' already has {max_queue_size} requests "
+            f"in its queue{where}; send fewer at a time, or raise max_queue_size"
+        )
 
     def _cancel(self, request: InferRequest) -> None:
         """`InferRequest.on_cancel`. Called from the event loop thread."""

@@ -300,7 +300,8 @@ async def test_inline_execution_gives_the_loop_a_turn_between_batches() -> None:
             threading.Event().wait(0.002)
             return super().run(inputs)
 
-    async with served(Slow, batching_config(max_batch_size=1), runs_inline=True) as model:
+    config = batching_config(max_batch_size=1, dynamic_batching=ModelDynamicBatching())
+    async with served(Slow, config, runs_inline=True) as model:
         streams = [model.submit(request()) for _ in range(5)]
         while model.inflight:
             turns += 1

@@ -1,0 +1,73 @@
+"""The scheduler of models that answer at once: no queue, no thread, no turn of the event loop in between.
+
+For instances that never block (`Backend.runs_inline`) and models that form no batches: there is nothing
+to wait for, so a request is executed where it is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelserver.core.clock import Clock, SystemClock
+from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import ServerError, UnavailableError
+from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.refusal import refuse
+from modelserver.telemetry.statistics import ModelStatistics
+
+Run = Callable[[Batch], list[Delivery]]
+
+
+class DirectScheduler:
+    """Executes each request within `submit`; in all else as `Batcher`. Instances take turns.
+
+    Everything belongs to the event loop thread, unless it says otherwise.
+    """
+
+    queue_depth = 0
+
+    def __init__(self, model_name: str, *, statistics: ModelStatistics, clock: Clock | None = None) -> None:
+        self.inflight = 0
+        self.on_idle: Callable[[], None] | None = None
+        self._model_name = model_name
+        self._statistics = statistics
+        self._now_ns = (clock or SystemClock()).now_ns
+        self._is_stopped = False
+        self._runs: tuple[Run, ...] = ()
+        self._next = 0
+
+    def attach(self, run: Run) -> None:
+        """Use an instance from now on. From any thread."""
+        self._runs = (*self._runs, run)
+
+    def detach(self, run: Run) -> None:
+        """Stop using an instance. Called from the event loop thread, so that no call of it is in progress."""
+        self._runs = tuple(attached for attached in self._runs if attached != run)
+
+    def submit(self, request: InferRequest) -> ResponseStream:
+        """Execute the request; its answer is on the stream when this returns.
+
+        Raises UnavailableError (stopped) or CancelledError: then the caller answers.
+        """
+        now_ns = self._now_ns()
+        if request.arrival_ns == 0:
+            request.arrival_ns = now_ns
+        refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
+        if refusal is not None:
+            raise refusal
+        runs = self._runs
+        if not runs:
+            raise UnavailableError(f"model '{self._model_name}' has no instance that executes requests")
+        self._next = (self._next + 1) % len(runs)
+        for answered, response in runs[self._next](Batch([request], [now_ns], request.rows, now_ns)):
+            answered.stream.deliver(response)
+        return request.stream
+
+    def stop(self) -> None:
+        """Refuse new requests."""
+        self._is_stopped = True
+
+    def abort(self, _error: ServerError) -> None:
+        """As `stop`: there is no queue whose requests could be answered with the error. From any thread."""
+        self._is_stopped = True

@@ -1,0 +1,29 @@
+"""Requests that no scheduler takes, whatever its kind."""
+
+from __future__ import annotations
+
+from modelserver.core.request import InferRequest
+from modelserver.errors import CancelledError, ServerError, UnavailableError
+from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+
+
+def refuse(
+    request: InferRequest, model_name: str, statistics: ModelStatistics, now_ns: int, *, is_stopped: bool
+) -> ServerError | None:
+    """Why the request cannot be accepted, recorded as a failure; None when it can."""
+    error: ServerError
+    if is_stopped:
+        reason = FailureReason.OTHER
+        error = UnavailableError(f"model '{model_name}' is being unloaded and accepts no new requests")
+    elif request.is_cancelled:
+        reason = FailureReason.CANCELED
+        error = CancelledError(f"request to model '{model_name}' was cancelled")
+    elif request.deadline_ns is not None and request.deadline_ns <= now_ns:
+        reason = FailureReason.REJECTED
+        error = UnavailableError(
+            f"Request timeout expired: its deadline passed before the queue of model '{model_name}'"
+        )
+    else:
+        return None
+    statistics.record_failures(reason, (now_ns - request.arrival_ns,))
+    return error
