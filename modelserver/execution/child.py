@@ -1,7 +1,7 @@
 """What runs in a child process: builds one instance and executes the batches that the server sends.
 
-Started as `python -m modelserver.execution.child NAME SOCKET INCOMING OUTGOING LIFELINE` (the last four are
-descriptors) by `child_process.py`.
+Started as `child_main.py NAME SOCKET INCOMING OUTGOING LIFELINE` by `child_process.py`; the last four are
+descriptors.
 """
 
 from __future__ import annotations
@@ -224,7 +224,3 @@ def main() -> int:
         return Host(channel).run()
     except PeerGoneError:
         os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

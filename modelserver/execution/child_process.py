@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import modelserver
 from modelserver.errors import InternalError
 from modelserver.execution.channel import Channel, PeerGoneError
 from modelserver.execution.child_log import parse_line
@@ -26,6 +25,7 @@ from modelserver.execution.shared_buffer import SharedBuffer
 
 _logger = logging.getLogger(__name__)
 
+_ENTRY = str(Path(__file__).with_name("child_main.py"))
 _TAIL_LINES = 20
 _MAX_LINE_BYTES = 8 << 10
 # For every child, unless the server's environment says otherwise: arrays of megabytes are taken from and
@@ -65,13 +65,13 @@ class ChildProcess:
         try:
             # -P: the directory that the server was started in is no place to import a model's modules from.
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", "-m", "modelserver.execution.child", name, *map(str, passed)],
+                [sys.executable, "-P", _ENTRY, name, *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=passed,
                 start_new_session=True,
-                env=_child_environment(environment),
+                env={**_ENVIRONMENT, **os.environ, **environment},
             )
         except BaseException:
             self.channel.close()
@@ -190,14 +190,3 @@ class ChildProcess:
         level, text = parse_line(line[:_MAX_LINE_BYTES])
         self._tail.append(text)
         _logger.log(level, "%s: %s", self.name, text)
-
-
-def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    source = str(Path(modelserver.__file__).parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    return {
-        **_ENVIRONMENT,
-        **os.environ,
-        "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source,
-        **environment,
-    }

@@ -160,14 +160,14 @@ def test_instances_run_side_by_side(echo: ProcessInstance, start: Callable[..., 
     other = start()
     assert other.pid != echo.pid
     threads = [
-        threading.Thread(target=instance.execute, args=([request(do="sleep 0.3")],)) for instance in (echo, other)
+        threading.Thread(target=instance.execute, args=([request(do="sleep 0.6")],)) for instance in (echo, other)
     ]
     begin = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - begin < 0.55
+    assert time.monotonic() - begin < 1.15
 
 
 # ---- crashes
@@ -375,9 +375,9 @@ def test_a_hang_at_close_ends_in_a_kill(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_twenty_lives_leave_nothing_behind() -> None:
-    def held() -> tuple[int, int, int]:
+    def held() -> list[int]:
         process = psutil.Process()
-        return process.num_fds(), process.num_threads(), len(process.children(recursive=True))
+        return [process.num_fds(), process.num_threads(), len(process.children(recursive=True))]
 
     before = held()
     for number in range(20):
@@ -388,7 +388,7 @@ def test_twenty_lives_leave_nothing_behind() -> None:
                 instance.execute([request(do="exit 1")])
         instance.close()
     gc.collect()
-    assert held() == before
+    assert all(now <= then for now, then in zip(held(), before, strict=True)), f"{before} became {held()}"
 
 
 def test_the_children_die_with_the_server(tmp_path: Path) -> None:
