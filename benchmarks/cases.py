@@ -42,7 +42,7 @@ class Settings:
 def http_small(settings: Settings, report: Report) -> None:
     """HTTP binary identity FP32 [1,16] against a bare raw-ASGI echo."""
     repository = settings.repository("models")
-    models.identity(repository)
+    models.identity(repository, batching=False)
     load = requests.http_binary("identity", "INPUT0", _SMALL)
     with modelserver(repository) as ours, _bare("asgi_echo", "http") as bare:
         for concurrency in (1, 8, 32):
@@ -55,7 +55,7 @@ def http_small(settings: Settings, report: Report) -> None:
 def grpc_small(settings: Settings, report: Report) -> None:
     """gRPC identity FP32 [1,16] against a bare grpc.aio echo."""
     repository = settings.repository("models")
-    models.identity(repository)
+    models.identity(repository, batching=False)
     load = requests.grpc_raw("identity", "INPUT0", _SMALL)
     with modelserver(repository) as ours, _bare("grpc_echo", "grpc") as bare:
         for concurrency in (1, 8, 32):

@@ -9,6 +9,7 @@ close, models are unloaded, metrics close last. All stages share the deadline of
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -135,6 +136,9 @@ class Server:
         """
         with StopSignals() as signals:
             if await unless(signals.stop, self.start()):
+                # What the start made lives as long as the process: the collector need not walk it again and again.
+                gc.collect()
+                gc.freeze()
                 announce(self)
                 await signals.stop.wait()
                 if not await unless(signals.force, self.stop()):

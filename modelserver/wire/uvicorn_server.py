@@ -19,9 +19,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from modelserver.core.tensor import Buffer
-from modelserver.errors import PayloadTooLargeError, UnavailableError
+from modelserver.errors import UnavailableError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpRequest, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import error_response, message_response
+from modelserver.wire.corked_transport import CorkedTransport
 from modelserver.wire.http_body import BodyCollector
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ _Send = Callable[[Any], Awaitable[None]]
 
 _BACKLOG = 2048
 _MAX_HEAD_BYTES = 1 << 20  # the parser has no limit of its own
-_MAX_JOINED_BYTES = 32 * 1024  # below this one write is cheaper than avoiding a copy
 _ABORT_WAIT_S = 1.0
 
 
@@ -53,7 +53,7 @@ class UvicornServer:
         self._host = host
         self._port = port
         self._options = options or UvicornOptions()
-        self._app = _App(frontend, self._options.max_body_bytes)
+        self._app = _App(frontend)
         self._state = ServerState()
         self._socket: socket.socket | None = None
         self._listener: asyncio.AbstractServer | None = None
@@ -72,7 +72,7 @@ class UvicornServer:
         self._port = bound.getsockname()[1]
 
         def connect() -> asyncio.Protocol:
-            return _Connection(config, self._state, {}, loop)
+            return _Connection(config, self._state, self._options.max_body_bytes, loop)
 
         self._listener = await loop.create_server(connect, sock=bound, backlog=_BACKLOG)
 
@@ -134,21 +134,27 @@ def _bind(host: str, port: int, options: UvicornOptions) -> socket.socket:
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that says when it is gone, to the request in progress and to the server's stop."""
+    """A connection that collects bodies itself, and says when it is gone, to the request in progress and to `stop`."""
+
+    transport: CorkedTransport  # type: ignore[assignment]  # it stands for an asyncio.Transport
 
     def __init__(
         self,
         config: uvicorn.Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        max_body_bytes: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        # uvicorn hands `app_state` to the app with every request: the app's way back to its connection.
-        super().__init__(config, server_state, {**app_state, "connection": self}, loop)
+        super().__init__(config, server_state, {}, loop)
         self.closed: asyncio.Future[None] = loop.create_future()
         self.on_lost: Callable[[], None] | None = None
         # Bytes received since a request line began; None while no header section is open.
         self._head_bytes: int | None = None
+        self._max_body_bytes = max_body_bytes
+        self._body: BodyCollector  # of the request that is being received
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, CorkedTransport(transport)))
 
     def data_received(self, data: bytes) -> None:
         if self._head_bytes is not None:
@@ -164,7 +170,23 @@ class _Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
+        length = headers.get("content-length")
+        content_length = int(length) if length is not None else None
+        self._body = BodyCollector(content_length, _header_length(headers), self._max_body_bytes)
+        # uvicorn hands the scope to the app: its way back to what arrives here.
+        self.scope["modelserver"] = (self, headers, self._body)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        # Instead of uvicorn's, which would copy each piece twice.
+        self._body.add(body)
+        if self._body.error is not None:
+            self.cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        self._body.finish()
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
@@ -185,52 +207,30 @@ class _Connection(HttpToolsProtocol):
 
 
 class _App:
-    """The ASGI application: reads the body, waits for the frontend's answer, writes it."""
+    """The ASGI application: waits for the body and for the frontend's answer, and writes it."""
 
-    def __init__(self, frontend: Frontend, max_body_bytes: int) -> None:
+    def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: _Message, receive: Callable[[], Awaitable[Any]], send: _Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            body = await _read_body(headers, receive, self._max_body_bytes)
-        except PayloadTooLargeError as error:
-            # The connection stays open and the rest of the body is dropped as it comes: a client that
-            # sends all of it before it reads gets the answer and not a reset. One that asked first may not
-            # send it at all, and then nobody knows where its next request begins.
-            response = error_response(error)
-            if "expect" in headers:
-                response.headers.append(("Connection", "close"))
-            await _write(response, send)
+        connection: _Connection
+        body: BodyCollector
+        connection, headers, body = scope["modelserver"]
+        while not body.is_complete and body.error is None:
+            if (await receive())["type"] == "http.disconnect":
+                return
+        if body.error is None:
+            query = scope["query_string"].decode("latin-1")
+            request = HttpRequest(scope["method"], scope["path"], headers, body.body(), query)
+            await _Call(connection, send).run(self._frontend, request)
             return
-        if body is None:
-            return
-        request = HttpRequest(scope["method"], scope["path"], headers, body, scope["query_string"].decode("latin-1"))
-        connection: _Connection = scope["state"]["connection"]
-        await _Call(connection, send).run(self._frontend, request)
-
-
-async def _read_body(headers: dict[str, str], receive: Callable[[], Awaitable[Any]], max_bytes: int) -> Buffer | None:
-    """The whole body; None when the client left before it had sent it."""
-    length = headers.get("content-length")
-    content_length = int(length) if length is not None else None
-    if content_length is not None and content_length > max_bytes:
-        BodyCollector(content_length, 0, max_bytes)  # raises
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        return None
-    chunk: bytes = message["body"]
-    if not message["more_body"] and len(chunk) <= max_bytes:
-        return chunk
-    collector = BodyCollector(content_length, _header_length(headers), max_bytes)
-    collector.add(chunk)
-    while message["more_body"]:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        collector.add(message["body"])
-    return collector.finish()
+        # The connection stays open and the rest of the body is dropped as it comes: a client that
+        # sends all of it before it reads gets the answer and not a reset. One that asked first may not
+        # send it at all, and then nobody knows where its next request begins.
+        response = error_response(body.error)
+        if "expect" in headers:
+            response.headers.append(("Connection", "close"))
+        await _write(response, send, connection.transport)
 
 
 def _header_length(headers: dict[str, str]) -> int:
@@ -260,7 +260,7 @@ class _Call(ResponseWriter):
         response = await self._done
         self._connection.on_lost = None
         if response is not None:
-            await _write(response, self._send)
+            await _write(response, self._send, self._connection.transport)
 
     def _lost(self, exchange: HttpExchange) -> None:
         self._respond(None)
@@ -299,14 +299,12 @@ def _head(status: int, headers: list[tuple[str, str]]) -> _Message:
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
-async def _write(response: HttpResponse, send: _Send) -> None:
-    body = response.body
-    num_bytes = sum(map(len, body))
+async def _write(response: HttpResponse, send: _Send, transport: CorkedTransport) -> None:
     head = _head(response.status, response.headers)
-    head["headers"].append((b"content-length", b"%d" % num_bytes))
-    await send(head)
-    if num_bytes <= _MAX_JOINED_BYTES:
-        body = (b"".join(body),)
+    head["headers"].append((b"content-length", b"%d" % sum(map(len, response.body))))
+    body = response.body or (b"",)
     last = len(body) - 1
-    for index, buffer in enumerate(body):
-        await send({"type": "http.response.body", "body": buffer, "more_body": index < last})
+    with transport.corked():
+        await send(head)
+        for index, buffer in enumerate(body):
+            await send({"type": "http.response.body", "body": buffer, "more_body": index < last})
