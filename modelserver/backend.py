@@ -164,6 +164,13 @@ class Instance:
         """Whether the instance can execute now; asked by the model-ready endpoints only."""
         return True
 
+    def can_execute(self) -> bool:
+        """False while a call would have to wait, as for a process that is being restarted: others then go first.
+
+        Asked before every batch, so it must not block.
+        """
+        return True
+
 
 class BatchInstance(Instance, abc.ABC):
     """An instance that sees requests: full control over each request's inputs, outputs and errors."""

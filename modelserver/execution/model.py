@@ -248,7 +248,14 @@ class Model:
             return DirectWorker(self._scheduler, runner, self._loop)
         if self._backend.runs_inline:
             return InlineWorker(self._scheduler, runner, self._loop, self._clock)
-        return Worker(f"{self.name}/{self.version}/{loaded.name}", self._scheduler, runner)
+        name = f"{self.name}/{self.version}/{loaded.name}"
+        return Worker(name, self._scheduler, runner, lambda: self._may_take(loaded))
+
+    def _may_take(self, loaded: LoadedInstance) -> bool:
+        """Whether the instance is one to run the next batch: it can, or no other can either. From any thread."""
+        if loaded.instance.can_execute():
+            return True
+        return not any(other.worker is not None and other.loaded.instance.can_execute() for other in self._staffed)
 
     def _dismiss(self, staffed: Sequence[_StaffedInstance], timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Let the workers end and close their instances; False when one did not end in time."""

@@ -144,6 +144,10 @@ class ProcessInstance(BatchInstance):
                 self._channel_lock.release()
         return self._readiness.is_ready
 
+    def can_execute(self) -> bool:
+        """Whether there is a child to send a batch to."""
+        return self._state is _State.READY
+
     def close(self) -> None:
         """Let the child finish in order; after `close_timeout_s` it shows where it hangs and is killed."""
         with self._changed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery
@@ -62,12 +62,15 @@ class BatchRunner:
 
 
 class Worker:
-    """A thread that pulls batches for one instance until its seat is closed, and then ends."""
+    """A thread that pulls batches for one instance until its seat is closed, and then ends.
 
-    def __init__(self, name: str, batcher: Batcher, runner: BatchRunner) -> None:
+    `may_take` is asked before every batch, from that thread.
+    """
+
+    def __init__(self, name: str, batcher: Batcher, runner: BatchRunner, may_take: Callable[[], bool]) -> None:
         self.runner = runner
         self._batcher = batcher
-        self._seat = ThreadSeat()
+        self._seat = ThreadSeat(may_take)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:

@@ -32,6 +32,9 @@ from modelserver.telemetry.statistics import FailureReason, ModelStatistics
 
 logger = logging.getLogger(__name__)
 
+# How long a worker that may not take a batch stays away before it asks again.
+_AWAY_NS = 20_000_000
+
 
 class Timer(Protocol):
     """What `call_later` returns."""
@@ -151,10 +154,24 @@ class Batcher:
     def take(self, seat: ThreadSeat) -> Batch | None:
         """Wait for the next batch; None once the seat is closed. Called from the seat's worker thread."""
         while True:
+            if not seat.may_take():
+                self._pass_on(seat)
+                if seat.is_left:
+                    return None
+                seat.sleep(_AWAY_NS)
+                continue
             batch, wait_until_ns = self.try_take(seat)
             if batch is not None or seat.is_left:
                 return batch
             seat.sleep(None if wait_until_ns is None else wait_until_ns - self._now_ns())
+
+    def _pass_on(self, seat: Seat) -> None:
+        """The worker takes nothing for a while: nobody is to wake it, and what it was woken for is another's."""
+        with self._lock:
+            self._idle.unpark(seat)
+            seat.is_left = seat.is_closed
+            if self._queue and self._idle.can_wake:
+                self._idle.wake_one()
 
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
         """Hand responses to their requests' streams. Called from the event loop thread, once per batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -26,11 +27,15 @@ class Seat(Protocol):
 
 
 class ThreadSeat:
-    """The seat of a worker thread: it sleeps on a lock of its own, the cheapest signal between two threads."""
+    """The seat of a worker thread: it sleeps on a lock of its own, the cheapest signal between two threads.
 
-    __slots__ = ("_signal", "is_closed", "is_left", "is_parked", "is_woken")
+    `may_take` is asked before every batch: a worker that may not leaves the queue to the others for a while.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_signal", "is_closed", "is_left", "is_parked", "is_woken", "may_take")
+
+    def __init__(self, may_take: Callable[[], bool] = lambda: True) -> None:
+        self.may_take = may_take
         self._signal = allocate_lock()
         self._signal.acquire()
         self.is_parked = False

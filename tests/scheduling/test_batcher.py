@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
@@ -141,6 +143,22 @@ def test_idle_is_told_when_the_last_answer_is_delivered() -> None:
     assert told == []
     scene.batcher.deliver([(second, InferResponse(is_final=False)), (second, InferResponse())])
     assert told == [0]
+
+
+def test_a_worker_that_may_not_take_passes_its_wake_on() -> None:
+    scene = Scene(num_seats=1)
+    away = ThreadSeat(may_take=lambda: False)
+    scene.take(away)  # parked, before what it works for failed
+    scene.submit()
+    assert away.is_woken
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(scene.batcher.take, away)
+        scene.seats[0].sleep(10 * 10**9)
+        assert scene.take(scene.seats[0]) == 1
+        assert scene.submit()
+        assert not away.is_parked
+        scene.batcher.close_seat(away)
+        assert taken.result(10) is None
 
 
 def test_queue_and_compute_start_count_from_the_clock() -> None:
