@@ -15,6 +15,7 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from modelserver.config.pbtxt import MAX_CHARACTERS
+from modelserver.config.schema import ModelConfig
 from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options import markdown
@@ -128,6 +129,7 @@ class _Model:
     version = 1
     load_duration_s = 0.0
     statistics = ModelStatistics()
+    config = ModelConfig()
 
 
 def metrics() -> str:

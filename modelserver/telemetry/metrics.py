@@ -13,6 +13,7 @@ from typing import Protocol
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
+from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.statistics import HistogramSnapshot, ModelStatistics, StatisticsSnapshot
 
@@ -31,6 +32,9 @@ class MeasuredModel(Protocol):
 
     @property
     def load_duration_s(self) -> float: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
 
 
 class LoadCounter(Protocol):
@@ -194,7 +198,7 @@ class ServerMetrics:
         """Every family, in a fixed order; those of models have no sample while there is no model."""
         samples = [
             _Sample(
-                {"model": model.name, "version": str(model.version)},
+                _labels(model),
                 model.statistics.snapshot(),
                 model.load_duration_s,
             )
@@ -211,6 +215,12 @@ class ServerMetrics:
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")
         info.add_sample(info.name, {"version": self._server_version}, 1)
         return [*families, info, *self._process.collect()]
+
+
+def _labels(model: MeasuredModel) -> dict[str, str]:
+    """Name, version, and the `metric_tags` of the config, marked by an underscore as Triton does."""
+    tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
+    return {"model": model.name, "version": str(model.version), **tags}
 
 
 def _family_maker(samples: Sequence[_Sample]) -> Callable[[_Family], Metric]:

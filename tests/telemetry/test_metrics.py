@@ -11,6 +11,7 @@ import prometheus_client.openmetrics.parser
 import prometheus_client.parser
 import pytest
 
+from modelserver.config.schema import ModelConfig
 from modelserver.frontends.http.exchange import HttpExchange, HttpRequest, HttpResponse
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.repository.state import LoadCounts
@@ -26,6 +27,7 @@ class LoadedModel:
     version: int = 1
     load_duration_s: float = 0.25
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    config: ModelConfig = field(default_factory=ModelConfig)
 
 
 def worked_model() -> LoadedModel:
@@ -116,6 +118,19 @@ def test_every_version_has_its_own_numbers() -> None:
     key = (("model", "m"), ("reason", "OTHER"))
     assert found["nv_inference_request_failure", (*key, ("version", "1"))] == 0
     assert found["nv_inference_request_failure", (*key, ("version", "2"))] == 1
+
+
+def test_the_tags_of_a_model_are_labels_of_its_metrics_alone() -> None:
+    tagged = LoadedModel("m", config=ModelConfig(metric_tags={"team": "vision", "le": "x"}))
+    found = parse_text(metrics(tagged, LoadedModel("n")))
+    tags = (("_le", "x"), ("_team", "vision"))
+    for name in ("nv_inference_count", "nv_inference_queue_duration_us", "nv_model_load_duration_secs"):
+        assert found[name, (*tags, ("model", "m"), ("version", "1"))] == pytest.approx(0, abs=0.25)
+        assert (name, (("model", "n"), ("version", "1"))) in found
+    assert ("nv_inference_request_failure", (*tags, ("model", "m"), ("reason", "OTHER"), ("version", "1"))) in found
+    bucket = (*tags, ("le", "+Inf"), ("model", "m"), ("version", "1"))
+    assert ("modelserver_request_duration_seconds_bucket", bucket) in found
+    assert ("modelserver_model_loads_total", (("model", "m"),)) in found
 
 
 def test_counters_have_the_type_of_counters_under_tritons_names() -> None:
