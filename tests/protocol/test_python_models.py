@@ -91,7 +91,7 @@ def children(python: RunningServer, server: RunningServer) -> Children:
 
 def _wait_for_others(children: Children, before: set[int], count: int) -> None:
     deadline = time.monotonic() + RECOVERY_S
-    while len(children()) < count or children() == before:
+    while len(living := children()) < count or living == before:
         assert time.monotonic() < deadline, "the process was not started again"
         time.sleep(0.02)
 
