@@ -25,13 +25,13 @@ from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
-from modelserver.wire import uvicorn_server
+from modelserver.wire import http_listener
 from modelserver.wire.grpcio_server import GrpcioOptions
 
 DOCS = Path(__file__).resolve().parent
 CONFIGURATION = DOCS / "configuration.md"
 
-STATES = ("acts", "backend", "checked", "ignored", "warned", "refused")
+STATES = ("acts", "backend", "checked", "warned", "refused")
 _ROOT = "ModelConfig"
 _SECTION = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 # Made by prometheus_client about the process; which of them there are depends on the operating system.
@@ -167,7 +167,7 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"
     yield (
         "HTTP request line and headers",
-        f"{uvicorn_server._MAX_HEAD_BYTES} bytes",
+        f"{http_listener.MAX_HEAD_BYTES} bytes",
         "",
         "431, the connection is closed",
     )

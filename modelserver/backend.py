@@ -205,6 +205,9 @@ class Backend(abc.ABC):
     # Instances made when instance_group gives no count, by device kind.
     default_cpu_instances: ClassVar[int] = 1
     supports_gpu: ClassVar[bool] = False
+    # Fields of the model's config that this backend carries out; for any other backend they only cause a warning.
+    # One of optimization.{graph, execution_accelerators, cuda, ...}, instance_group.{profile, secondary_devices}.
+    acts_on: ClassVar[frozenset[str]] = frozenset()
     # The file in a version directory by which a model without `backend:` is recognised.
     model_filenames: ClassVar[tuple[str, ...]] = ()
     # Top-level modules that the backend needs beyond the server's own, and the extra that brings them.

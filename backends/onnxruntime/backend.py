@@ -53,6 +53,7 @@ class OnnxBackend(Backend):
 
     model_filenames = (_FILENAME,)
     extra = "onnx"
+    acts_on = frozenset({"optimization.graph", "optimization.execution_accelerators"})
     supports_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
     def __init__(self, context: BackendContext) -> None:

@@ -111,6 +111,7 @@ class _Reading:
         if completed and not unsupported and not self._options.is_auto_complete_disabled:
             assert backend_class is not None, "completed says so"
             self._complete(backend_class, served)
+        written = self._config
         if backend_class is not None:
             self._normalise(backend_class)
         self._validate(is_complete=completed)
@@ -124,7 +125,7 @@ class _Reading:
             versions=served,
             backend_options=self._options.backend_options(self._config.backend),
             missing_versions=missing_versions(self._config.version_policy, tuple(self._layout.versions)),
-            warnings=ignored_warnings(self._config, self._source),
+            warnings=self._warnings(written, backend_class),
         )
 
     def _add(self, field_path: str, message: str, hint: str | None = None) -> None:
@@ -224,6 +225,10 @@ class _Reading:
             raise error_of((*self._problems, *extra), self._source)
         if located:
             raise UnsupportedError("\n".join(str(problem) for problem in located))
+
+    def _warnings(self, written: ModelConfig, backend_class: type[Backend]) -> tuple[Problem, ...]:
+        found = ignored_warnings(written, self._source, backend_class.acts_on)
+        return tuple(self._located(problem) for problem in found)
 
     def _located(self, problem: Problem) -> Problem:
         line, column = self._locations.find(problem.field) or (None, None)

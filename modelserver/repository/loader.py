@@ -85,7 +85,10 @@ class ModelLoader:
 
     def read(self, name: str, request: LoadRequest) -> LoadSource:
         """The definition of a model as it is on disk now, or as `request` overrides it. Raises ServerError."""
-        return _at_edge(f"reading model '{name}'", lambda: self._read(name, request))
+        source = _at_edge(f"reading model '{name}'", lambda: self._read(name, request))
+        for warning in source.definition.warnings:
+            logger.warning("model '%s': %s", name, warning)
+        return source
 
     def load(self, source: LoadSource, version: int) -> LoadedVersion:
         """One version, ready to serve. Raises ServerError; then nothing is left of it."""

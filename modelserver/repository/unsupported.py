@@ -6,10 +6,18 @@ warning. Nothing is ignored in silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 
 from modelserver.config.problem import Problem
-from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+from modelserver.config.schema import (
+    ModelConfig,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOptimizationPolicy,
+    ModelOutput,
+    OptimizationPriority,
+)
 
 # (field path, why it matters)
 Finding = tuple[str, str]
@@ -20,9 +28,17 @@ def unsupported_problems(config: ModelConfig, source: str) -> tuple[Problem, ...
     return tuple(_problem(source, field, f"this version does not execute {what}") for field, what in _refused(config))
 
 
-def ignored_warnings(config: ModelConfig, source: str) -> tuple[Problem, ...]:
-    """One warning per field that has no effect in this version and changes no answer."""
-    return tuple(_problem(source, field, f"has no effect in this version: {what}") for field, what in _ignored(config))
+def ignored_warnings(config: ModelConfig, source: str, acts_on: Collection[str] = ()) -> tuple[Problem, ...]:
+    """One warning per field that has no effect in this version and changes no answer.
+
+    `config` is as it was written: what `normalise` fills in is nobody's wish. `acts_on` are the fields that
+    the model's backend carries out itself, as in `Backend.acts_on`.
+    """
+    return tuple(
+        _problem(source, field, f"has no effect in this version: {what}")
+        for field, what in _ignored(config)
+        if re.sub(r"\[\d+\]", "", field) not in acts_on
+    )
 
 
 def _problem(source: str, field: str, message: str) -> Problem:
@@ -74,10 +90,26 @@ def _ignored(config: ModelConfig) -> Iterator[Finding]:
     if config.model_metrics is not None and config.model_metrics.metric_control:
         yield "model_metrics", "metrics have fixed buckets"
     if config.optimization is not None:
-        if config.optimization.cuda is not None:
-            yield "optimization.cuda", "no backend captures CUDA graphs yet"
-        if config.optimization.eager_batching:
-            yield "optimization.eager_batching", "batches are gathered when an instance is free"
+        yield from _ignored_in_optimization(config.optimization)
+
+
+def _ignored_in_optimization(optimization: ModelOptimizationPolicy) -> Iterator[Finding]:
+    if optimization.graph is not None:
+        yield "optimization.graph", "the model's backend has no levels of optimization"
+    if optimization.execution_accelerators is not None:
+        yield "optimization.execution_accelerators", "the model's backend has no accelerators"
+    if optimization.priority is not OptimizationPriority.PRIORITY_DEFAULT:
+        yield "optimization.priority", "no backend gives its device work a priority"
+    if optimization.cuda is not None:
+        yield "optimization.cuda", "no backend captures CUDA graphs yet"
+    if optimization.input_pinned_memory is not None:
+        yield "optimization.input_pinned_memory", "there is no pool of pinned memory"
+    if optimization.output_pinned_memory is not None:
+        yield "optimization.output_pinned_memory", "there is no pool of pinned memory"
+    if optimization.gather_kernel_buffer_threshold:
+        yield "optimization.gather_kernel_buffer_threshold", "inputs are gathered on the CPU"
+    if optimization.eager_batching:
+        yield "optimization.eager_batching", "batches are gathered when an instance is free"
 
 
 def _ignored_in_group(path: str, group: ModelInstanceGroup) -> Iterator[Finding]:
@@ -87,5 +119,5 @@ def _ignored_in_group(path: str, group: ModelInstanceGroup) -> Iterator[Finding]
         yield f"{path}.secondary_devices", "no backend uses secondary devices"
     if group.host_policy:
         yield f"{path}.host_policy", "there are no host policies"
-    if group.profile and group.kind is not InstanceGroupKind.KIND_MODEL:
+    if group.profile:
         yield f"{path}.profile", "optimization profiles belong to TensorRT"

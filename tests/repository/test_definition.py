@@ -139,10 +139,29 @@ def test_a_single_model_takes_the_name_it_was_given(tmp_path: Path) -> None:
     assert read_definition(layout, DefinitionOptions()).config.name == "served"
 
 
-def test_warnings_are_kept_with_the_definition(tmp_path: Path) -> None:
+def test_warnings_are_kept_with_the_definition_and_their_place(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "m", extra="instance_group [ { host_policy: 'x' } ]")
     (warning,) = read(directory).warnings
     assert warning.field == "instance_group[0].host_policy"
+    assert f"{directory}/config.pbtxt:6:" in str(warning)
+
+
+def test_what_is_only_filled_in_is_no_warning(tmp_path: Path) -> None:
+    definition = read(write_model(tmp_path, "m"))
+    assert definition.config.optimization is not None
+    assert definition.config.optimization.input_pinned_memory is not None
+    assert definition.warnings == ()
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "identity"])
+def test_a_backend_says_which_fields_it_carries_out(tmp_path: Path, model_repository: Path, backend: str) -> None:
+    directory = write_model(tmp_path, "m", config=IDENTITY_CONFIG if backend == "identity" else "")
+    source = model_repository / "digits_onnx" / "1" / "model.onnx"
+    (directory / "1" / "model.onnx").write_bytes(source.read_bytes())
+    with (directory / "config.pbtxt").open("a") as file:
+        file.write("optimization { graph { level: 1 } }")
+    expected = ["optimization.graph"] if backend == "identity" else []
+    assert [warning.field for warning in read(directory).warnings] == expected
 
 
 _CONTRADICTING_BACKEND = """

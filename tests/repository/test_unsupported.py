@@ -35,9 +35,19 @@ def test_what_would_change_answers_is_refused_by_name(text: str, field: str) -> 
         ("instance_group [ { host_policy: 'numa0' } ]", "instance_group[0].host_policy"),
         ("instance_group [ { secondary_devices [ { device_id: 1 } ] } ]", "instance_group[0].secondary_devices"),
         ("instance_group [ { profile: '1' } ]", "instance_group[0].profile"),
+        ("instance_group [ { kind: KIND_MODEL profile: '1' } ]", "instance_group[0].profile"),
         ("output [ { label_filename: 'labels.txt' } ]", "output[0].label_filename"),
         ("optimization { cuda { graphs: true } }", "optimization.cuda"),
         ("optimization { eager_batching: true }", "optimization.eager_batching"),
+        ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
+        ("optimization { input_pinned_memory { enable: false } }", "optimization.input_pinned_memory"),
+        ("optimization { output_pinned_memory { enable: true } }", "optimization.output_pinned_memory"),
+        ("optimization { gather_kernel_buffer_threshold: 4 }", "optimization.gather_kernel_buffer_threshold"),
+        ("optimization { graph { level: 1 } }", "optimization.graph"),
+        (
+            "optimization { execution_accelerators { cpu_execution_accelerator [ { name: 'openvino' } ] } }",
+            "optimization.execution_accelerators",
+        ),
         ("model_metrics { metric_control [ { } ] }", "model_metrics"),
     ],
 )
@@ -48,9 +58,19 @@ def test_what_only_tunes_is_a_warning(text: str, field: str) -> None:
     assert warning.field == field
 
 
+def test_what_the_backend_carries_out_is_no_warning() -> None:
+    config = parse_pbtxt("optimization { graph { level: 1 } cuda { } } instance_group [ { }, { profile: '1' } ]").config
+    warned = {warning.field for warning in ignored_warnings(config, "config.pbtxt", {"optimization.graph"})}
+    assert warned == {"optimization.cuda", "instance_group[1].profile"}
+    acts_on = {"optimization.graph", "optimization.cuda", "instance_group.profile"}
+    assert ignored_warnings(config, "config.pbtxt", acts_on) == ()
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "optimization { }",
+        "optimization { priority: PRIORITY_DEFAULT }",
         "model_transaction_policy { decoupled: false }",
         "response_cache { enable: false }",
         "dynamic_batching { }",
