@@ -119,17 +119,17 @@ def _accelerators(context: BackendContext, placement: Placement) -> list[Provide
     on_gpu = placement.kind is DeviceKind.GPU
     chosen = accelerators.gpu_execution_accelerator if on_gpu else accelerators.cpu_execution_accelerator
     result = []
-    for accelerator in chosen:
-        provider = _ACCELERATORS.get(accelerator.name)
-        if provider is None:
+    for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        if accelerator.name not in _ACCELERATORS:
             what = "optimization.execution_accelerators"
             raise _refused(context, what, f"one of {', '.join(_ACCELERATORS)}", repr(accelerator.name))
+    for accelerator in chosen:
         options = dict(accelerator.parameters)
         if accelerator.name == "cuda":
             options = _cuda_options(options, placement)
         elif accelerator.name == "tensorrt":
             options = _tensorrt_options(options, placement)
-        result.append((provider, options))
+        result.append((_ACCELERATORS[accelerator.name], options))
     return result
 
 

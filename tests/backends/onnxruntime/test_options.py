@@ -114,6 +114,7 @@ def test_an_accelerator_that_is_not_installed_is_left_out_with_a_warning(caplog:
     assert "OpenVINOExecutionProvider is not in this build of ONNX Runtime" in caplog.text
 
 
-def test_an_unknown_accelerator_is_an_error() -> None:
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_an_unknown_accelerator_is_an_error_wherever_it_would_run(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"expected one of cuda, tensorrt, .*, got 'turbo'"):
-        providers(accelerated("cpu", "turbo"), CPU)
+        providers(accelerated(kind, "turbo"), CPU)
