@@ -222,7 +222,6 @@ def test_shared_memory_and_settings(client: Any) -> None:
     assert client.get_cuda_shared_memory_status(as_json=True) == {}
     for method, arguments in (
         (client.register_system_shared_memory, ("r", "/r", 8)),
-        (client.unregister_system_shared_memory, ()),
         (client.get_trace_settings, ()),
         (client.get_log_settings, ()),
     ):

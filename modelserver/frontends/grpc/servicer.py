@@ -86,10 +86,10 @@ class GrpcFrontend:
             "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
             "SystemSharedMemoryStatus": answered(pb.SystemSharedMemoryStatusRequest, _system_regions),
             "SystemSharedMemoryRegister": answered(pb.SystemSharedMemoryRegisterRequest, _no_shared_memory),
-            "SystemSharedMemoryUnregister": answered(pb.SystemSharedMemoryUnregisterRequest, _no_shared_memory),
+            "SystemSharedMemoryUnregister": answered(pb.SystemSharedMemoryUnregisterRequest, _unregister_system),
             "CudaSharedMemoryStatus": answered(pb.CudaSharedMemoryStatusRequest, _cuda_regions),
             "CudaSharedMemoryRegister": answered(pb.CudaSharedMemoryRegisterRequest, _no_shared_memory),
-            "CudaSharedMemoryUnregister": answered(pb.CudaSharedMemoryUnregisterRequest, _no_shared_memory),
+            "CudaSharedMemoryUnregister": answered(pb.CudaSharedMemoryUnregisterRequest, _unregister_cuda),
             "TraceSetting": answered(pb.TraceSettingRequest, _no_trace_settings),
             "LogSettings": answered(pb.LogSettingsRequest, _no_log_settings),
         }
@@ -204,16 +204,32 @@ def _repository_parameters(request: _RepositoryRequest) -> dict[str, bool | int 
     return parameters
 
 
+# Clients ask for regions, and unregister all of them, before they know whether there are any.
+
+
 def _system_regions(request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
-    if request.name:
-        raise NotFoundError(f"Unable to find system shared memory region: '{request.name}'")
+    _refuse_region("system", request.name)
     return pb.SystemSharedMemoryStatusResponse()
 
 
 def _cuda_regions(request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-    if request.name:
-        raise NotFoundError(f"Unable to find cuda shared memory region: '{request.name}'")
+    _refuse_region("cuda", request.name)
     return pb.CudaSharedMemoryStatusResponse()
+
+
+def _unregister_system(request: pb.SystemSharedMemoryUnregisterRequest) -> pb.SystemSharedMemoryUnregisterResponse:
+    _refuse_region("system", request.name)
+    return pb.SystemSharedMemoryUnregisterResponse()
+
+
+def _unregister_cuda(request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+    _refuse_region("cuda", request.name)
+    return pb.CudaSharedMemoryUnregisterResponse()
+
+
+def _refuse_region(kind: str, name: str) -> None:
+    if name:
+        raise NotFoundError(f"Unable to find {kind} shared memory region: '{name}'")
 
 
 def _no_shared_memory(_: object) -> pb.SystemSharedMemoryRegisterResponse:

@@ -54,7 +54,7 @@ class HttpFrontend:
         self.limits = limits or HttpLimits()
         inference = Inference(dataplane, self.limits)
         control = Control(controlplane, self.limits)
-        self._router = Router((*self._table(inference, control), *_unsupported_routes(), *_empty_region_routes()))
+        self._router = Router((*self._table(inference, control), *_unsupported_routes(), *_region_routes()))
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
         return (
@@ -151,13 +151,21 @@ def _refuse(extension: str, _exchange: HttpExchange, **_arguments: str) -> None:
     raise UnsupportedError(f"this server does not have the '{extension}' extension")
 
 
-def _empty_region_routes() -> tuple[Route, ...]:
+def _region_routes() -> tuple[Route, ...]:
     """Clients ask for regions, and unregister all of them, before they know whether there are any."""
     return tuple(
-        Route(method, f"/v2/{kind}sharedmemory/{verb}", partial(_answer_constant, document))
+        route
         for kind in ("system", "cuda")
         for method, verb, document in (("GET", "status", []), ("POST", "unregister", {}))
+        for route in (
+            Route(method, f"/v2/{kind}sharedmemory/{verb}", partial(_answer_constant, document)),
+            Route(method, f"/v2/{kind}sharedmemory/region/{{region}}/{verb}", partial(_refuse_region, kind)),
+        )
     )
+
+
+def _refuse_region(kind: str, _exchange: HttpExchange, region: str) -> None:
+    raise NotFoundError(f"Unable to find {kind} shared memory region: '{region}'")
 
 
 def _answer_constant(document: object, exchange: HttpExchange) -> None:

@@ -344,21 +344,22 @@ class TestLoadAndUnload:
 async def test_there_are_no_shared_memory_regions(methods: Methods, kind: str) -> None:
     reply_class = getattr(pb, f"{kind}SharedMemoryStatusResponse")
     assert not (await call_unary(methods, f"{kind}SharedMemoryStatus", b"", reply_class)).regions
+    reply_class = getattr(pb, f"{kind}SharedMemoryUnregisterResponse")
+    assert await call_unary(methods, f"{kind}SharedMemoryUnregister", b"", reply_class)
     request = pb.SystemSharedMemoryStatusRequest(name="r")
-    error = await refused(methods, f"{kind}SharedMemoryStatus", request)
-    assert (error.status, error.message) == (
-        Status.NOT_FOUND,
-        f"Unable to find {kind.lower()} shared memory region: 'r'",
-    )
+    for verb in ("Status", "Unregister"):
+        error = await refused(methods, f"{kind}SharedMemory{verb}", request)
+        assert (error.status, error.message) == (
+            Status.NOT_FOUND,
+            f"Unable to find {kind.lower()} shared memory region: 'r'",
+        )
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
         ("SystemSharedMemoryRegister", "shared memory is not supported"),
-        ("SystemSharedMemoryUnregister", "shared memory is not supported"),
         ("CudaSharedMemoryRegister", "shared memory is not supported"),
-        ("CudaSharedMemoryUnregister", "shared memory is not supported"),
         ("TraceSetting", "trace settings are not supported"),
         ("LogSettings", "log settings cannot be read or changed"),
     ],

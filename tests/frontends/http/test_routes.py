@@ -150,6 +150,9 @@ def test_head_is_served_where_get_is(frontend: HttpFrontend) -> None:
 def test_there_are_no_regions(frontend: HttpFrontend, kind: str) -> None:
     assert ask_now(frontend, "GET", f"/v2/{kind}sharedmemory/status").json() == []
     assert ask_now(frontend, "POST", f"/v2/{kind}sharedmemory/unregister").status == 200
+    for method, verb in (("GET", "status"), ("POST", "unregister")):
+        answer = ask_now(frontend, method, f"/v2/{kind}sharedmemory/region/r/{verb}")
+        assert (answer.status, answer.error) == (404, f"Unable to find {kind} shared memory region: 'r'")
     assert ask_now(frontend, "POST", f"/v2/{kind}sharedmemory/region/r/register", b"{}").status == 501
 
 
