@@ -61,6 +61,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
+_DEFAULT_MAX_BATCH_SIZE = 4
 _BOOLS = {
     word: value for value, words in ((True, "true 1 yes on"), (False, "false 0 no off")) for word in words.split()
 }
@@ -128,11 +129,21 @@ class BackendContext:
             raise self._parameter_error(key, "true or false", text)
         return _BOOLS[text.lower()]
 
-    def complete_config(self, signature: FileSignature, default_max_batch_size: int = 4) -> ModelConfig:
+    def int_option(self, key: str, default: int = 0) -> int:
+        """A `--backend-config` setting as a whole number, 0 or more. Raises ConfigError if it is none."""
+        text = self.options.get(key, "").strip()
+        if text and not text.isdecimal():
+            flag = f"--backend-config={self.config.backend},{key}"
+            raise ConfigError(f"{flag}: expected a whole number of 0 or more, got '{text}'")
+        return int(text) if text else default
+
+    def complete_config(self, signature: FileSignature) -> ModelConfig:
         """The config with what a model's file says filled in; for `Backend.complete_config`.
 
-        Raises ConfigError with every line of the config that the file contradicts.
+        A file that can batch without telling how much gets the setting `default-max-batch-size` (4). Raises
+        ConfigError with every line of the config that the file contradicts.
         """
+        default_max_batch_size = self.int_option("default-max-batch-size", _DEFAULT_MAX_BATCH_SIZE)
         source = str(self.model_directory / "config.pbtxt")
         return complete(self.config, signature, default_max_batch_size=default_max_batch_size, source=source)
 
@@ -208,6 +219,9 @@ class Backend(abc.ABC):
     # Fields of the model's config that this backend carries out; for any other backend they only cause a warning.
     # One of optimization.{graph, execution_accelerators, cuda, ...}, instance_group.{profile, secondary_devices}.
     acts_on: ClassVar[frozenset[str]] = frozenset()
+    # Keys of `--backend-config` that this backend reads; a warning says so of any other. None: it does not tell.
+    # default-max-batch-size and allow-pickle are everybody's.
+    option_names: ClassVar[frozenset[str] | None] = None
     # The file in a version directory by which a model without `backend:` is recognised.
     model_filenames: ClassVar[tuple[str, ...]] = ()
     # Top-level modules that the backend needs beyond the server's own, and the extra that brings them.

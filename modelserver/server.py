@@ -21,17 +21,20 @@ from modelserver.allocator import tune_malloc
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.http.exchange import Frontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective
+from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
 from modelserver.wire.grpcio_server import GrpcioOptions, GrpcioServer
-from modelserver.wire.uvicorn_server import UvicornOptions, UvicornServer
+from modelserver.wire.http1_server import Http1Server
+from modelserver.wire.http_listener import HttpOptions
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +109,8 @@ class Server:
         what was started by then has been stopped again.
         """
         _warn_ineffective(self.options)
+        for sentence in unknown_backends(repository_options(self.options).definition):
+            logger.warning("%s", sentence)
         if self.options.tune_malloc:
             tune_malloc()
         async with AsyncExitStack() as stack:
@@ -161,11 +166,11 @@ class Server:
             ),
         )
         address = options.metrics_address or options.http_address
-        return UvicornServer(
+        return self._http_server(
             MetricsFrontend(metrics.collect),
             address,
             options.metrics_port,
-            UvicornOptions(port_flag="--metrics-port"),
+            HttpOptions(port_flag="--metrics-port"),
         )
 
     def _http_wire(self) -> Wire | None:
@@ -175,12 +180,20 @@ class Server:
         frontend = HttpFrontend(
             self.dataplane, self.controlplane, HttpLimits(max_body_bytes=options.http_max_input_size)
         )
-        return UvicornServer(
+        return self._http_server(
             frontend,
             options.http_address,
             options.http_port,
-            UvicornOptions(reuse_port=options.reuse_http_port, max_body_bytes=options.http_max_input_size),
+            HttpOptions(reuse_port=options.reuse_http_port, max_body_bytes=options.http_max_input_size),
         )
+
+    def _http_server(self, frontend: Frontend, host: str, port: int, options: HttpOptions) -> Wire:
+        if self.options.wire == "native":
+            return Http1Server(frontend, host, port, options)
+        # Imported when asked for: our own wire needs none of it.
+        from modelserver.wire.uvicorn_server import UvicornServer
+
+        return UvicornServer(frontend, host, port, options)
 
     def _grpc_wire(self) -> Wire | None:
         options = self.options

@@ -304,3 +304,11 @@ def test_servers_can_run_side_by_side(tmp_path: Path) -> None:
         assert infer_over("grpc", first.grpc_url, 1.0)[0, 0] == 1.0
         assert infer_over("grpc", second.grpc_url, 2.0)[0, 0] == 2.0
     wait_until(lambda: threading.active_count() <= before + 1)
+
+
+def test_settings_of_a_backend_that_is_nowhere_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_identity(tmp_path)
+    with running_server(tmp_path, backend_config=("identty,x=1", "identity,y=1")):
+        pass
+    assert "--backend-config=identty,...: there is no backend 'identty'; did you mean identity?" in caplog.text
+    assert "model 'identity': --backend-config=identity,y: has no effect" in caplog.text

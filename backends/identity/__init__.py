@@ -37,6 +37,8 @@ class IdentityInstance(BatchInstance):
 
 
 class IdentityBackend(Backend):
+    option_names = frozenset[str]()
+
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
         inputs, outputs = context.config.input, context.config.output

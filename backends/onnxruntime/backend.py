@@ -18,7 +18,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from modelserver.backend import (
     Backend,
     BackendContext,
-    ConfigError,
     DeviceKind,
     FileSignature,
     InvalidArgumentError,
@@ -53,6 +52,7 @@ class OnnxBackend(Backend):
 
     model_filenames = (_FILENAME,)
     extra = "onnx"
+    option_names = frozenset({"intra_op_thread_count", "inter_op_thread_count"})
     acts_on = frozenset({"optimization.graph", "optimization.execution_accelerators"})
     supports_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
@@ -72,10 +72,7 @@ class OnnxBackend(Backend):
         options.intra_op_num_threads = 1
         path = _model_path(context)
         session = _loaded(context, path, lambda: onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"]))
-        text = context.options.get("default-max-batch-size", "4")
-        if not text.isdecimal():
-            raise ConfigError(f"--backend-config=onnxruntime,default-max-batch-size: expected a number, got '{text}'")
-        return context.complete_config(_signature(context, session), int(text))
+        return context.complete_config(_signature(context, session))
 
     def load(self) -> None:
         self._path = _model_path(self.context)

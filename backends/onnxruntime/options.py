@@ -67,10 +67,7 @@ def _set_threads(options: Any, context: BackendContext) -> None:
 
 def _thread_count(context: BackendContext, key: str) -> int:
     """The model's parameter, else the backend's option; 0 leaves the default, a thread per physical core."""
-    default = context.options.get(key, "0")
-    if not default.isdecimal():
-        raise ConfigError(f"--backend-config=onnxruntime,{key}: expected 0 or more, got '{default}'")
-    count = context.int_parameter(key, int(default))
+    count = context.int_parameter(key, context.int_option(key))
     if count < 0:
         raise _refused(context, f"parameter {key}", "0 or more", count)
     return count

@@ -32,6 +32,10 @@ class PythonBackend(Backend):
     """
 
     model_filenames = (_MODEL_FILE,)
+    # Memory between the processes grows as needed: Triton's sizes of it are taken, and mean nothing.
+    option_names = frozenset(
+        {"stub-timeout-seconds", "shm-default-byte-size", "shm-growth-byte-size", "shm-region-prefix-name"}
+    )
     # The child asks by itself what devices there are; the server only places it.
     supports_gpu = True
 

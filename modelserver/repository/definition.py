@@ -20,6 +20,7 @@ from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
 from modelserver.discovery import backend_for_model_files, find_backend, model_filenames
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
+from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import CONFIG_FILENAME, ModelLayout, fingerprint_model
 from modelserver.repository.options import DefinitionOptions
@@ -228,7 +229,8 @@ class _Reading:
 
     def _warnings(self, written: ModelConfig, backend_class: type[Backend]) -> tuple[Problem, ...]:
         found = ignored_warnings(written, self._source, backend_class.acts_on)
-        return tuple(self._located(problem) for problem in found)
+        settings = setting_warnings(self._options, written.backend, backend_class)
+        return (*(self._located(problem) for problem in found), *settings)
 
     def _located(self, problem: Problem) -> Problem:
         line, column = self._locations.find(problem.field) or (None, None)

@@ -49,7 +49,7 @@ def test_the_default_batch_size_is_an_option(onnx_backend, tmp_path: Path, optio
 
 def test_a_default_batch_size_that_is_no_number_is_named(onnx_backend, tmp_path: Path) -> None:
     directory = identity_model(tmp_path / "m", ["n", 3])
-    with pytest.raises(ConfigError, match="default-max-batch-size: expected a number, got 'many'"):
+    with pytest.raises(ConfigError, match="default-max-batch-size: expected a whole number of 0 or more, got 'many'"):
         onnx_backend.complete_config(context_of(directory, options={"default-max-batch-size": "many"}))
 
 

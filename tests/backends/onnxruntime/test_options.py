@@ -53,7 +53,7 @@ def test_the_backends_options_are_the_default_of_threads() -> None:
     given = {"intra_op_thread_count": "2"}
     assert session_options(context(given)).intra_op_num_threads == 2
     assert session_options(context(given, intra_op_thread_count="1")).intra_op_num_threads == 1
-    with pytest.raises(ConfigError, match="onnxruntime,intra_op_thread_count: expected 0 or more, got '-1'"):
+    with pytest.raises(ConfigError, match="intra_op_thread_count: expected a whole number of 0 or more, got '-1'"):
         session_options(context({"intra_op_thread_count": "-1"}))
 
 

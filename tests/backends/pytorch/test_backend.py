@@ -44,6 +44,10 @@ def test_a_batch_without_bound_gets_the_default_size(pytorch, tmp_path: Path) ->
     batch = Dim("batch")
     directory = write_export(tmp_path, Copy(), torch.ones(2, 3), dynamic_shapes={"x": {0: batch}})
     assert pytorch.complete_config(context_of(directory)).max_batch_size == 4
+    options = {"default-max-batch-size": "16"}
+    assert pytorch.complete_config(context_of(directory, options=options)).max_batch_size == 16
+    with pytest.raises(ConfigError, match="default-max-batch-size: expected a whole number of 0 or more, got '-1'"):
+        pytorch.complete_config(context_of(directory, options={"default-max-batch-size": "-1"}))
 
 
 def test_a_fixed_program_does_not_batch(pytorch, tmp_path: Path) -> None:
