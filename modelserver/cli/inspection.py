@@ -11,7 +11,7 @@ from modelserver.discovery import backend_for_model_files
 from modelserver.errors import ConfigError, NotFoundError, ServerError
 from modelserver.flags import nearest_hint
 from modelserver.repository.definition import ModelDefinition, read_definition
-from modelserver.repository.layout import IgnoredPath, ModelLayout, RepositoryScan, resolve_root, scan_roots
+from modelserver.repository.layout import IgnoredPath, ModelLayout, RepositoryScan, resolve_roots, scan_roots
 from modelserver.repository.options import DefinitionOptions
 
 
@@ -61,7 +61,7 @@ def inspect_model(paths: Sequence[Path], name: str, options: DefinitionOptions) 
 
 
 def _scan(paths: Sequence[Path], options: DefinitionOptions, model_name: str) -> RepositoryScan:
-    roots = [resolve_root(path, model_name=model_name, find_backend=backend_for_model_files) for path in paths]
+    roots = resolve_roots(paths, model_name=model_name, find_backend=backend_for_model_files)
     return scan_roots(roots, config_name=options.config_name, find_backend=backend_for_model_files)
 
 
@@ -70,10 +70,14 @@ def _inspect(layout: ModelLayout, options: DefinitionOptions) -> Inspection:
         return Inspection(layout.name, layout.directory, read_definition(layout, options))
     except ConfigError as error:
         problems = tuple(problem for problem in error.problems if isinstance(problem, Problem))
-        return Inspection(layout.name, layout.directory, problems=problems or (_problem(layout, error),))
+        return Inspection(layout.name, layout.directory, problems=problems or (_problem(layout, error.message),))
     except ServerError as error:
-        return Inspection(layout.name, layout.directory, problems=(_problem(layout, error),))
+        return Inspection(layout.name, layout.directory, problems=(_problem(layout, error.message),))
+    except OSError as error:
+        where = error.filename or layout.directory
+        reason = f"the model's files cannot be read: {where}: {error.strerror}"
+        return Inspection(layout.name, layout.directory, problems=(_problem(layout, reason),))
 
 
-def _problem(layout: ModelLayout, error: ServerError) -> Problem:
-    return Problem(str(layout.directory), None, None, "", error.message)
+def _problem(layout: ModelLayout, message: str) -> Problem:
+    return Problem(str(layout.directory), None, None, "", message)

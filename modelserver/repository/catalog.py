@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from modelserver.discovery import backend_for_model_files
 from modelserver.repository.fingerprint import ModelFingerprint
-from modelserver.repository.layout import RepositoryRoot, RepositoryScan, fingerprint_model, scan_roots
+from modelserver.repository.layout import IgnoredPath, RepositoryRoot, RepositoryScan, fingerprint_model, scan_roots
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +29,12 @@ class Catalog:
         self.scan = RepositoryScan()
         self._config_name = config_name
         self._mtimes: tuple[int, ...] = ()
+        self._mentioned: frozenset[IgnoredPath] = frozenset()
 
     def survey(self) -> Survey:
         """Scan everything, files included. Raises OSError when a root cannot be read."""
         scan = self._scan()
-        fingerprints: dict[str, ModelFingerprint | None] = dict.fromkeys(scan.duplicates)
+        fingerprints: dict[str, ModelFingerprint | None] = dict.fromkeys((*scan.unreadable, *scan.duplicates))
         for name, layout in scan.models.items():
             try:
                 fingerprints[name] = None if layout.is_incomplete else fingerprint_model(layout)
@@ -58,7 +59,14 @@ class Catalog:
         mtimes = self._read_mtimes()
         self.scan = scan_roots(self.roots, config_name=self._config_name, find_backend=backend_for_model_files)
         self._mtimes = mtimes
+        self._mention(frozenset(self.scan.ignored))
         return self.scan
+
+    def _mention(self, ignored: frozenset[IgnoredPath]) -> None:
+        """Log what is left out, once: a model that is not there must say why."""
+        for path in sorted(ignored - self._mentioned, key=lambda path: path.path):
+            logger.warning("left out: %s: %s", path.path, path.reason)
+        self._mentioned = ignored
 
     def _read_mtimes(self) -> tuple[int, ...]:
         return tuple(root.path.stat().st_mtime_ns for root in self.roots)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from modelserver.errors import AlreadyExistsError, NotFoundError
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.fingerprint import ModelFingerprint, TreeFingerprint, fingerprint_tree, is_ignored
-from modelserver.repository.model_name import name_problem
+from modelserver.repository.model_name import check_model_name, name_problem
 
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_DIRECTORY = "configs"
@@ -58,10 +58,11 @@ class ModelLayout:
 
 @dataclass(frozen=True, slots=True)
 class IgnoredPath:
-    """Something in a repository that is not served, and why."""
+    """Something in a repository that is not served, and why. Nobody can say what an unreadable one is."""
 
     path: Path
     reason: str
+    is_unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +77,54 @@ class RepositoryScan:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted((*self.models, *self.duplicates)))
 
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Names of what may be models, but cannot be read at the moment."""
+        return tuple(ignored.path.name for ignored in self.ignored if ignored.is_unreadable)
 
-def resolve_root(path: Path, *, model_name: str = "", find_backend: BackendFinder) -> RepositoryRoot:
-    """Decide whether `path` is a repository or a single model.
+
+def resolve_roots(
+    paths: Sequence[Path], *, model_name: str = "", find_backend: BackendFinder
+) -> tuple[RepositoryRoot, ...]:
+    """Decide of each path whether it is a repository or a single model, which is then called `model_name`.
 
     It is a single model if no directory in it looks like one and it holds a config, a version, or a
-    file that a backend recognises. Raises NotFoundError if it is no directory.
+    file that a backend recognises. Raises NotFoundError for a path that is no directory, InvalidArgumentError
+    for one that cannot be read and for a name that is none or that nothing takes.
     """
+    roots = tuple(_resolve_root(path, model_name, find_backend) for path in paths)
+    if model_name and not any(root.model_name for root in roots):
+        places = ", ".join(str(path) for path in paths)
+        raise InvalidArgumentError(
+            f"--model-name={model_name} is for the directory of a single model; there is none in: {places}"
+        )
+    return roots
+
+
+def _resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
     if not path.is_dir():
         found = "it is a file" if path.exists() else "there is nothing at that path"
         raise NotFoundError(f"model repository '{path}' is not a directory: {found}")
-    subdirectories = _subdirectories(path)
-    if any(not _VERSION.fullmatch(name) and _looks_like_model(path / name) for name in subdirectories):
-        return RepositoryRoot(path)
-    versions = [name for name in subdirectories if _is_version_directory(path / name)]
-    if (path / CONFIG_FILENAME).is_file() or versions or find_backend(path) is not None:
-        return RepositoryRoot(path, model_name or path.absolute().name or "model")
+    try:
+        subdirectories = _subdirectories(path)
+        if any(not _VERSION.fullmatch(name) and _may_be_model(path / name) for name in subdirectories):
+            return RepositoryRoot(path)
+        versions = [name for name in subdirectories if _is_version_directory(path / name)]
+        if (path / CONFIG_FILENAME).is_file() or versions or find_backend(path) is not None:
+            return RepositoryRoot(path, _single_name(path, model_name))
+    except OSError as error:
+        raise InvalidArgumentError(f"model repository '{path}' cannot be read: {error.strerror}") from error
     return RepositoryRoot(path)
+
+
+def _single_name(directory: Path, model_name: str) -> str:
+    name = model_name or directory.absolute().name or "model"
+    if not model_name and name_problem(name) is not None:
+        raise InvalidArgumentError(
+            f"'{name}' holds a single model, but is no name for one ({name_problem(name)}): give one by --model-name"
+        )
+    check_model_name(name)
+    return name
 
 
 def scan_roots(roots: Sequence[RepositoryRoot], *, config_name: str, find_backend: BackendFinder) -> RepositoryScan:
@@ -190,13 +222,16 @@ def _scan_root(
         problem = name_problem(name)
         if problem is not None:
             ignored.append(IgnoredPath(directory, f"not a model name: {problem}"))
-        elif not _looks_like_model(directory):
+            continue
+        try:
+            if _looks_like_model(directory):
+                layouts.append(scan_model(directory, name, config_name=config_name))
+                ignored.extend(layouts[-1].ignored)
+                continue
             reason = f"not a model: it holds neither {CONFIG_FILENAME} nor a version directory"
             ignored.append(IgnoredPath(directory, reason))
-        else:
-            layout = scan_model(directory, name, config_name=config_name)
-            ignored.extend(layout.ignored)
-            layouts.append(layout)
+        except OSError as error:
+            ignored.append(IgnoredPath(directory, f"it cannot be read: {error.strerror}", is_unreadable=True))
     return layouts
 
 
@@ -209,18 +244,30 @@ def _single_model(directory: Path, name: str, config_name: str, find_backend: Ba
 
 def _subdirectories(directory: Path) -> list[str]:
     with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries if not is_ignored(entry.name) and entry.is_dir())
+        return sorted(entry.name for entry in entries if not is_ignored(entry.name) and _is_directory(entry))
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in a circle, or through where we may not look
+        return False
+
+
+def _may_be_model(directory: Path) -> bool:
+    try:
+        return _looks_like_model(directory)
+    except OSError:
+        return False
 
 
 def _looks_like_model(directory: Path) -> bool:
+    """Raises OSError when that cannot be said."""
     if _config_file(directory, "") is not None or (directory / CONFIGS_DIRECTORY).is_dir():
         return True
     if (directory / INCOMPLETE_MARKER).exists():
         return True
-    try:
-        return any(_VERSION.fullmatch(name) for name in _subdirectories(directory))
-    except PermissionError:
-        return False
+    return any(_VERSION.fullmatch(name) for name in _subdirectories(directory))
 
 
 def _is_version_directory(directory: Path) -> bool:

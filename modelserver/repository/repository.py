@@ -23,7 +23,7 @@ from modelserver.errors import (
 )
 from modelserver.execution.model import Model
 from modelserver.repository.catalog import Catalog
-from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, resolve_root
+from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, resolve_roots
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.loader import LoadModel, LoadRequest, ModelLoader
 from modelserver.repository.model_name import check_model_name
@@ -301,12 +301,9 @@ class ModelRepository:
         if name in self._lifecycles:
             await asyncio.shield(self._lifecycles[name].unload())
 
-    def _resolve_roots(self) -> list[RepositoryRoot]:
+    def _resolve_roots(self) -> Sequence[RepositoryRoot]:
         options = self._options
-        return [
-            resolve_root(path, model_name=options.model_name, find_backend=backend_for_model_files)
-            for path in options.roots
-        ]
+        return resolve_roots(options.roots, model_name=options.model_name, find_backend=backend_for_model_files)
 
     def _model_loader(self) -> LoadModel:
         if self._load_model is not None:

@@ -7,7 +7,14 @@ from support.repositories import write_model
 from modelserver.repository import catalog
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.fingerprint import ModelFingerprint
-from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, RepositoryRoot, fingerprint_model
+from modelserver.repository.layout import (
+    INCOMPLETE_MARKER,
+    IgnoredPath,
+    ModelLayout,
+    RepositoryRoot,
+    RepositoryScan,
+    fingerprint_model,
+)
 
 
 def catalog_of(*roots: Path) -> Catalog:
@@ -69,3 +76,21 @@ def test_refresh_keeps_what_it_knew_when_a_root_is_gone(tmp_path: Path) -> None:
     (tmp_path / "root").rename(tmp_path / "away")
     known.refresh()
     assert known.scan.names == ("a",)
+
+
+def test_a_model_that_becomes_unreadable_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, "a")
+    unreadable = RepositoryScan(ignored=(IgnoredPath(tmp_path / "a", "it cannot be read", is_unreadable=True),))
+    monkeypatch.setattr(catalog, "scan_roots", lambda *_args, **_options: unreadable)
+    assert catalog_of(tmp_path).survey().fingerprints == {"a": None}
+
+
+def test_what_is_left_out_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_model(tmp_path, "bad name")
+    known = catalog_of(tmp_path)
+    known.survey()
+    known.survey()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "bad name" in record.getMessage()
+    assert "not a model name" in record.getMessage()

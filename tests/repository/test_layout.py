@@ -1,34 +1,48 @@
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.repositories import write_model
 
 from modelserver.discovery import backend_for_model_files
-from modelserver.errors import AlreadyExistsError, NotFoundError
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.layout import (
     INCOMPLETE_MARKER,
     RepositoryRoot,
     RepositoryScan,
     find_model,
     fingerprint_model,
-    resolve_root,
+    resolve_roots,
     scan_model,
     scan_roots,
 )
 
 
 def scan(*paths: Path, config_name: str = "", model_name: str = "") -> RepositoryScan:
-    roots = [resolve(path, model_name) for path in paths]
+    roots = resolve_roots(paths, model_name=model_name, find_backend=backend_for_model_files)
     return scan_roots(roots, config_name=config_name, find_backend=backend_for_model_files)
 
 
 def resolve(path: Path, model_name: str = "") -> RepositoryRoot:
-    return resolve_root(path, model_name=model_name, find_backend=backend_for_model_files)
+    return resolve_roots([path], model_name=model_name, find_backend=backend_for_model_files)[0]
 
 
 def find(name: str, *paths: Path) -> Path:
     roots = [resolve(path) for path in paths]
     return find_model(roots, name, config_name="", find_backend=backend_for_model_files).directory
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, *forbidden: Path) -> None:
+    """Let no directory of `forbidden` be listed: root, who may run the tests, is denied nothing."""
+    scandir = os.scandir
+
+    def scandir_if_allowed(path: Any) -> Any:
+        if Path(path) in forbidden:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_if_allowed)
 
 
 def test_finds_models_configs_and_versions(tmp_path: Path) -> None:
@@ -115,6 +129,32 @@ def test_symlinked_roots_models_and_versions(tmp_path: Path) -> None:
     assert find("b", tmp_path / "root") == tmp_path / "root" / "b"
 
 
+def test_a_directory_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, "good")
+    write_model(tmp_path, "closed", config=None)
+    (tmp_path / "lost+found").mkdir()
+    forbid(monkeypatch, tmp_path / "closed", tmp_path / "lost+found")
+    found = scan(tmp_path)
+    assert found.names == ("good",)
+    assert [ignored.path.name for ignored in found.ignored] == ["closed", "lost+found"]
+    assert all(ignored.reason == "it cannot be read: Permission denied" for ignored in found.ignored)
+    assert found.unreadable == ("closed", "lost+found")
+
+
+def test_links_in_circles_hide_no_other(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "good")
+    for place in (tmp_path / "circle", model / "2"):
+        place.symlink_to(place)
+    assert list(scan(tmp_path).models["good"].versions) == [1]
+    assert scan(tmp_path).names == ("good",)
+
+
+def test_a_root_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid(monkeypatch, tmp_path)
+    with pytest.raises(InvalidArgumentError, match=f"'{tmp_path}' cannot be read: Permission denied"):
+        resolve(tmp_path)
+
+
 def test_scanning_writes_nothing(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "a")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path, directory, directory / "1")}
@@ -151,6 +191,26 @@ def test_a_root_with_models_is_a_repository_whatever_else_lies_in_it(tmp_path: P
     (tmp_path / "config.pbtxt").write_text("")
     (tmp_path / "model.onnx").write_text("")
     assert resolve(tmp_path).model_name is None
+
+
+@pytest.mark.parametrize("name", ["x y", "../x", "-x"])
+def test_the_name_given_to_a_single_model_must_be_one(tmp_path: Path, name: str) -> None:
+    directory = write_model(tmp_path, "mnist")
+    with pytest.raises(InvalidArgumentError, match="invalid model name"):
+        resolve(directory, name)
+
+
+def test_a_single_model_in_a_directory_that_is_no_name_asks_for_one(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "my model")
+    with pytest.raises(InvalidArgumentError, match=r"'my model'.*--model-name"):
+        resolve(directory)
+    assert resolve(directory, "mine").model_name == "mine"
+
+
+def test_a_name_for_a_directory_of_many_models_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    with pytest.raises(InvalidArgumentError, match="--model-name"):
+        resolve(tmp_path, "mine")
 
 
 def test_models_may_have_numbers_for_names(tmp_path: Path) -> None:
