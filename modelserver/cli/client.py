@@ -62,17 +62,19 @@ class ServerClient:
         return list(self._model("GET", model, version, "/stats").document().get("model_stats", []))
 
     def load(self, model: str, parameters: Mapping[str, object]) -> None:
-        body = json.dumps({"parameters": dict(parameters)}).encode()
-        self._request("POST", f"/v2/repository/models/{quote(model, safe='')}/load", body)
+        self._control("load", model, parameters)
 
     def unload(self, model: str, parameters: Mapping[str, object]) -> None:
-        body = json.dumps({"parameters": dict(parameters)}).encode()
-        self._request("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body)
+        self._control("unload", model, parameters)
 
     def infer(self, model: str, version: str, body: bytes, header_len: int) -> Reply:
         """Send an infer request of `header_len` bytes of JSON followed by binary tensors."""
         headers = {"Inference-Header-Content-Length": str(header_len), "Content-Type": "application/octet-stream"}
         return self._model("POST", model, version, "/infer", body, headers)
+
+    def _control(self, verb: str, model: str, parameters: Mapping[str, object]) -> None:
+        body = json.dumps({"parameters": dict(parameters)}).encode()
+        self._request("POST", f"/v2/repository/models/{_segment(model)}/{verb}", body)
 
     def _model(
         self,
@@ -83,11 +85,11 @@ class ServerClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+        path = f"/v2/models/{_segment(model)}" + (f"/versions/{quote(version, safe='')}" if version else "")
         try:
             return self._request(method, path + action, body, headers)
         except ServerError as error:
-            nearest = self._nearest_model(model)
+            nearest = None if "did you mean" in error.message else self._nearest_model(model)
             if nearest is None:
                 raise
             raise type(error)(f"{error.message}; did you mean '{nearest}'?", code=error.code) from None
@@ -114,13 +116,26 @@ class ServerClient:
                 f"no server answers at {self.url}: connection refused; start one with "
                 "'modelserver serve --model-repository=DIRECTORY', or say where it is with --url"
             ) from None
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             raise UnavailableError(f"cannot talk to the server at {self.url}: {error}") from None
+        except http.client.BadStatusLine:
+            raise UnavailableError(
+                f"{self.url} does not answer in HTTP: is it the gRPC port? --url takes the HTTP one"
+            ) from None
+        except http.client.HTTPException as error:
+            raise UnavailableError(f"cannot read the answer of {self.url}: {type(error).__name__}") from None
         finally:
             connection.close()
         if response.status >= 400:
             raise _error_of(response.status, content, f"{self.url}{path}")
         return Reply({key.lower(): value for key, value in response.getheaders()}, content)
+
+
+def _segment(model: str) -> str:
+    """The model's name as a part of a path."""
+    if not model:
+        raise InvalidArgumentError("the name of the model is empty")
+    return quote(model, safe="")
 
 
 _KINDS: dict[int, type[ServerError]] = {400: InvalidArgumentError, 404: NotFoundError, 503: UnavailableError}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -86,6 +87,24 @@ def test_check_of_a_path_that_is_not_there_says_so(shell: Shell, tmp_path: Path)
     assert "nothing at that path" in shell.run("check", str(tmp_path / "missing"), status=1)[1]
 
 
+def test_check_names_the_directory_that_cannot_be_read(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "open"):
+        write_identity(tmp_path, name)
+    scandir = os.scandir
+
+    def scandir_unless_closed(path: Any) -> Any:
+        if Path(path) == tmp_path / "closed" / "1":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_unless_closed)
+    out, _ = shell.run("check", str(tmp_path), status=1)
+    assert f"cannot be read: {tmp_path}/closed/1: Permission denied" in out
+    assert out.splitlines()[-1] == "2 models, 1 wrong"
+
+
 def test_list_shows_the_index_of_the_server(shell: Shell, server: RunningServer) -> None:
     rows = shell.json("list", url_of(server))
     assert {"name": "identity", "version": "1", "state": "READY", "reason": ""} in rows
@@ -118,8 +137,20 @@ def test_show_has_tensors_config_and_statistics(shell: Shell, server: RunningSer
 @pytest.mark.parametrize("command", [("show", "identty"), ("infer", "identty", "--input=x=1")])
 def test_the_nearest_model_is_suggested(shell: Shell, server: RunningServer, command: tuple[str, ...]) -> None:
     _, err = shell.run(*command, url_of(server), status=1)
+    assert err.count("did you mean") == 1
     assert "did you mean 'identity'?" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", [("show", ""), ("load", ""), ("unload", ""), ("infer", "", "--input=x=1")])
+def test_an_empty_model_name_is_no_name(shell: Shell, server: RunningServer, command: tuple[str, ...]) -> None:
+    assert shell.run(*command, url_of(server), status=1)[1] == "error: the name of the model is empty\n"
+
+
+def test_a_port_that_speaks_no_http_is_named(shell: Shell, server: RunningServer) -> None:
+    url = f"http://{server.grpc_url}"
+    _, err = shell.run("list", f"--url={url}", status=1)
+    assert err == f"error: {url} does not answer in HTTP: is it the gRPC port? --url takes the HTTP one\n"
 
 
 def test_infer_prints_a_table_or_json(shell: Shell, server: RunningServer) -> None:
