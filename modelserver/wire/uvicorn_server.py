@@ -1,4 +1,4 @@
-"""Carries HTTP/1.1 from uvicorn's protocol to any object with `handle(exchange)`.
+"""The reference for our own HTTP wire (`--wire=grpcio`): carries HTTP/1.1 from uvicorn's protocol to a frontend.
 
 uvicorn parses and writes; listening, limits and the graceful stop are ours, so that it lives in our event
 loop with our signals. One future per request waits for the answer; the frontend needs no Task.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -19,79 +17,44 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from modelserver.core.tensor import Buffer
-from modelserver.errors import UnavailableError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpRequest, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import error_response, message_response
-from modelserver.wire.corked_transport import CorkedTransport
+from modelserver.wire.http1_head import content_length, json_length
 from modelserver.wire.http_body import BodyCollector
-
-logger = logging.getLogger(__name__)
+from modelserver.wire.http_listener import MAX_HEAD_BYTES, Connection, HttpListener, HttpOptions
 
 _Message = MutableMapping[str, Any]
 _Send = Callable[[Any], Awaitable[None]]
 
-_BACKLOG = 2048
-_MAX_HEAD_BYTES = 1 << 20  # the parser has no limit of its own
-_ABORT_WAIT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class UvicornOptions:
-    """How to listen. `port_flag` is what an operator changes when the port is taken."""
-
-    reuse_port: bool = False
-    max_body_bytes: int = 64 * 1024 * 1024
-    port_flag: str = "--http-port"
-    # Longer than the usual idle timeout of proxies, so that it is they who close.
-    keep_alive_s: int = 65
+_TASKS_WAIT_S = 1.0
 
 
 class UvicornServer:
     """An HTTP listener for one frontend. Everything happens on the event loop that calls `start`."""
 
-    def __init__(self, frontend: Frontend, host: str, port: int, options: UvicornOptions | None = None) -> None:
-        self._host = host
-        self._port = port
-        self._options = options or UvicornOptions()
+    def __init__(self, frontend: Frontend, host: str, port: int, options: HttpOptions | None = None) -> None:
+        self._listener = HttpListener(host, port, options or HttpOptions())
         self._app = _App(frontend)
         self._state = ServerState()
-        self._socket: socket.socket | None = None
-        self._listener: asyncio.AbstractServer | None = None
 
     @property
     def port(self) -> int:
         """The port that is listened on; the real one when 0 was asked for."""
-        return self._port
+        return self._listener.port
 
     async def start(self) -> None:
         """Listen. Raises UnavailableError, naming the flag, when the address cannot be had."""
         loop = asyncio.get_running_loop()
+        options = self._listener.options
         config = self._config()
         config.load()
-        bound = _bind(self._host, self._port, self._options)
-        self._port = bound.getsockname()[1]
-
-        def connect() -> asyncio.Protocol:
-            return _Connection(config, self._state, self._options.max_body_bytes, loop)
-
-        self._listener = await loop.create_server(connect, sock=bound, backlog=_BACKLOG)
+        await self._listener.start(lambda: _Connection(config, self._state, options.max_body_bytes, loop))
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more, let requests in flight finish for `grace_s`, then cut what is left."""
-        if self._listener is None:
-            return
-        self._listener.close()
-        connections = cast("set[_Connection]", self._state.connections)
-        for connection in list(connections):
-            connection.shutdown()
-        if connections:
-            await _wait_all([connection.closed for connection in connections], grace_s)
-        for connection in list(connections):
-            connection.transport.abort()
+        await self._listener.stop(cast("set[Connection]", self._state.connections), grace_s)
         if self._state.tasks:
-            await _wait_all(list(self._state.tasks), _ABORT_WAIT_S)
-        await self._listener.wait_closed()
-        self._listener = None
+            await asyncio.wait(list(self._state.tasks), timeout=_TASKS_WAIT_S)
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
@@ -105,38 +68,12 @@ class UvicornServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=self._options.keep_alive_s,
+            timeout_keep_alive=int(self._listener.options.keep_alive_s),
         )
-
-
-async def _wait_all(futures: list[asyncio.Future[Any]], timeout_s: float) -> None:
-    await asyncio.wait(futures, timeout=timeout_s)
-
-
-def _bind(host: str, port: int, options: UvicornOptions) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if options.reuse_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise UnavailableError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port with {options.port_flag}"
-        ) from error
-    bound.setblocking(False)
-    return bound
 
 
 class _Connection(HttpToolsProtocol):
     """A connection that collects bodies itself, and says when it is gone, to the request in progress and to `stop`."""
-
-    transport: CorkedTransport  # type: ignore[assignment]  # it stands for an asyncio.Transport
 
     def __init__(
         self,
@@ -153,14 +90,11 @@ class _Connection(HttpToolsProtocol):
         self._max_body_bytes = max_body_bytes
         self._body: BodyCollector  # of the request that is being received
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, CorkedTransport(transport)))
-
     def data_received(self, data: bytes) -> None:
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self._refuse(431, f"the request line and headers are over the limit of {_MAX_HEAD_BYTES} bytes")
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, f"the request line and headers are over the limit of {MAX_HEAD_BYTES} bytes")
                 return
         super().data_received(data)
 
@@ -171,9 +105,7 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-        length = headers.get("content-length")
-        content_length = int(length) if length is not None else None
-        self._body = BodyCollector(content_length, _header_length(headers), self._max_body_bytes)
+        self._body = BodyCollector(content_length(headers), json_length(headers), self._max_body_bytes)
         # uvicorn hands the scope to the app: its way back to what arrives here.
         self.scope["modelserver"] = (self, headers, self._body)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
@@ -197,6 +129,9 @@ class _Connection(HttpToolsProtocol):
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head.encode() + bytes(body))
         self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -230,13 +165,7 @@ class _App:
         response = error_response(body.error)
         if "expect" in headers:
             response.headers.append(("Connection", "close"))
-        await _write(response, send, connection.transport)
-
-
-def _header_length(headers: dict[str, str]) -> int:
-    """Where an infer request's tensors begin; only a hint, the frontend checks it."""
-    text = headers.get("inference-header-content-length", "")
-    return int(text) if text.isdecimal() and len(text) < 19 else 0
+        await _write(response, send)
 
 
 class _Call(ResponseWriter):
@@ -260,7 +189,7 @@ class _Call(ResponseWriter):
         response = await self._done
         self._connection.on_lost = None
         if response is not None:
-            await _write(response, self._send, self._connection.transport)
+            await _write(response, self._send)
 
     def _lost(self, exchange: HttpExchange) -> None:
         self._respond(None)
@@ -299,12 +228,11 @@ def _head(status: int, headers: list[tuple[str, str]]) -> _Message:
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
-async def _write(response: HttpResponse, send: _Send, transport: CorkedTransport) -> None:
+async def _write(response: HttpResponse, send: _Send) -> None:
     head = _head(response.status, response.headers)
     head["headers"].append((b"content-length", b"%d" % sum(map(len, response.body))))
+    await send(head)
     body = response.body or (b"",)
     last = len(body) - 1
-    with transport.corked():
-        await send(head)
-        for index, buffer in enumerate(body):
-            await send({"type": "http.response.body", "body": buffer, "more_body": index < last})
+    for index, buffer in enumerate(body):
+        await send({"type": "http.response.body", "body": buffer, "more_body": index < last})

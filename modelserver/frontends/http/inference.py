@@ -12,6 +12,7 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedE
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.codec import OutputForm, decode_infer, encode_infer
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.frontends.http.head import HeadReader
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
@@ -39,6 +40,7 @@ class Inference:
     def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
+        self._heads = HeadReader(limits)
 
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """Answers through `exchange`, mostly from the model's callback. Raises ServerError for what fails at once."""
@@ -55,7 +57,7 @@ class Inference:
         if header_length == 0:
             request, form = self._decode_raw(name, version, body), OutputForm(is_binary=True)
         else:
-            request, form = decode_infer(name, version, body, header_length, self._limits)
+            request, form = decode_infer(name, version, body, header_length, self._heads)
         stream = self._dataplane.infer(request)
         exchange.on_disconnect = request.cancel
         stream.subscribe(_Reply(exchange, request, form))

@@ -17,15 +17,17 @@ from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError, UnsupportedError
 from modelserver.frontends.http.codec import OutputForm, decode_infer, encode_infer
+from modelserver.frontends.http.head import HeadReader
 from modelserver.frontends.http.limits import HttpLimits
 
 LIMITS = HttpLimits(max_body_bytes=1 << 20, max_tensors=4, max_name_len=20, max_rank=8)
+READER = HeadReader(LIMITS)
 NUMERIC = [datatype for datatype in Datatype if datatype.itemsize is not None]
 JSON_DATATYPES = [datatype for datatype in Datatype if datatype not in (Datatype.FP16, Datatype.BF16)]
 
 
 def _decode(body: bytes, header_length: int | None = None) -> tuple[InferRequest, OutputForm]:
-    return decode_infer("m", None, body, header_length, LIMITS)
+    return decode_infer("m", None, body, header_length, READER)
 
 
 def _decode_object(document: dict[str, Any]) -> tuple[InferRequest, OutputForm]:
@@ -85,7 +87,7 @@ def test_binary_inputs_are_views_of_the_body_in_order() -> None:
     length = int(headers["inference-header-content-length"])
     start = -(aligned.ctypes.data + length) % 64
     aligned[start : start + len(body)] = np.frombuffer(body, np.uint8)
-    request, _ = decode_infer("m", 3, aligned.data[start : start + len(body)], length, LIMITS)
+    request, _ = decode_infer("m", 3, aligned.data[start : start + len(body)], length, READER)
     assert request.version == 3
     assert request.inputs["a"].data.tolist() == [[1, 2]]
     assert request.inputs["b"].data.tolist() == [3]
@@ -310,4 +312,4 @@ def test_mutated_bodies_are_decoded_or_refused_and_nothing_else(data: st.DataObj
             break
     length = min(int(headers["inference-header-content-length"]), len(mutated))
     with contextlib.suppress(ServerError):
-        decode_infer("m", None, bytes(mutated), data.draw(st.sampled_from((length, None))), LIMITS)
+        decode_infer("m", None, bytes(mutated), data.draw(st.sampled_from((length, None))), READER)

@@ -1,3 +1,5 @@
+"""Everything that an HTTP wire must do, asked of both: our own, and uvicorn as the reference."""
+
 from __future__ import annotations
 
 import asyncio
@@ -20,10 +22,21 @@ from support.http_calls import LENGTH, binary_body, fp32
 from modelserver.errors import UnavailableError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.routes import HttpFrontend
-from modelserver.wire.uvicorn_server import UvicornOptions, UvicornServer
+from modelserver.wire.http1_server import Http1Server
+from modelserver.wire.http_listener import HttpOptions
+from modelserver.wire.uvicorn_server import UvicornServer
+
+AnyServer = Http1Server | UvicornServer
+HttpServer: type[AnyServer] = Http1Server
 
 ADDRESS = "127.0.0.1"
 LIMIT = 8 << 20
+
+
+@pytest.fixture(autouse=True, params=[Http1Server, UvicornServer])
+def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test of this file runs on each of the servers."""
+    monkeypatch.setitem(globals(), "HttpServer", request.param)
 
 
 class FunctionFrontend:
@@ -53,8 +66,8 @@ def _mirror(exchange: HttpExchange) -> None:
 
 
 @asynccontextmanager
-async def _serve(frontend: Frontend, grace_s: float = 5, **options: Any) -> AsyncIterator[UvicornServer]:
-    server = UvicornServer(frontend, ADDRESS, 0, UvicornOptions(**({"max_body_bytes": LIMIT} | options)))
+async def _serve(frontend: Frontend, grace_s: float = 5, **options: Any) -> AsyncIterator[AnyServer]:
+    server = HttpServer(frontend, ADDRESS, 0, HttpOptions(**({"max_body_bytes": LIMIT} | options)))
     await server.start()
     try:
         yield server
@@ -62,7 +75,7 @@ async def _serve(frontend: Frontend, grace_s: float = 5, **options: Any) -> Asyn
         await server.stop(grace_s)
 
 
-def _client(server: UvicornServer) -> httpx.AsyncClient:
+def _client(server: AnyServer) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://{ADDRESS}:{server.port}", timeout=10)
 
 
@@ -152,7 +165,7 @@ async def test_requests_of_one_connection_are_answered_in_order() -> None:
     assert positions == sorted(positions)
 
 
-async def _send_raw(server: UvicornServer, data: bytes) -> bytes:
+async def _send_raw(server: AnyServer, data: bytes) -> bytes:
     """All that comes back until the server closes."""
     reader, writer = await asyncio.open_connection(ADDRESS, server.port)
     writer.write(data)
@@ -315,7 +328,7 @@ def test_on_uvloop() -> None:
 
 
 async def test_stop_may_come_twice_or_before_start() -> None:
-    server = UvicornServer(FunctionFrontend(_mirror), ADDRESS, 0)
+    server = HttpServer(FunctionFrontend(_mirror), ADDRESS, 0)
     await server.stop(1)
     await server.start()
     await server.stop(1)
@@ -324,21 +337,19 @@ async def test_stop_may_come_twice_or_before_start() -> None:
 
 async def test_a_taken_port_is_refused_with_the_flag_to_change() -> None:
     async with _serve(FunctionFrontend(_mirror)) as server:
-        second = UvicornServer(
-            FunctionFrontend(_mirror), ADDRESS, server.port, UvicornOptions(port_flag="--metrics-port")
-        )
+        second = HttpServer(FunctionFrontend(_mirror), ADDRESS, server.port, HttpOptions(port_flag="--metrics-port"))
         with pytest.raises(UnavailableError, match=f"{ADDRESS}:{server.port}.*--metrics-port"):
             await second.start()
 
 
 async def test_an_address_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UnavailableError, match="no such host"):
-        await UvicornServer(FunctionFrontend(_mirror), "no such host", 0).start()
+        await HttpServer(FunctionFrontend(_mirror), "no such host", 0).start()
 
 
 async def test_a_port_may_be_shared() -> None:
     async with _serve(FunctionFrontend(_mirror), reuse_port=True) as first:
-        second = UvicornServer(FunctionFrontend(_mirror), ADDRESS, first.port, UvicornOptions(reuse_port=True))
+        second = HttpServer(FunctionFrontend(_mirror), ADDRESS, first.port, HttpOptions(reuse_port=True))
         await second.start()
         assert second.port == first.port
         await second.stop(1)
@@ -354,7 +365,7 @@ def _loopback_addresses() -> list[str]:
 
 @pytest.mark.parametrize("host", _loopback_addresses())
 async def test_listens_on_names_and_ipv6(host: str) -> None:
-    server = UvicornServer(FunctionFrontend(_mirror), host, 0)
+    server = HttpServer(FunctionFrontend(_mirror), host, 0)
     await server.start()
     async with httpx.AsyncClient() as client:
         url_host = f"[{host}]" if ":" in host else host

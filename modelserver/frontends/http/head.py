@@ -1,0 +1,213 @@
+"""The JSON part of an infer call, parsed and checked as far as that goes without the tensors' bytes.
+
+Clients send the same head in request after request: `HeadReader` remembers the small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import msgspec
+
+from modelserver.core.datatype import Datatype
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, UnsupportedError
+from modelserver.frontends.http.json_text import check_depth, has_non_finite, parse_non_finite
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.request_parameters import size_parameter
+
+_DATATYPES = {datatype.value: datatype for datatype in Datatype}
+_MAX_TENSOR_BYTES = 2**63 - 1
+_ABSENT = msgspec.Raw(b"")
+_MAX_REMEMBERED = 512
+_MAX_REMEMBERED_BYTES = 1024
+
+
+class _Input(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, Any] | None = None
+    data: msgspec.Raw = _ABSENT
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: Sequence[_Input]
+    outputs: list[_Output] | None = None
+    parameters: dict[str, Any] | None = None
+    id: str | None = None
+
+
+class _ParsedInput(_Input):
+    """An input whose `data` was parsed already, because of its NaN or Infinity tokens."""
+
+    data: Any = None
+
+
+class _ParsedRequest(_Request):
+    inputs: Sequence[_ParsedInput]
+
+
+_decode_request = msgspec.json.Decoder(_Request).decode
+
+
+@dataclass(frozen=True, slots=True)
+class InputHead:
+    """An input without its bytes: `num_bytes` of them follow the head; None when `data` holds its JSON."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    count: int
+    num_bytes: int | None
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What the JSON says. `listed` is whether each requested output shall be binary; None when none is named."""
+
+    inputs: tuple[InputHead, ...]
+    id: str
+    parameters: Mapping[str, Any] | None
+    outputs: tuple[str, ...] | None
+    listed: Mapping[str, bool] | None
+
+
+class HeadReader:
+    """Reads heads within `limits`."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        # It pays because parsing and checking a head takes longer than all else in decoding a small request.
+        self._remembered = lru_cache(_MAX_REMEMBERED)(self.read)
+
+    def recall(self, text: bytes) -> RequestHead:
+        """As `read`, for heads that are followed by binary data: they repeat, while JSON data differs."""
+        return self._remembered(text) if len(text) <= _MAX_REMEMBERED_BYTES else self.read(text)
+
+    def read(self, text: bytes) -> RequestHead:
+        """Raises InvalidArgumentError, PayloadTooLargeError or UnsupportedError, saying where."""
+        limits = self.limits
+        parsed = _parse(text, limits.max_json_depth)
+        outputs = parsed.outputs
+        if len(parsed.inputs) > limits.max_tensors or (outputs and len(outputs) > limits.max_tensors):
+            raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
+        names: set[str] = set()
+        inputs = []
+        for item in parsed.inputs:
+            if item.name in names:
+                raise InvalidArgumentError(f"input '{item.name}' already exists in request")
+            names.add(item.name)
+            inputs.append(_input_head(item, limits))
+        return RequestHead(
+            tuple(inputs),
+            parsed.id or "",
+            parsed.parameters,
+            tuple([output.name for output in outputs]) if outputs else None,
+            {output.name: _output_is_binary(output) for output in outputs} if outputs else None,
+        )
+
+
+def _input_head(item: _Input, limits: HttpLimits) -> InputHead:
+    num_bytes = None if not item.parameters else _binary_size(item)
+    datatype, count = _datatype_and_count(item, limits)
+    if num_bytes is None:
+        _check_json_size(item, count * (datatype.itemsize or 4), limits)
+    elif datatype.itemsize is not None and count * datatype.itemsize != num_bytes:
+        raise InvalidArgumentError(
+            f"input '{item.name}': expected {count * datatype.itemsize} bytes for shape {list(item.shape)} "
+            f"of {datatype.value}, got {num_bytes}"
+        )
+    return InputHead(item.name, datatype, item.shape, count, num_bytes, item.data)
+
+
+def _check_json_size(item: _Input, num_bytes: int, limits: HttpLimits) -> None:
+    if not _has_data(item):
+        raise InvalidArgumentError(
+            f"input '{item.name}' has no data: set 'data', or the parameter 'binary_data_size' and append the bytes"
+        )
+    if num_bytes > limits.max_body_bytes:
+        raise PayloadTooLargeError(
+            f"input '{item.name}': {num_bytes} bytes are over the limit of {limits.max_body_bytes} bytes; "
+            "raise it with --http-max-input-size"
+        )
+
+
+def _parse(text: bytes, max_depth: int) -> _Request:
+    """Parse the JSON part. Raises InvalidArgumentError, saying where."""
+    check_depth(text, max_depth)
+    try:
+        return _decode_request(text)
+    except msgspec.ValidationError as error:
+        raise InvalidArgumentError(f"the inference request is not valid: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not has_non_finite(text):
+            raise InvalidArgumentError(f"the request's JSON is malformed: {error}") from error
+    try:
+        return msgspec.convert(parse_non_finite(text), _ParsedRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidArgumentError(f"the inference request is not valid: {error}") from error
+
+
+def _binary_size(item: _Input) -> int | None:
+    """The bytes that the input has after the header; None when its data is JSON."""
+    parameters = item.parameters or {}
+    if "shared_memory_region" in parameters:
+        raise UnsupportedError(
+            f"input '{item.name}': this server has no shared memory regions; send the data as JSON or binary"
+        )
+    size = size_parameter(f"input '{item.name}'", parameters, "binary_data_size")
+    if size is not None and _has_data(item):
+        raise InvalidArgumentError(f"input '{item.name}': only one of 'data' and 'binary_data_size' may be set")
+    return size
+
+
+def _has_data(item: _Input) -> bool:
+    data = item.data
+    if data is _ABSENT or data is None:
+        return False
+    return not isinstance(data, msgspec.Raw) or bytes(memoryview(data)[:5]) != b"null"
+
+
+def _datatype_and_count(item: _Input, limits: HttpLimits) -> tuple[Datatype, int]:
+    """Check what an input says about itself; its datatype and its number of elements."""
+    name, shape = item.name, item.shape
+    datatype = _DATATYPES.get(item.datatype)
+    if datatype is None:
+        raise InvalidArgumentError(
+            f"input '{name:.100}': unknown datatype '{item.datatype:.40}', expected one of {', '.join(_DATATYPES)}"
+        )
+    if len(name) > limits.max_name_len:
+        raise InvalidArgumentError(f"an input's name is longer than {limits.max_name_len} characters: '{name[:40]}...'")
+    if len(shape) > limits.max_rank:
+        raise InvalidArgumentError(
+            f"input '{name}': a shape has at most {limits.max_rank} dimensions, got {len(shape)}"
+        )
+    if shape and min(shape) < 0:
+        raise InvalidArgumentError(f"input '{name}': invalid shape {list(shape)}, a dimension is at least 0")
+    count = prod(shape)
+    if (count or prod(filter(None, shape))) * 8 > _MAX_TENSOR_BYTES:
+        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} has more bytes than 64 bits can count")
+    return datatype, count
+
+
+def _output_is_binary(output: _Output) -> bool:
+    parameters = output.parameters
+    if not parameters:
+        return False
+    for name, what in (("shared_memory_region", "shared memory regions"), ("classification", "classification")):
+        if name in parameters:
+            raise UnsupportedError(f"output '{output.name}': this server does not have {what} yet")
+    is_binary = parameters.get("binary_data", False)
+    if not isinstance(is_binary, bool):
+        raise InvalidArgumentError(f"output '{output.name}': parameter 'binary_data' must be a boolean")
+    return is_binary
