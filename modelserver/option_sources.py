@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from modelserver.config.suggestion import suggest
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
 from modelserver.options import ServerOptions, option_table
@@ -19,6 +20,9 @@ PREFIX = "MODELSERVER_"
 SEPARATOR = ";"
 # Kubernetes puts such variables into the environment for each service; they are not ours.
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
+_SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
+# What the commands that talk to a server read.
+_CLIENT_VARIABLES = frozenset({"MODELSERVER_URL"})
 
 Values = dict[str, OptionValue]
 
@@ -78,7 +82,7 @@ def parse_arguments(arguments: Sequence[str]) -> Values:
 
 
 def parse_environment(environment: Mapping[str, str]) -> Values:
-    """Options from `MODELSERVER_*`; other variables of that prefix are left alone."""
+    """Options from `MODELSERVER_*`; `unknown_variables` names the others of that prefix."""
     values: Values = {}
     for option in option_table():
         text = environment.get(option.variable)
@@ -88,6 +92,24 @@ def parse_environment(environment: Mapping[str, str]) -> Values:
             if part or not option.is_repeated:
                 _put(values, option, option.parse(part, source=f"environment variable {option.variable}"))
     return values
+
+
+def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each variable that has our prefix and is nothing of ours; those of Kubernetes are let be."""
+    known = {option.variable for option in option_table()} | _CLIENT_VARIABLES
+    return tuple(
+        f"environment variable {name} is no option of the server{_nearest_variable(name)}"
+        for name, text in sorted(environment.items())
+        if name.startswith(PREFIX)
+        and name not in known
+        and not _SERVICE_LINK.match(text)
+        and not _SERVICE_LINK_NAME.search(name)
+    )
+
+
+def _nearest_variable(name: str) -> str:
+    nearest = suggest(name.removeprefix(PREFIX), [option.name for option in option_table()])
+    return f"; did you mean '{PREFIX}{nearest.upper()}'?" if nearest else ""
 
 
 def read_file(path: Path) -> Values:

@@ -12,7 +12,7 @@ import pytest
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import FlagState
-from modelserver.option_sources import resolve_options
+from modelserver.option_sources import resolve_options, unknown_variables
 from modelserver.options import ServerOptions, ineffective, markdown, option_table
 
 
@@ -171,6 +171,34 @@ def test_the_environment_names_the_file_and_separates_repeated_values_by_semicol
 
 def test_service_links_of_kubernetes_are_not_options() -> None:
     assert options_of(MODELSERVER_HTTP_PORT="tcp://10.0.0.1:80", MODELSERVER_PORT="tcp://10.0.0.1:80").http_port == 8000
+
+
+def test_unknown_variables_are_named_with_the_nearest_option() -> None:
+    environment = {"MODELSERVER_HTTP_PROT": "1", "MODELSERVER_WHAT_IS_THIS": "2", "MODELSERVER_HTTP_PORT": "3"}
+    assert unknown_variables({**environment, "HTTP_PROT": "x", "MODELSERVER_URL": "http://h"}) == (
+        "environment variable MODELSERVER_HTTP_PROT is no option of the server; did you mean 'MODELSERVER_HTTP_PORT'?",
+        "environment variable MODELSERVER_WHAT_IS_THIS is no option of the server",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MODELSERVER_PORT", "tcp://10.0.0.1:8000"),
+        ("MODELSERVER_SERVICE_HOST", "10.0.0.1"),
+        ("MODELSERVER_SERVICE_PORT", "8000"),
+        ("MODELSERVER_SERVICE_PORT_HTTP_V2", "8000"),
+        ("MODELSERVER_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("MODELSERVER_PORT_8000_TCP_PROTO", "tcp"),
+        ("MODELSERVER_PORT_8000_TCP_PORT", "8000"),
+        ("MODELSERVER_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ("MODELSERVER_CANARY_SERVICE_HOST", "10.0.0.1"),
+        ("MODELSERVER_CANARY_PORT", "udp://10.0.0.1:8000"),
+        ("MODELSERVER_CANARY_PORT_53_UDP_ADDR", "10.0.0.1"),
+    ],
+)
+def test_service_links_of_kubernetes_are_not_mentioned(name: str, value: str) -> None:
+    assert unknown_variables({name: value}) == ()
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,14 @@ def test_servers_can_run_side_by_side(tmp_path: Path) -> None:
     wait_until(lambda: threading.active_count() <= before + 1)
 
 
+def test_unknown_variables_are_a_warning_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_identity(tmp_path)
+    monkeypatch.setenv("MODELSERVER_ALOW_GRPC", "false")
+    with serving_process(tmp_path) as server:
+        server.wait_for("MODELSERVER_ALOW_GRPC is no option of the server; did you mean 'MODELSERVER_ALLOW_GRPC'")
+        server.wait_until_started()
+
+
 def test_settings_of_a_backend_that_is_nowhere_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_identity(tmp_path)
     with running_server(tmp_path, backend_config=("identty,x=1", "identity,y=1")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import textwrap
@@ -15,11 +16,13 @@ from modelserver.cli.output import print_error, print_line, print_table
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import Option
 from modelserver.logs import start_logs
-from modelserver.option_sources import ResolvedOptions, resolve_options
+from modelserver.option_sources import ResolvedOptions, resolve_options, unknown_variables
 from modelserver.options import ServerOptions, markdown, option_table
 
 if TYPE_CHECKING:
     from modelserver.server import Server
+
+logger = logging.getLogger(__name__)
 
 USAGE = "Usage: modelserver serve [DIRECTORY ...] [--FLAG=VALUE ...]"
 # The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
@@ -56,6 +59,8 @@ def serve(context: typer.Context) -> None:
 def _run(options: ServerOptions) -> int:
     """Serve until stopped. A forced stop ends the process as it is: a thread may hang in a backend."""
     logs = start_logs(options)
+    for sentence in unknown_variables(os.environ):
+        logger.warning("%s", sentence)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             status, is_abandoned = runner.run(_serve(options))
