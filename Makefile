@@ -3,6 +3,7 @@
 #   make serve ARGS="--http-port 9000"    more flags for the server
 #   make test  ARGS="tests/config -x"     arguments for pytest
 #   make serve PYTHON=python3.12          the Python that the virtual environment is made from
+#   make serve TORCH_INDEX=<url>          where to get the CPU build of torch, to spare a laptop the CUDA packages
 
 MODELS ?= model_repository
 ARGS ?=
@@ -41,12 +42,10 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "modelserver needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Without a GPU the CPU build of torch comes first, so that nothing pulls the CUDA packages later.
+# torch comes before whatever depends on it, so that nothing pulls another build later. Where the package index
+# holds builds for GPUs only, TORCH_INDEX names one with the CPU build (PyTorch's own publishes it).
 $(VENV)/.torch: | $(BIN)/python
-	@if command -v nvidia-smi >/dev/null 2>&1; then $(PIP) install "$(TORCH)"; else \
-	  echo "no GPU here: installing the CPU build of torch"; \
-	  $(PIP) install --retries 1 --timeout 15 $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)" 2>/dev/null \
-	  || $(PIP) install "$(TORCH)"; fi
+	$(PIP) install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 	@touch $@
 
 $(VENV)/.serve: pyproject.toml $(VENV)/.torch
