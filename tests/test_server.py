@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.model_files import write_identity, write_model
-from support.processes import ServerProcess, serving_process
+from support.processes import ENVIRONMENT, ServerProcess, serving_process
 from support.serving import running_server
 
 from modelserver.errors import ServerError, UnavailableError
@@ -308,7 +308,7 @@ def test_servers_can_run_side_by_side(tmp_path: Path) -> None:
 
 def test_unknown_variables_are_a_warning_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_identity(tmp_path)
-    monkeypatch.setenv("MODELSERVER_ALOW_GRPC", "false")
+    monkeypatch.setitem(ENVIRONMENT, "MODELSERVER_ALOW_GRPC", "false")
     with serving_process(tmp_path) as server:
         server.wait_for("MODELSERVER_ALOW_GRPC is no option of the server; did you mean 'MODELSERVER_ALLOW_GRPC'")
         server.wait_until_started()
