@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from modelserver.config import literal, scalar
 from modelserver.config.lexer import Lines, Token, tokenize
 from modelserver.config.problem import Locations, Problem, key_path
+from modelserver.config.repair import Repair
 from modelserver.config.suggestion import did_you_mean, suggest_field
 
 MAX_PROBLEMS = 100
@@ -19,11 +20,12 @@ _CLOSING = {"{": "}", "<": ">", "[": "]"}
 _VALUE_STARTS = (":", "{", "<", "[")
 
 
-def locate(text: str, descriptor: Descriptor, source: str) -> tuple[Locations, list[Problem]]:
-    """Positions of all fields of the text, and its problems, at most MAX_PROBLEMS."""
+def locate(text: str, descriptor: Descriptor, source: str) -> tuple[Locations, list[Problem], Repair]:
+    """Positions of all fields of the text, its problems, at most MAX_PROBLEMS, and how to do without them."""
     walker = _Walker(text, source)
     walker.message(descriptor, "", None)
-    return Locations(walker.positions), walker.problems[:MAX_PROBLEMS]
+    walker.repair.is_possible &= walker.num_excused == len(walker.problems) < MAX_PROBLEMS
+    return Locations(walker.positions), walker.problems[:MAX_PROBLEMS], walker.repair
 
 
 class _Walker:
@@ -37,6 +39,8 @@ class _Walker:
         self._open: list[Token] = []  # brackets that are not closed yet, the outermost first
         self.positions: dict[str, tuple[int, int]] = {}
         self.problems: list[Problem] = []
+        self.repair = Repair()
+        self.num_excused = 0  # problems that the edits of `repair` remove
         for token in tokens:
             if token.kind == "junk":
                 self._report(token, "", f"unexpected {literal.shown(token)}")
@@ -69,6 +73,7 @@ class _Walker:
             if self._token.kind != "name":
                 self._syntax_error(path)
                 continue
+            num_others = len(self.problems) - self.num_excused
             name = self._next()
             field = descriptor.fields_by_name.get(name.text)
             inner = key if key is not None else f"{path}.{name.text}" if path else name.text
@@ -81,6 +86,23 @@ class _Walker:
                     self._check_single(field, name, seen, oneofs, inner)
                 self._field(field, name, inner, seen)
             self._skip(",", ";")
+            if len(self.problems) - self.num_excused > num_others:
+                self._excuse(name, field, descriptor, inner, len(self.problems) - num_others)
+
+    def _excuse(
+        self, name: Token, field: FieldDescriptor | None, descriptor: Descriptor, path: str, num_excused: int
+    ) -> None:
+        """Have the field repaired whose walk has found problems that no field inside it answers for."""
+        if field is not None and field.message_type is not None and field.is_repeated:
+            self.repair.is_possible = False  # without it, the paths of those that follow would change
+            return
+        suggestion = None if field else suggest_field(name.text, descriptor.fields_by_name)
+        if suggestion:
+            self.repair.rename(name.offset, name.offset + len(name.text), suggestion)
+            self.positions.setdefault(path.removesuffix(name.text) + suggestion, self._lines.position(name.offset))
+        else:
+            self.repair.cut(name.offset, self._token.offset, path)
+        self.num_excused = num_excused
 
     def _opens(self) -> Token:
         opening = self._next()

@@ -19,14 +19,28 @@ MAX_CHARACTERS = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ParsedConfig:
-    """A config and where its fields are in the text."""
+    """A config and where its fields are in the text.
+
+    `problems` are mistakes of the text that the config was read without; `doubtful` are the paths of fields
+    that are therefore not what was meant.
+    """
 
     config: ModelConfig
     locations: Locations
+    problems: tuple[Problem, ...] = ()
+    doubtful: frozenset[str] = frozenset()
 
 
 def parse_pbtxt(text: str, source: str = "config.pbtxt") -> ParsedConfig:
     """Parse a model config; raises ConfigError with every problem. Says nothing about what values mean."""
+    parsed = read_pbtxt(text, source)
+    if parsed.problems:
+        raise error_of(parsed.problems, source)
+    return parsed
+
+
+def read_pbtxt(text: str, source: str = "config.pbtxt") -> ParsedConfig:
+    """As `parse_pbtxt`, but reads past mistakes where it can; raises ConfigError where it cannot."""
     if len(text) > MAX_CHARACTERS:
         too_long = f"expected at most {MAX_CHARACTERS} characters, got {len(text)}"
         raise error_of([Problem(source, None, None, "", too_long)], source)
@@ -36,17 +50,23 @@ def parse_pbtxt(text: str, source: str = "config.pbtxt") -> ParsedConfig:
     except UnicodeEncodeError as error:
         line, column = Lines(text).position(error.start)
         raise error_of([Problem(source, line, column, "", "expected UTF-8 text")], source) from None
-    locations, problems = locate(text, pb.DESCRIPTOR.message_types_by_name["ModelConfig"], source)
-    if problems:
+    locations, problems, repair = locate(text, pb.DESCRIPTOR.message_types_by_name["ModelConfig"], source)
+    if problems and not repair.is_possible:
         raise error_of(problems, source)
     message = pb.ModelConfig()
     try:
-        text_format.Parse(text, message)
+        if problems:  # Merge takes a field twice: misspelt and spelt well
+            text_format.Merge(repair.apply(text), message)
+        else:
+            text_format.Parse(text, message)
     except text_format.ParseError as error:
+        if problems:
+            raise error_of(problems, source) from None
         # The walk above takes a little more than protobuf does; its word is final.
         problem = Problem(source, error.GetLine(), error.GetColumn(), "", _reason(error))
         raise error_of([problem], source) from None
-    return ParsedConfig(config_from_message(message, source=source), locations)
+    config = config_from_message(message, source=source)
+    return ParsedConfig(config, locations, tuple(problems), frozenset(repair.doubtful))
 
 
 def _reason(error: text_format.ParseError) -> str:

@@ -5,16 +5,17 @@ Everything that is wrong is reported at once. Nothing is loaded here; `modelserv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext
 from modelserver.config.defaults import normalise
 from modelserver.config.message import config_from_json
-from modelserver.config.pbtxt import ParsedConfig, parse_pbtxt
+from modelserver.config.pbtxt import ParsedConfig, read_pbtxt
 from modelserver.config.platform import BACKENDS
 from modelserver.config.problem import Locations, Problem, error_of
+from modelserver.config.repair import is_doubtful
 from modelserver.config.schema import ModelConfig
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
@@ -87,7 +88,7 @@ def _parse(layout: ModelLayout, config_json: str | None) -> tuple[str, ParsedCon
     except OSError as error:
         problem = Problem(source, None, None, "", f"the file cannot be read: {error.strerror}")
         raise error_of((problem,), source) from error
-    return source, parse_pbtxt(text, source)
+    return source, read_pbtxt(text, source)
 
 
 class _Reading:
@@ -99,7 +100,8 @@ class _Reading:
         self._source = source
         self._locations = parsed.locations
         self._config = parsed.config
-        self._problems: list[Problem] = []
+        self._problems: list[Problem] = list(parsed.problems)
+        self._parsed = parsed
 
     def finish(self) -> ModelDefinition:
         if self._layout.is_single:  # the name was given from outside
@@ -223,9 +225,14 @@ class _Reading:
         if self._problems:
             known = {(problem.field, problem.message) for problem in self._problems}
             extra = [problem for problem in located if (problem.field, problem.message) not in known]
-            raise error_of((*self._problems, *extra), self._source)
+            raise error_of(self._sure((*self._problems, *extra)), self._source)
         if located:
             raise UnsupportedError("\n".join(str(problem) for problem in located))
+
+    def _sure(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Without those that may only follow from a mistake of the text that is reported as well."""
+        written, doubtful = self._parsed.problems, self._parsed.doubtful
+        return [problem for problem in problems if problem in written or not is_doubtful(problem, doubtful)]
 
     def _warnings(self, written: ModelConfig, backend_class: type[Backend]) -> tuple[Problem, ...]:
         found = ignored_warnings(written, self._source, backend_class.acts_on)

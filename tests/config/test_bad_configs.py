@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from modelserver.config.defaults import normalise
-from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.config.problem import Problem
+from modelserver.config.pbtxt import parse_pbtxt, read_pbtxt
+from modelserver.config.problem import Problem, error_of
 from modelserver.config.validate import validate
 from modelserver.errors import ConfigError
 
@@ -36,3 +36,17 @@ def test_normalising_hides_no_problem_but_missing_names(case: str) -> None:
     before, after = problems_of(text), problems_of(text, is_normalised=True)
     filled_in = [problem for problem in before if problem.field == "name" and problem.message.endswith("got none")]
     assert [problem.field for problem in before if problem not in filled_in] == [problem.field for problem in after]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.partition("\n")[0] for case in CASES])
+def test_reading_past_mistakes_reports_the_same_ones(case: str) -> None:
+    text = case.partition("\n")[2].split("--- problems\n")[0]
+    assert mistakes_read_past(text) in ((), problems_of(text))
+
+
+def mistakes_read_past(text: str) -> tuple[Problem, ...]:
+    try:
+        problems = read_pbtxt(text).problems
+    except ConfigError as error:
+        return error.problems
+    return error_of(problems, "").problems if problems else ()

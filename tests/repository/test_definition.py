@@ -97,6 +97,51 @@ def test_a_policy_that_leaves_no_version(tmp_path: Path) -> None:
     assert "holds only [1]" in problems_of(directory)["version_policy"]
 
 
+def test_mistakes_of_the_text_hide_none_of_the_meaning(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m", versions=())
+    (directory / "config.pbtxt").write_text(
+        """
+name: "wrong"
+backend: "identit"
+max_batch_sze: -2
+input { name: "x" data_type: TYPE_FLOAT dims: [ 0 ] }
+output { name: "y" data_type: TYPE_FP32 dims: 1 colour: "red" }
+dynamic_batching { preferred_batch_size: [ 99 ] }
+instance_group { kind: KIND_CPU gpus: 0 count: many }
+"""
+    )
+    problems = problems_of(directory)
+    assert list(problems) == [
+        "",
+        "name",
+        "backend",
+        "max_batch_sze",
+        "max_batch_size",
+        "input[0].data_type",
+        "input[0].dims[0]",
+        "output[0].colour",
+        "dynamic_batching.preferred_batch_size[0]",
+        "instance_group[0].gpus",
+        "instance_group[0].count",
+    ]
+    assert "did you mean TYPE_FP32?" in problems["input[0].data_type"]
+
+
+def test_what_follows_from_a_mistake_of_the_text_is_not_reported(tmp_path: Path) -> None:
+    directory = write_model(
+        tmp_path,
+        "m",
+        config="""
+backend: identity
+max_batch_size: "8"
+input { name: "x" data_type: FP32 dims: [ 1, x ] }
+output { name: "x" data_type: TYPE_FP32 dims: 1 }
+dynamic_batching { }
+""",
+    )
+    assert list(problems_of(directory)) == ["backend", "max_batch_size", "input[0].data_type", "input[0].dims[1]"]
+
+
 def test_text_that_does_not_parse(tmp_path: Path) -> None:
     problems = problems_of(write_model(tmp_path, "m", config="max_batch_sise: 1"))
     assert any("max_batch_size" in text for text in problems.values())
