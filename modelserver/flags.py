@@ -17,6 +17,8 @@ from modelserver.errors import InvalidArgumentError
 TRUE_WORDS = frozenset({"true", "1", "yes", "on", "y", "t"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off", "n", "f"})
 
+BOOL_EXPECTATION = "true or false (also 1/0, yes/no, on/off)"
+
 OptionValue = bool | int | float | str | tuple[str, ...] | None
 
 
@@ -80,7 +82,7 @@ class Option:
         if self.flag.choices:
             return "one of " + ", ".join(self.flag.choices)
         if self.kind is bool:
-            return "true or false (also 1/0, yes/no, on/off)"
+            return BOOL_EXPECTATION
         if self.kind is str:
             return self.flag.metavar or "text"
         noun = "an integer" if self.kind is int else "a number"
@@ -92,10 +94,10 @@ class Option:
     def parse(self, text: str, *, source: str) -> bool | int | float | str:
         """The value that `text` writes. Raises InvalidArgumentError naming `source`, what was expected and got."""
         if self.kind is bool:
-            word = text.strip().lower()
-            if word not in TRUE_WORDS | FALSE_WORDS:
+            switch = parse_bool(text)
+            if switch is None:
                 raise self._bad(text, source)
-            return word in TRUE_WORDS
+            return switch
         if self.kind is str:
             if self.flag.choices and text not in self.flag.choices:
                 matching = [choice for choice in self.flag.choices if choice.lower() == text.lower()]
@@ -114,6 +116,12 @@ class Option:
 
     def _bad(self, text: str, source: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"{source} expects {self.expectation}, got '{text}'")
+
+
+def parse_bool(text: str) -> bool | None:
+    """The boolean that `text` writes in one of Triton's forms; None if it writes none."""
+    word = text.strip().lower()
+    return word in TRUE_WORDS if word in TRUE_WORDS | FALSE_WORDS else None
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:

@@ -13,7 +13,16 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import Flag, FlagState, Option, OptionValue, flag
+from modelserver.flags import (
+    BOOL_EXPECTATION,
+    Flag,
+    FlagState,
+    Option,
+    OptionValue,
+    flag,
+    nearest_hint,
+    parse_bool,
+)
 
 SERVER = "Server"
 LOGGING = "Logging"
@@ -35,6 +44,8 @@ _PORT: dict[str, int] = {"minimum": 0, "maximum": 65535}
 _INT_MAX = 2**31 - 1
 _MODES = ("none", "poll", "explicit")
 _LEVELS = ("none", "low", "medium", "high")
+# Families of --metrics-config and whether they are made; Triton leaves histograms out by default.
+_METRICS_SWITCHES = {"counter_latencies": True, "histogram_latencies": True, "summary_latencies": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +124,7 @@ class ServerOptions:
     allow_cpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the CPU and memory of the host, or of the container the server runs in."))
     allow_gpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the GPUs.", state=_NOT_YET))
     metrics_interval_ms: int = field(default=2000, metadata=flag(METRICS, "Shortest time between two readings of the host's gauges.", minimum=1))
-    metrics_config: tuple[str, ...] = field(default=(), metadata=flag(METRICS, "counter_latencies, histogram_latencies: false leaves those families out. summary_latencies, summary_quantiles: accepted, no effect yet.", metavar="KEY=VALUE"))
+    metrics_config: tuple[str, ...] = field(default=(), metadata=flag(METRICS, "counter_latencies, histogram_latencies: false leaves those families out. summary_latencies, summary_quantiles: accepted, no effect, with a warning.", metavar="KEY=VALUE"))
 
     trace_config: tuple[str, ...] = field(default=(), metadata=flag(TRACING, "Settings of request tracing.", state=_NOT_YET, metavar="[MODE],KEY=VALUE"))
 
@@ -154,7 +165,7 @@ class ServerOptions:
         for text in self.backend_config:
             _split_backend_setting(text)
         for text in self.metrics_config:
-            _split_setting(text, "--metrics-config")
+            _split_metrics_setting(text)
         if self.load_model and self.model_control_mode != "explicit":
             raise InvalidArgumentError(
                 "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
@@ -180,8 +191,13 @@ class ServerOptions:
         return settings
 
     @property
-    def metrics_settings(self) -> dict[str, str]:
-        return dict(_split_setting(text, "--metrics-config") for text in self.metrics_config)
+    def metrics_switches(self) -> dict[str, bool]:
+        """The families of metrics that can be switched, and whether they are on."""
+        given = dict(_split_metrics_setting(text) for text in self.metrics_config)
+        return {
+            key: default if (switch := parse_bool(given.get(key, ""))) is None else switch
+            for key, default in _METRICS_SWITCHES.items()
+        }
 
     @property
     def auto_complete_config(self) -> bool:
@@ -210,6 +226,13 @@ def ineffective(options: ServerOptions) -> list[Option]:
     ]
 
 
+def ineffective_metrics_settings(options: ServerOptions) -> list[str]:
+    """The keys of --metrics-config that were given and have no effect: there are no summaries."""
+    given = dict(_split_metrics_setting(text) for text in options.metrics_config)
+    asks_for_summaries = options.metrics_switches["summary_latencies"]
+    return [key for key in given if key == "summary_quantiles" or (key == "summary_latencies" and asks_for_summaries)]
+
+
 def _describe(name: str, hint: object, default: object, metadata: typing.Mapping[str, Flag]) -> Option:
     assert default is not MISSING, f"option {name} has no default"
     is_repeated = typing.get_origin(hint) is tuple
@@ -230,11 +253,19 @@ def _split_backend_setting(text: str) -> tuple[str, str, str]:
     return backend.strip(), key.strip(), value
 
 
-def _split_setting(text: str, name: str) -> tuple[str, str]:
+def _split_metrics_setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
+    key = key.strip()
     if not equals or not key:
-        raise InvalidArgumentError(f"{name} expects <key>=<value>, got '{text}'")
-    return key.strip(), value
+        raise InvalidArgumentError(f"--metrics-config expects <key>=<value>, got '{text}'")
+    known = (*_METRICS_SWITCHES, "summary_quantiles")
+    if key not in known:
+        raise InvalidArgumentError(
+            f"--metrics-config expects one of {', '.join(known)}, got '{key}'{nearest_hint(key, known)}"
+        )
+    if key in _METRICS_SWITCHES and parse_bool(value) is None:
+        raise InvalidArgumentError(f"--metrics-config={key} expects {BOOL_EXPECTATION}, got '{value}'")
+    return key, value
 
 
 def markdown() -> str:

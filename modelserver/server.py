@@ -25,7 +25,7 @@ from modelserver.frontends.http.exchange import Frontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
-from modelserver.options import ServerOptions, ineffective
+from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -154,15 +154,15 @@ class Server:
         options = self.options
         if not options.allow_metrics:
             return None
-        settings = options.metrics_settings
+        switches = options.metrics_switches
         metrics = ServerMetrics(
             self.repository.models,
             self.repository.load_counts,
             server_version=self.version,
             host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
             options=MetricsOptions(
-                has_duration_counters=settings.get("counter_latencies", "true") != "false",
-                has_duration_histograms=settings.get("histogram_latencies", "true") != "false",
+                has_duration_counters=switches["counter_latencies"],
+                has_duration_histograms=switches["histogram_latencies"],
             ),
         )
         address = options.metrics_address or options.http_address
@@ -291,5 +291,6 @@ def gpu_ids() -> tuple[int, ...]:
 
 def _warn_ineffective(options: ServerOptions) -> None:
     flags = [option.flag_name for option in ineffective(options)]
+    flags += [f"--metrics-config={key}" for key in ineffective_metrics_settings(options)]
     if flags:
         logger.warning("accepted, has no effect yet: %s", ", ".join(flags))

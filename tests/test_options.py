@@ -13,7 +13,7 @@ import pytest
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import FlagState
 from modelserver.option_sources import resolve_options, unknown_variables
-from modelserver.options import ServerOptions, ineffective, markdown, option_table
+from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings, markdown, option_table
 
 
 def options_of(*arguments: str, **environment: str) -> ServerOptions:
@@ -111,6 +111,16 @@ def test_repeated_flags_collect_in_order_and_the_old_name_counts() -> None:
         (["--model-control-mode=auto"], ["none, poll, explicit", "'auto'"]),
         (["--backend-config=onnxruntime"], ["--backend-config", "[<backend>,]<key>=<value>", "'onnxruntime'"]),
         (["--metrics-config=x"], ["--metrics-config", "<key>=<value>"]),
+        (
+            ["--metrics-config=counter_latency=1"],
+            [
+                "--metrics-config",
+                "counter_latencies, histogram_latencies, summary_latencies, summary_quantiles",
+                "'counter_latency'",
+                "did you mean 'counter_latencies'?",
+            ],
+        ),
+        (["--metrics-config=counter_latencies=maybe"], ["counter_latencies", "true or false", "'maybe'"]),
         (["--load-model=a"], ["--load-model needs --model-control-mode=explicit"]),
         (["a", "b", "--model-name=m"], ["--model-name needs a single --model-repository"]),
         (["--config=/nonexistent/file"], ["/nonexistent/file", "No such file"]),
@@ -141,6 +151,18 @@ def test_backend_settings_are_by_backend_and_for_all() -> None:
     options = options_of("--backend-config=onnxruntime,threads=2", "--backend-config=default-max-batch-size=8")
     assert options.backend_options == {"onnxruntime": {"threads": "2"}, "": {"default-max-batch-size": "8"}}
     assert options_of("--allow-pickle-models").backend_options == {"": {"allow-pickle": "true"}}
+
+
+@pytest.mark.parametrize(("word", "expected"), [("false", False), ("OFF", False), ("0", False), ("yes", True)])
+def test_switches_of_the_metrics_take_all_forms_of_booleans(word: str, expected: bool) -> None:
+    switches = options_of(f"--metrics-config=counter_latencies={word}").metrics_switches
+    assert switches == {"counter_latencies": expected, "histogram_latencies": True, "summary_latencies": False}
+
+
+def test_switches_of_the_metrics_without_effect_are_named() -> None:
+    options = options_of("--metrics-config=summary_latencies=true", "--metrics-config=summary_quantiles=0.5:0.05")
+    assert ineffective_metrics_settings(options) == ["summary_latencies", "summary_quantiles"]
+    assert ineffective_metrics_settings(options_of("--metrics-config=summary_latencies=false")) == []
 
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
