@@ -28,7 +28,7 @@ from modelserver.backend import (
 )
 
 from .instance import OnnxInstance
-from .options import providers, session_options
+from .options import providers, run_options, session_options
 from .signature import session_signature
 
 _FILENAME = "model.onnx"
@@ -62,6 +62,7 @@ class OnnxBackend(Backend):
         self._sessions: dict[tuple[DeviceKind, int], tuple[Any, FileSignature]] = {}
         self._path = context.version_directory
         self._options: Any = None
+        self._run_options: Any = None
 
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
@@ -77,6 +78,7 @@ class OnnxBackend(Backend):
     def load(self) -> None:
         self._path = _model_path(self.context)
         self._options = session_options(self.context)
+        self._run_options = run_options(self.context)
 
     def create_instance(self, placement: Placement) -> OnnxInstance:
         with self._lock:
@@ -84,7 +86,7 @@ class OnnxBackend(Backend):
             if key not in self._sessions:
                 self._sessions[key] = self._new_session(placement)
             session, signature = self._sessions[key]
-        return OnnxInstance(session, self.context.config, signature.scalars)
+        return OnnxInstance(session, self.context.config, signature.scalars, run_options=self._run_options)
 
     def unload(self) -> None:
         self._sessions.clear()

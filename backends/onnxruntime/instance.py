@@ -25,11 +25,15 @@ _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 class OnnxInstance(TensorInstance):
     """Runs the session that all instances on a device share.
 
-    `scalars` are the inputs and outputs that the graph has without the one dimension of their config.
+    `scalars` are the inputs and outputs that the graph has without the one dimension of their config;
+    `run_options` are onnxruntime.RunOptions for every run.
     """
 
-    def __init__(self, session: Any, config: ModelConfig, scalars: Collection[str] = ()) -> None:
+    def __init__(
+        self, session: Any, config: ModelConfig, scalars: Collection[str] = (), *, run_options: Any = None
+    ) -> None:
         self._session = session
+        self._run_options = run_options
         self._scalar_inputs = [spec.name for spec in config.input if spec.name in scalars]
         self._scalar_outputs = [spec.name for spec in config.output if spec.name in scalars]
         self._output_names = [spec.name for spec in config.output]
@@ -49,7 +53,10 @@ class OnnxInstance(TensorInstance):
             if name in feeds:
                 feeds[name] = _decoded(feeds[name])
         try:
-            arrays = self._run_values(feeds) if self._has_bfloat16 else self._session.run(self._output_names, feeds)
+            if self._has_bfloat16:
+                arrays = self._run_values(feeds)
+            else:
+                arrays = self._session.run(self._output_names, feeds, self._run_options)
         except (native.InvalidArgument, ValueError) as error:
             raise InvalidArgumentError(f"ONNX Runtime refuses the inputs: {error}") from error
         except (native.Fail, native.RuntimeException, native.EPFail, native.NotImplemented) as error:
@@ -64,7 +71,8 @@ class OnnxInstance(TensorInstance):
     def _run_values(self, feeds: Mapping[str, Array]) -> list[Array]:
         """The long road for BF16, which NumPy lacks: ONNX Runtime's own values on both sides."""
         values = {name: self._value(name, array) for name, array in feeds.items()}
-        return [_array(value) for value in self._session.run_with_ort_values(self._output_names, values)]
+        results = self._session.run_with_ort_values(self._output_names, values, self._run_options)
+        return [_array(value) for value in results]
 
     def _value(self, name: str, array: Array) -> Any:
         array = np.ascontiguousarray(array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ _OPTIMIZATION_LEVELS = {
 }
 # Keys in these name spaces are ONNX Runtime's own session entries, passed on as they are.
 _SESSION_ENTRY_PREFIXES = ("session.", "optimization.", "ep.", "memory.")
+# But this one it reads at each run.
+_ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+_ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
 
 _ACCELERATORS = {
     "cuda": "CUDAExecutionProvider",
@@ -50,8 +54,23 @@ def session_options(context: BackendContext) -> Any:
     options.enable_mem_pattern = context.bool_parameter("enable_mem_pattern", True)
     options.graph_optimization_level = _optimization_level(context)
     for key, value in context.config.parameters.items():
-        if key.startswith(_SESSION_ENTRY_PREFIXES):
+        if key.startswith(_SESSION_ENTRY_PREFIXES) and key != _ARENA_SHRINKAGE:
             options.add_session_config_entry(key, value)
+    return options
+
+
+def run_options(context: BackendContext) -> Any:
+    """Options of every run, or None. Raises ConfigError for what each run would refuse."""
+    devices = context.config.parameters.get(_ARENA_SHRINKAGE)
+    if devices is None:
+        return None
+    if not _ARENAS.fullmatch(devices):
+        raise _refused(context, f"parameter {_ARENA_SHRINKAGE}", "devices such as cpu:0;gpu:0", f"'{devices}'")
+    if "cpu" in devices and not context.bool_parameter("enable_mem_arena", True):
+        raise _refused(context, f"parameter {_ARENA_SHRINKAGE}", f"enable_mem_arena to be on for {devices}", "off")
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # as in `session_options`
+    options.add_run_config_entry(_ARENA_SHRINKAGE, devices)
     return options
 
 

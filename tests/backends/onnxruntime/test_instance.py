@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,22 @@ def test_digits_are_read_with_97_percent(model_repository: Path) -> None:
     assert np.mean(outputs["digit"][:, 0] == labels) >= 0.97
     assert np.array_equal(outputs["probabilities"].argmax(1), outputs["digit"][:, 0])
     assert np.allclose(outputs["probabilities"].sum(1), 1, atol=1e-5)
+
+
+def test_arenas_that_shrink_after_each_run_change_no_answer(model_repository: Path, tmp_path: Path) -> None:
+    images, _ = held_out()
+    plain = context_of(model_repository / "digits_onnx")
+    parameters = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+    shrinking = replace(plain, config=replace(plain.config, parameters=parameters))
+    expected = instance_of("onnxruntime", plain).run({"image": images})
+    instance = instance_of("onnxruntime", shrinking)
+    for _ in range(3):
+        outputs = instance.run({"image": images})
+        assert all(np.array_equal(outputs[name], expected[name]) for name in expected)
+    bfloat16 = context_of(identity_model(tmp_path / "m", ["n", 3], TensorProto.BFLOAT16))
+    instance = instance_of("onnxruntime", replace(bfloat16, config=replace(bfloat16.config, parameters=parameters)))
+    array = np.arange(6, dtype=np.uint16).reshape(2, 3)
+    assert np.array_equal(instance.run({"x": array})["y"], array)
 
 
 @pytest.mark.parametrize("model", ["digits_versions", "digits_versions_specific", "digits_versions_all"])

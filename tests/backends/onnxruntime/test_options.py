@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
-from modelserver_backends.onnxruntime.options import providers, session_options
+from modelserver_backends.onnxruntime.options import providers, run_options, session_options
 from support.contexts import context_of
 
 from modelserver.backend import ConfigError, DeviceKind, ModelConfig, Placement
@@ -18,6 +18,7 @@ from modelserver.config.schema import (
     OptimizationGraph,
 )
 
+SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 CPU = Placement("cpu")
 GPU = Placement("gpu", DeviceKind.GPU, 1)
 
@@ -55,6 +56,27 @@ def test_the_backends_options_are_the_default_of_threads() -> None:
     assert session_options(context(given, intra_op_thread_count="1")).intra_op_num_threads == 1
     with pytest.raises(ConfigError, match="intra_op_thread_count: expected a whole number of 0 or more, got '-1'"):
         session_options(context({"intra_op_thread_count": "-1"}))
+
+
+def test_what_onnx_runtime_reads_per_run_is_no_entry_of_the_session() -> None:
+    given = context(**{SHRINKAGE: "cpu:0", "memory.other": "1"})
+    assert run_options(given).get_run_config_entry(SHRINKAGE) == "cpu:0"
+    options = session_options(given)
+    assert options.get_session_config_entry("memory.other") == "1"
+    with pytest.raises(RuntimeError):
+        options.get_session_config_entry(SHRINKAGE)
+    assert run_options(context()) is None
+
+
+@pytest.mark.parametrize("text", ["cpu", "cpu:x", "tpu:0", "cpu:0,gpu:0", ""])
+def test_a_list_of_arenas_that_every_run_would_refuse_fails_the_load(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{SHRINKAGE}: expected devices such as cpu:0;gpu:0, got '{text}'"):
+        run_options(context(**{SHRINKAGE: text}))
+
+
+def test_an_arena_that_is_switched_off_cannot_shrink() -> None:
+    with pytest.raises(ConfigError, match=f"{SHRINKAGE}: expected enable_mem_arena to be on for cpu:0"):
+        run_options(context(enable_mem_arena="0", **{SHRINKAGE: "cpu:0"}))
 
 
 @pytest.mark.parametrize(
