@@ -235,6 +235,8 @@ class Server:
     async def _drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait until those that were accepted are answered."""
         self.dataplane.begin_shutdown()
+        for model in self.repository.models():
+            model.stop()  # what waits for company in a batch has all the company it will get
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while num_inflight := sum(model.inflight for model in self.repository.models()):
