@@ -57,7 +57,10 @@ class TorchBackend(Backend):
         config = context.config
         _refuse_strings(context)
         path = _model_path(context)
-        if file_kind(path) is not FileKind.EXPORTED:
+        kind = file_kind(path)
+        if kind is not FileKind.EXPORTED:
+            if kind is FileKind.PICKLE:
+                _check_pickles(context, kind, path)
             if config.input and config.output:
                 return config
             taken = ", ".join(_load(context, path, "cpu").arguments.names)
@@ -114,15 +117,11 @@ def _model_path(context: BackendContext) -> Path:
 def _load(context: BackendContext, path: Path, device: str) -> Program:
     """The program in `path`. Raises InvalidArgumentError for a damaged file, UnsupportedError for a pickle."""
     kind = file_kind(path)
-    allows_pickle = context.options.get(_ALLOW_PICKLE, "false").lower() in ("true", "1")
     try:
         if kind is FileKind.TORCHSCRIPT:
             return load_torchscript(path, device)
-        if not allows_pickle:
-            _refuse_pickle(kind, path)
+        _check_pickles(context, kind, path)
         return load_exported(path, device) if kind is FileKind.EXPORTED else load_checkpoint(path, device)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"model '{context.model_name}' version {context.version}: {error}") from error
     except (RuntimeError, ValueError, KeyError, AssertionError, EOFError, pickle.UnpicklingError) as error:
         raise InvalidArgumentError(
             f"model '{context.model_name}' version {context.version}: PyTorch cannot load the {kind.value} {path} "
@@ -130,17 +129,22 @@ def _load(context: BackendContext, path: Path, device: str) -> Program:
         ) from error
 
 
-def _refuse_pickle(kind: FileKind, path: Path) -> None:
+def _check_pickles(context: BackendContext, kind: FileKind, path: Path) -> None:
+    """Raise UnsupportedError if loading the file would run a pickle that nobody has vouched for."""
+    if context.options.get(_ALLOW_PICKLE, "false").lower() in ("true", "1"):
+        return
+    model = f"model '{context.model_name}' version {context.version}"
     advice = (
         "save the model with torch.export.save, or vouch for all models of this server with "
         f"--backend-config=pytorch,{_ALLOW_PICKLE}=true"
     )
     if kind is FileKind.PICKLE:
-        raise UnsupportedError(f"{path} is a {kind.value} (torch.save), which can run any code when loaded; {advice}")
+        danger = f"{path} is a {kind.value} (torch.save), which can run any code when loaded"
+        raise UnsupportedError(f"{model}: {danger}; {advice}")
     try:
         refuse_pickles(path)
     except UnsupportedError as error:
-        raise UnsupportedError(f"{error}; {advice}") from error
+        raise UnsupportedError(f"{model}: {error}; {advice}") from error
 
 
 def _refuse_strings(context: BackendContext) -> None:

@@ -11,6 +11,7 @@ import typer
 from modelserver.cli.inspection import Inspection, inspect_repositories
 from modelserver.cli.output import print_json, print_line
 from modelserver.config.problem import Problem
+from modelserver.options import ServerOptions
 from modelserver.repository.layout import IgnoredPath
 from modelserver.repository.options import DefinitionOptions
 
@@ -24,6 +25,11 @@ def check(
     model_name: Annotated[str, typer.Option(help="Name of the model, if the directory is a single one.")] = "",
     model_config_name: Annotated[str, typer.Option(help="Use <model>/configs/<name>.pbtxt where it exists.")] = "",
     backend_directory: Annotated[list[Path] | None, typer.Option(help="Directory of backend packages.")] = None,
+    backend_config: Annotated[
+        list[str] | None, typer.Option(metavar="[BACKEND],KEY=VALUE", help="Setting of a backend, or of all.")
+    ] = None,
+    allow_pickle_models: Annotated[bool, typer.Option(help="As the server that is to load pickled models.")] = False,
+    allow_model_backends: Annotated[bool, typer.Option(help="As the server that takes backends of models.")] = False,
     disable_auto_complete_config: Annotated[bool, typer.Option(help="Take config.pbtxt as it is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -31,6 +37,10 @@ def check(
     options = DefinitionOptions(
         config_name=model_config_name,
         backend_directories=tuple(backend_directory or ()),
+        backend_config=ServerOptions(
+            backend_config=tuple(backend_config or ()), allow_pickle_models=allow_pickle_models
+        ).backend_options,
+        allow_model_backends=allow_model_backends,
         is_auto_complete_disabled=disable_auto_complete_config,
     )
     found, ignored = inspect_repositories(repository, options, model_name=model_name)

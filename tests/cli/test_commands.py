@@ -87,6 +87,20 @@ def test_check_of_a_path_that_is_not_there_says_so(shell: Shell, tmp_path: Path)
     assert "nothing at that path" in shell.run("check", str(tmp_path / "missing"), status=1)[1]
 
 
+def test_check_takes_what_the_server_is_allowed(shell: Shell, tmp_path: Path) -> None:
+    tensor = '{ name: "a" data_type: TYPE_FP32 dims: 1 }'
+    directory = write_model(tmp_path, "m", f'backend: "own" input {tensor} output {tensor}')
+    identity = ROOT / "backends" / "identity" / "__init__.py"
+    (directory / "own.py").write_text(identity.read_text())
+    assert "unknown backend 'own'" in shell.run("check", str(tmp_path), status=1)[0]
+    shell.run("check", str(tmp_path), "--allow-model-backends")
+
+
+def test_check_names_a_backend_setting_that_is_none(shell: Shell, tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    assert "--backend-config expects" in shell.run("check", str(tmp_path), "--backend-config=x", status=1)[1]
+
+
 def test_check_names_the_directory_that_cannot_be_read(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,15 @@ from support.contexts import context_of, instance_of, tensors
 from support.torch_models import Copy, Keyworded, SumAndDifference, path_in, rewritten, write_export, write_script
 from torch.export import Dim
 
-from modelserver.backend import ConfigError, Datatype, InvalidArgumentError, ModelConfig, NotFoundError, Placement
+from modelserver.backend import (
+    ConfigError,
+    Datatype,
+    InvalidArgumentError,
+    ModelConfig,
+    NotFoundError,
+    Placement,
+    UnsupportedError,
+)
 from modelserver.config.schema import ModelDynamicBatching, ModelInput, ModelOutput
 from modelserver.discovery import find_backend
 
@@ -133,6 +141,15 @@ def test_a_damaged_archive_is_named(pytorch, tmp_path: Path) -> None:
     rewritten(path, {"constants.pkl": b"nothing of use"})
     with pytest.raises(InvalidArgumentError, match=r"PyTorch cannot load the TorchScript archive .*model.pt"):
         pytorch.complete_config(context_of(tmp_path))
+
+
+def test_a_pickle_is_refused_before_anything_is_loaded(pytorch, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    torch.save({"weight": torch.ones(2)}, path_in(tmp_path, "model.pt"))
+    config = config_of(["x"], ["y"])
+    with pytest.raises(UnsupportedError, match=r"model\.pt is a pickled checkpoint .*allow-pickle=true"):
+        pytorch.complete_config(context_of(tmp_path, config=config))
+    assert pytorch.complete_config(context_of(tmp_path, config=config, options={"allow-pickle": "true"})) == config
 
 
 def test_thread_counts_are_the_processs(pytorch, tmp_path: Path) -> None:
