@@ -27,6 +27,7 @@ from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
 from modelserver.repository.backend_settings import unknown_backends
+from modelserver.repository.devices import gpu_ids
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 from modelserver.signals import StopSignals, unless
@@ -283,12 +284,6 @@ def grpcio_options(options: ServerOptions) -> GrpcioOptions:
         max_connection_age_ms=options.grpc_max_connection_age,
         max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
     )
-
-
-def gpu_ids() -> tuple[int, ...]:
-    """The NVIDIA GPUs that this process can open, by their device files; no driver library is asked."""
-    numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
-    return tuple(sorted(int(number) for number in numbers if number.isdigit()))
 
 
 def _warn_ineffective(options: ServerOptions) -> None:

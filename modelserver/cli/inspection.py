@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelserver.config.problem import Problem
@@ -11,6 +11,7 @@ from modelserver.discovery import backend_for_model_files
 from modelserver.errors import ConfigError, NotFoundError, ServerError
 from modelserver.flags import nearest_hint
 from modelserver.repository.definition import ModelDefinition, read_definition
+from modelserver.repository.devices import gpu_ids
 from modelserver.repository.layout import IgnoredPath, ModelLayout, RepositoryScan, resolve_roots, scan_roots
 from modelserver.repository.options import DefinitionOptions
 
@@ -66,6 +67,7 @@ def _scan(paths: Sequence[Path], options: DefinitionOptions, model_name: str) ->
 
 
 def _inspect(layout: ModelLayout, options: DefinitionOptions) -> Inspection:
+    options = replace(options, gpu_ids=gpu_ids())  # as the server does
     try:
         return Inspection(layout.name, layout.directory, read_definition(layout, options))
     except ConfigError as error:

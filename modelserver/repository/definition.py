@@ -114,6 +114,7 @@ class _Reading:
         if completed and not unsupported and not self._options.is_auto_complete_disabled:
             assert backend_class is not None, "completed says so"
             self._complete(backend_class, served)
+            unsupported = unsupported_problems(self._config, self._source)
         written = self._config
         if backend_class is not None:
             self._normalise(backend_class)

@@ -16,6 +16,7 @@ from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
 from modelserver.cli.main import main
+from modelserver.repository import devices
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -81,6 +82,21 @@ def test_check_reports_every_problem_with_its_place(shell: Shell, tmp_path: Path
     assert f"{tmp_path}/wrong/config.pbtxt:2:1" in out
     assert "max_batch_size" in out
     assert out.splitlines()[-1] == "2 models, 1 wrong"
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_check_judges_gpus_by_those_of_the_machine(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_gpus: int
+) -> None:
+    (tmp_path / "dev").mkdir()
+    for number in range(num_gpus):
+        (tmp_path / "dev" / f"nvidia{number}").touch()
+    monkeypatch.setattr(devices, "DEVICE_FILES", tmp_path / "dev")
+    tensor = '{ name: "a" data_type: TYPE_FP32 dims: 1 }'
+    group = "instance_group { kind: KIND_GPU gpus: 1 }"
+    write_model(tmp_path / "models", "m", f'backend: "identity" input {tensor} output {tensor} {group}')
+    out, _ = shell.run("check", str(tmp_path / "models"), status=0 if num_gpus else 1)
+    assert ("instance_group[0]" in out) is (num_gpus == 0)
 
 
 def test_check_of_a_path_that_is_not_there_says_so(shell: Shell, tmp_path: Path) -> None:

@@ -54,6 +54,22 @@ def test_a_field_that_is_not_executed_fails_as_unsupported(tmp_path: Path) -> No
         read(write_model(tmp_path, "m", extra="response_cache { enable: true }"))
 
 
+def test_what_completion_adds_is_refused_too(tmp_path: Path) -> None:
+    model = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "I", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "O", "data_type": "TYPE_FP32", "dims": [1]})
+        config.set_model_transaction_policy({"decoupled": True})
+        return config
+"""
+    directory = write_model(tmp_path, "m", config="")
+    (directory / "1" / "model.py").write_text(model)
+    with pytest.raises(UnsupportedError, match=r"model_transaction_policy\.decoupled: this version does not execute"):
+        read(directory)
+
+
 def test_an_ensemble_is_unsupported_and_needs_no_backend(tmp_path: Path) -> None:
     step = 'step [ { model_name: "a" input_map { key: "X" value: "I" } output_map { key: "Y" value: "O" } } ]'
     tensors = (
