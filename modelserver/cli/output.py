@@ -32,6 +32,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
             table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
         Console().print(table)
         return
+    lines = [tuple(" ".join(cell.split("\n")) for cell in line) for line in lines]
     widths = [max(len(line[index]) for line in [tuple(columns), *lines]) for index in range(len(columns))]
     if title:
         sys.stdout.write(title + "\n")

@@ -19,7 +19,7 @@ from modelserver.repository.fingerprint import fingerprint_tree
 from modelserver.repository.layout import INCOMPLETE_MARKER, RepositoryRoot, find_model, scan_model
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.plan import LoadedVersion
-from modelserver.repository.replacement import ReplacementDirectory
+from modelserver.repository.replacement import ReplacementDirectory, contained_path
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -44,6 +44,8 @@ class LoadRequest:
             raise InvalidArgumentError(
                 "file overrides need the parameter 'config' too: they replace the whole model directory"
             )
+        for path in self.files or ():
+            contained_path(path)
 
     @property
     def is_plain(self) -> bool:

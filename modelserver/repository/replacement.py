@@ -22,7 +22,7 @@ class ReplacementDirectory:
 
         Raises InvalidArgumentError for a path that would leave the directory.
         """
-        paths = {path: _contained(path) for path in files}
+        paths = {path: contained_path(path) for path in files}
         self.path = Path(tempfile.mkdtemp(prefix=f"modelserver-{model_name[:60]}-"))
         self._num_holders = 1
         self._lock = threading.Lock()  # guards _num_holders
@@ -58,7 +58,7 @@ class ReplacementDirectory:
             ) from error
 
 
-def _contained(path: str) -> PurePosixPath:
+def contained_path(path: str) -> PurePosixPath:
     """The relative path; raises InvalidArgumentError when it is not plainly inside the model directory."""
     parts = path.split("/")
     if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):

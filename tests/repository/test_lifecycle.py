@@ -475,3 +475,11 @@ async def test_each_load_warns_once_of_what_has_no_effect(
             await repository.load("m")
     assert warnings[0].startswith("model 'm': ")
     assert "instance_group[0].host_policy: has no effect in this version: there are no host policies" in warnings[0]
+
+
+async def test_a_request_that_makes_no_sense_leaves_no_trace(tmp_path: Path) -> None:
+    async with open_repository(tmp_path) as repository:
+        with pytest.raises(InvalidArgumentError, match="invalid file override path"):
+            await repository.load("m", config_json=as_json(IDENTITY_CONFIG), files={"../weights": b""})
+        assert repository.index() == []
+        assert repository.is_ready(strict=True)
