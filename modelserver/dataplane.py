@@ -10,9 +10,10 @@ from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import UnavailableError
+from modelserver.errors import ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.repository.repository import ModelRepository
+from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.statistics import StatisticsSnapshot
 
 
@@ -53,6 +54,7 @@ class DataPlane:
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self.is_shutting_down = False
+        self.refusals = RefusalCounts()
 
     def infer(self, request: InferRequest) -> ResponseStream:
         """Check the request and hand it to its model; the stream brings the responses or the error.
@@ -60,11 +62,15 @@ class DataPlane:
         Raises ServerError for what is refused at once: unknown or unready model, a request that does
         not fit the config, a full queue, a server that is shutting down.
         """
-        if self.is_shutting_down:
-            raise UnavailableError("the server is shutting down and accepts no new requests")
-        model = self._repository.get(request.model_name, request.version)
-        request.version = model.version  # replies name the version that answers
-        model.signature.check(request)
+        try:
+            if self.is_shutting_down:
+                raise UnavailableError("the server is shutting down and accepts no new requests")
+            model = self._repository.get(request.model_name, request.version)
+            request.version = model.version  # replies name the version that answers
+            model.signature.check(request)
+        except ServerError as error:
+            self.refusals.record(error.code)
+            raise
         request.arrival_ns = request.arrival_ns or time.monotonic_ns()
         return model.submit(request)
 

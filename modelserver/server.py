@@ -160,6 +160,7 @@ class Server:
             self.repository.models,
             self.repository.load_counts,
             server_version=self.version,
+            refusals=self.dataplane.refusals,
             host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
             options=MetricsOptions(
                 has_duration_counters=switches["counter_latencies"],

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.statistics import HistogramSnapshot, ModelStatistics, StatisticsSnapshot
 
 
@@ -184,12 +185,14 @@ class ServerMetrics:
         load_counts: Callable[[], Mapping[str, LoadCounter]],
         *,
         server_version: str,
+        refusals: RefusalCounts | None = None,
         host: HostGauges | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
         self._models = models
         self._load_counts = load_counts
         self._server_version = server_version
+        self._refusals = refusals or RefusalCounts()
         self._host = host
         self._options = options or MetricsOptions()
         self._process = ProcessCollector(registry=None)
@@ -210,6 +213,7 @@ class ServerMetrics:
         histograms = (*_HISTOGRAMS, _BATCH_ROWS) if self._options.has_duration_histograms else (_BATCH_ROWS,)
         families += [_histogram(name, text, samples, pick) for name, text, pick in histograms]
         families += _load_families(self._load_counts())
+        families.append(_refusal_family(self._refusals))
         if self._host is not None:
             families += _host_families(self._host)
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")
@@ -268,6 +272,17 @@ def _load_families(counts: Mapping[str, LoadCounter]) -> list[Metric]:
         loads.add_sample(f"{loads.name}_total", {"model": name}, counter.successes)
         failures.add_sample(f"{failures.name}_total", {"model": name}, counter.failures)
     return [loads, failures]
+
+
+def _refusal_family(refusals: RefusalCounts) -> Metric:
+    metric = Metric(
+        "modelserver_requests_refused",
+        "Inference requests that no model accepted: UNKNOWN_MODEL, UNAVAILABLE (not ready, stopping), INVALID, OTHER",
+        "counter",
+    )
+    for reason, count in refusals.snapshot().items():
+        metric.add_sample(f"{metric.name}_total", {"reason": reason.value}, count)
+    return metric
 
 
 def _host_families(host: HostGauges) -> list[Metric]:

@@ -12,12 +12,14 @@ import prometheus_client.parser
 import pytest
 
 from modelserver.config.schema import ModelConfig
+from modelserver.errors import ErrorCode
 from modelserver.frontends.http.exchange import HttpExchange, HttpRequest, HttpResponse
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
+from modelserver.telemetry.refusals import RefusalCounts, RefusalReason
 from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
 
 
@@ -109,6 +111,22 @@ def test_loads_and_failed_loads_are_counted_by_model() -> None:
     found = parse_text(metrics(LoadedModel("m")))
     assert found["modelserver_model_loads_total", (("model", "m"),)] == 2
     assert found["modelserver_model_load_failures_total", (("model", "m"),)] == 1
+
+
+def test_refused_requests_are_counted_by_reason() -> None:
+    refusals = RefusalCounts()
+    refusals.record(ErrorCode.NOT_FOUND)
+    refusals.record(ErrorCode.INTERNAL)
+    found = parse_text(metrics(refusals=refusals))
+    counts = {
+        reason: found["modelserver_requests_refused_total", (("reason", reason.value),)] for reason in RefusalReason
+    }
+    assert counts == {
+        RefusalReason.UNKNOWN_MODEL: 1,
+        RefusalReason.UNAVAILABLE: 0,
+        RefusalReason.INVALID: 0,
+        RefusalReason.OTHER: 1,
+    }
 
 
 def test_every_version_has_its_own_numbers() -> None:

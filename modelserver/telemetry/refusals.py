@@ -1,0 +1,43 @@
+"""Inference requests that were refused before any model accepted them, counted by reason.
+
+A loaded model counts what it accepted (`statistics`); these never got that far, and a name that a client
+made up must not become a label of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from modelserver.errors import ErrorCode
+
+
+class RefusalReason(enum.Enum):
+    """Why; the values are the `reason` labels of the metric."""
+
+    UNKNOWN_MODEL = "UNKNOWN_MODEL"
+    UNAVAILABLE = "UNAVAILABLE"  # the model or version is known and not ready, or the server is shutting down
+    INVALID = "INVALID"  # what was sent does not fit the model's config
+    OTHER = "OTHER"
+
+
+_REASONS = {
+    ErrorCode.NOT_FOUND: RefusalReason.UNKNOWN_MODEL,
+    ErrorCode.UNAVAILABLE: RefusalReason.UNAVAILABLE,
+    ErrorCode.INVALID_ARGUMENT: RefusalReason.INVALID,
+    ErrorCode.PAYLOAD_TOO_LARGE: RefusalReason.INVALID,
+}
+
+
+class RefusalCounts:
+    """Counts since the start of the server. Event loop thread only."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(RefusalReason, 0)
+
+    def record(self, code: ErrorCode) -> None:
+        """A request was refused with an error of this code."""
+        self._counts[_REASONS.get(code, RefusalReason.OTHER)] += 1
+
+    def snapshot(self) -> Mapping[RefusalReason, int]:
+        return dict(self._counts)
