@@ -1,8 +1,15 @@
 """Health, metadata, config and statistics, the same over both protocols."""
 
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.clients import ClientError, ProtocolClient
+from support.model_files import write_identity
+from support.processes import serving_process
 
 from modelserver.errors import ErrorCode
 
@@ -84,3 +91,35 @@ def test_the_index_shows_every_model(client: ProtocolClient) -> None:
     states = {(row["name"], row.get("version")): row.get("state") for row in client.index()}
     assert states["digits_onnx", "1"] == "READY"
     assert states["digits_versions", "3"] == "READY"
+
+
+def test_liveness_answers_and_readiness_waits_while_a_model_loads(
+    protocol: type[ProtocolClient], tmp_path: Path
+) -> None:
+    write_identity(tmp_path, "quick")
+    write_identity(tmp_path, "slow", creation_delay_sec=2.0)
+    http_port, grpc_port = _free_port(), _free_port()
+    address = SimpleNamespace(http_url=f"127.0.0.1:{http_port}", grpc_url=f"127.0.0.1:{grpc_port}")
+    with serving_process(tmp_path, f"--http-port={http_port}", f"--grpc-port={grpc_port}") as server:
+        server.wait_for("gRPC server listens")
+        with protocol(address) as client:
+            data = {"INPUT0": np.ones((1, 1), np.float32)}
+            deadline = time.monotonic() + 20
+            while not client.is_model_ready("quick"):
+                assert time.monotonic() < deadline, "one model waits for another"
+            assert client.is_live()
+            assert not client.is_ready()
+            assert not client.is_model_ready("slow")
+            assert client.infer("quick", data)["OUTPUT0"].item() == 1
+            with pytest.raises(ClientError, match="LOADING") as refused:
+                client.infer("slow", data)
+            assert refused.value.code is ErrorCode.UNAVAILABLE
+            server.wait_until_started()
+            assert client.is_ready()
+            assert client.infer("slow", data)["OUTPUT0"].item() == 1
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import grpc
@@ -320,6 +322,32 @@ def test_headers_are_bounded(bounded: RunningServer) -> None:
         pass  # the server was done with us before we were with our headers
     finally:
         opened.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_damaged_requests_do_no_harm(bounded: RunningServer, connection: Connection, seed: int) -> None:
+    """Whatever arrives, the server answers with a refusal, or closes that connection; never with a fault of its own."""
+    random = Random(seed)
+    body = json.dumps({"inputs": [TENSOR]}).encode()
+    whole = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (INFER.encode(), len(body), body)
+    for _ in range(30):
+        damaged = bytearray(whole)
+        for _ in range(random.randint(1, 4)):
+            start = random.randrange(len(damaged))
+            replacement = random.choice([random.randbytes(random.randint(0, 3)), b"\r\n", b"\x00", b"9" * 20])
+            damaged[start : start + random.randint(0, 3)] = replacement
+        with socket.create_connection((ADDRESS, bounded.server.http_port), timeout=20) as opened:
+            opened.sendall(damaged)
+            opened.shutdown(socket.SHUT_WR)
+            answer = b""
+            try:
+                while piece := opened.recv(1 << 16):
+                    answer += piece
+            except ConnectionResetError:
+                continue
+        assert not answer or answer.startswith(b"HTTP/1."), bytes(damaged)
+        assert b" 500 " not in answer, bytes(damaged)
+    connection.check()
 
 
 # What only gRPC can get wrong.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -135,7 +135,7 @@ def test_streams_side_by_side(served: RunningServer) -> None:
     """Many streams on one connection, each with its own answers in its own order."""
 
     async def stream(client: AsyncGrpcClient, number: int) -> None:
-        async def requests():
+        async def requests() -> AsyncIterator[dict[str, object]]:
             for turn in range(10):
                 tensor = client.library.InferInput("INPUT0", [1, 1], "INT64")
                 tensor.set_data_from_numpy(np.full((1, 1), number * 100 + turn, np.int64))
@@ -154,3 +154,19 @@ def test_streams_side_by_side(served: RunningServer) -> None:
             await asyncio.gather(*(stream(client, number) for number in range(40)))
 
     asyncio.run(run())
+
+
+async def test_a_stream_may_be_longer_than_what_is_in_flight_at_once(served: RunningServer) -> None:
+    """256 requests of a stream are in flight; the client waits to send more, and nobody waits for ever."""
+    num_requests = 1000
+
+    async with AsyncGrpcClient(served) as client:
+
+        async def requests() -> AsyncIterator[dict[str, object]]:
+            for number in range(num_requests):
+                tensor = client.library.InferInput("INPUT0", [1, 1], "INT64")
+                tensor.set_data_from_numpy(np.full((1, 1), number, np.int64))
+                yield {"model_name": "slow", "inputs": [tensor], "request_id": f"{number}"}
+
+        values = [result.as_numpy("OUTPUT0").item() async for result, _ in client.raw.stream_infer(requests())]
+    assert values == list(range(num_requests))

@@ -9,17 +9,19 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
 import httpx
 import numpy as np
 import pytest
-from support.async_clients import AsyncClient
+from support.async_clients import AsyncClient, AsyncGrpcClient, AsyncHttpClient
 from support.clients import ClientError, HttpClient, ProtocolClient
 from support.gate import BACKEND_DIRECTORY, GatedModel, until, write_gated
 from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
+from tritonclient.utils import InferenceServerException
 
 from modelserver.errors import ErrorCode
 from modelserver.pb import grpc_service_pb2 as pb
@@ -361,6 +363,48 @@ async def test_a_reload_answers_old_requests_by_the_old_version(
             gated.gate.let("old")
             assert (await old).model_version == "1"
             await until(lambda: gated.inflight == 0, "all were answered")
+
+
+async def test_loads_and_unloads_from_everywhere_end_in_a_state_that_is_one(explicit: RunningServer) -> None:
+    """Operations of one model follow each other; one that a newer one overtook says so."""
+    random = Random(7)
+    async with AsyncHttpClient(explicit) as http, AsyncGrpcClient(explicit) as grpc_client:
+
+        async def control() -> None:
+            for _ in range(8):
+                client = random.choice([http, grpc_client])
+                call = random.choice([client.raw.load_model, client.raw.unload_model])
+                try:
+                    await call("echo")
+                except InferenceServerException as error:
+                    assert "superseded" in error.message()  # noqa: PT017 - most succeed
+                await asyncio.sleep(random.random() * 0.005)
+
+        async def ask(client: AsyncClient) -> int:
+            num_answered = 0
+            for number in range(100):
+                data = np.full((1, 1), number, np.float32)
+                try:
+                    num_answered += (await client.infer("echo", {"INPUT0": data}))["OUTPUT0"].item() == number
+                except ClientError as error:
+                    assert error.code is ErrorCode.UNAVAILABLE  # noqa: PT017 - most succeed
+                await asyncio.sleep(0.001)
+            return num_answered
+
+        answered = await asyncio.gather(ask(http), ask(grpc_client), *(control() for _ in range(10)))
+        assert answered[0] > 0
+        assert answered[1] > 0
+        await http.raw.load_model("echo")
+        answer = await grpc_client.infer("echo", {"INPUT0": np.ones((1, 1), np.float32)})
+        assert answer.model_version == "2"
+        await until(lambda: not _is_busy(explicit), "what was replaced was closed")
+        rows = [(row.version, row.state.name) for row in explicit.call(explicit.server.repository.index)]
+        assert rows == [(2, "READY")]
+
+
+def _is_busy(server: RunningServer) -> bool:
+    rows = server.call(server.server.repository.index)
+    return any(row.state.name in ("LOADING", "UNLOADING") for row in rows)
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
