@@ -14,6 +14,7 @@ from modelserver.errors import ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.repository.repository import ModelRepository
 from modelserver.telemetry.refusals import RefusalCounts
+from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics import StatisticsSnapshot
 
 
@@ -49,10 +50,18 @@ class ModelMetadata:
 class DataPlane:
     """What a frontend calls to answer a client. Every method is called from the event loop thread."""
 
-    def __init__(self, repository: ModelRepository, metadata: ServerMetadata, *, strict_readiness: bool = True) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        metadata: ServerMetadata,
+        *,
+        strict_readiness: bool = True,
+        logs_requests: bool = False,
+    ) -> None:
         self._repository = repository
         self._metadata = metadata
         self._strict_readiness = strict_readiness
+        self._logs_requests = logs_requests
         self.is_shutting_down = False
         self.refusals = RefusalCounts()
 
@@ -70,9 +79,19 @@ class DataPlane:
             model.signature.check(request)
         except ServerError as error:
             self.refusals.record(error.code)
+            if self._logs_requests:
+                log_refusal(request, error)
             raise
         request.arrival_ns = request.arrival_ns or time.monotonic_ns()
-        return model.submit(request)
+        return self._submit_logged(model, request) if self._logs_requests else model.submit(request)
+
+    def _submit_logged(self, model: Model, request: InferRequest) -> ResponseStream:
+        request.stream = LoggedStream(request)
+        try:
+            return model.submit(request)
+        except ServerError as error:
+            log_refusal(request, error)
+            raise
 
     @property
     def is_live(self) -> bool:

@@ -59,7 +59,7 @@ class ServerOptions:
     tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
     wire: str = field(default="native", metadata=flag(SERVER, "What carries HTTP: native is our own, grpcio is uvicorn, kept as the reference. gRPC is carried by grpcio either way.", choices=("native", "grpcio"), is_ours=True))
 
-    log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs what only helps to find faults; no line per request yet.", minimum=0))
+    log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs what only helps to find faults, and a line per inference request.", minimum=0))
     log_info: bool = field(default=True, metadata=flag(LOGGING, "Log what happens in the life of server and models."))
     log_warning: bool = field(default=True, metadata=flag(LOGGING, "Log warnings."))
     log_error: bool = field(default=True, metadata=flag(LOGGING, "Log errors."))

@@ -68,6 +68,7 @@ class Server:
             self.repository,
             ServerMetadata(options.id, self.version, EXTENSIONS),
             strict_readiness=options.strict_readiness,
+            logs_requests=options.log_verbose > 0,
         )
         self.controlplane = ControlPlane(self.repository)
         # Set when a stage of the stop overran or was forced: threads or requests may be left.

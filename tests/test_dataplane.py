@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import numpy as np
 import pytest
 from support.echo import EchoModel, echo_dataplane
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.dataplane import DataPlane
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import InternalError, ServerError, UnavailableError
 from modelserver.telemetry.refusals import RefusalReason
 
 
@@ -45,3 +50,32 @@ async def test_what_a_model_accepts_or_counts_itself_is_not_counted() -> None:
     await dataplane.infer(request_for("echo")).only()
     model.refuses = UnavailableError("the queue is full")
     assert refused(dataplane, request_for("echo")) == {}
+
+
+async def test_each_request_is_a_line_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    model = EchoModel()
+    dataplane = echo_dataplane(model, logs_requests=True)
+    await dataplane.infer(request_for("echo")).only()
+    model.respond = lambda _: [InferResponse(is_final=False), InferResponse(error=InternalError("it broke"))]
+    with pytest.raises(InternalError):
+        await dataplane.infer(request_for("echo")).only()
+    refused(dataplane, request_for("nobody"))
+    model.refuses = UnavailableError("the queue is full")
+    refused(dataplane, request_for("echo"))
+    lines = [re.sub(r"[\d.]+ ms$", "_ ms", record.getMessage()) for record in caplog.records]
+    assert lines == [
+        "infer 'echo' version 1 id 'r\\n1' rows 1: ok, _ ms",
+        "infer 'echo' version 1 id 'r\\n1' rows 1: internal: it broke, _ ms",
+        "infer 'nobody' id 'r\\n1' rows 1: refused, not_found: Request for unknown model: 'nobody' is not found",
+        "infer 'echo' version 1 id 'r\\n1' rows 1: refused, unavailable: the queue is full",
+    ]
+
+
+async def test_no_line_without_being_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    dataplane = echo_dataplane(EchoModel())
+    stream = dataplane.infer(request_for("echo"))
+    assert type(stream) is ResponseStream
+    await stream.only()
+    assert not caplog.records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import threading
@@ -312,6 +313,19 @@ def test_unknown_variables_are_a_warning_at_start(tmp_path: Path, monkeypatch: p
     with serving_process(tmp_path) as server:
         server.wait_for("MODELSERVER_ALOW_GRPC is no option of the server; did you mean 'MODELSERVER_ALLOW_GRPC'")
         server.wait_until_started()
+
+
+def test_verbose_logs_a_line_per_request_of_both_protocols(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    with serving_process(tmp_path, "--log-verbose=1") as server:
+        server.wait_until_started()
+        infer_over("http", server.http_url, 1.0)
+        infer_over("grpc", server.grpc_url, 1.0)
+        server.signal()
+        assert server.wait() == 0
+        assert (
+            len(re.findall(r"DEBUG .*: infer 'identity' version 1 id '.*' rows 1: ok, [\d.]+ ms", server.output)) == 2
+        )
 
 
 def test_settings_of_a_backend_that_is_nowhere_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -112,10 +112,10 @@ class EchoRepository:
         return self.is_complete or not strict
 
 
-def echo_dataplane(*models: EchoModel) -> DataPlane:
+def echo_dataplane(*models: EchoModel, logs_requests: bool = False) -> DataPlane:
     """A real data plane over `models`."""
     metadata = ServerMetadata("modelserver", "1.2.3", ("statistics", "model_configuration"))
-    return DataPlane(EchoRepository(*models), metadata)  # type: ignore[arg-type]
+    return DataPlane(EchoRepository(*models), metadata, logs_requests=logs_requests)  # type: ignore[arg-type]
 
 
 class EchoControlPlane:

@@ -1,0 +1,55 @@
+"""A line per request, for `--log-verbose 1`: both protocols get it, because the data plane writes it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import ServerError
+
+logger = logging.getLogger(__name__)
+
+# Ids and names come from clients.
+_LONGEST_TEXT = 100
+
+
+class LoggedStream(ResponseStream):
+    """A request's stream that writes the line when the last response passes.
+
+    Keeps what the line says and not the request, which keeps the stream.
+    """
+
+    __slots__ = ("_arrival_ns", "_head")
+
+    def __init__(self, request: InferRequest) -> None:
+        super().__init__()
+        self._head = _head(request)
+        self._arrival_ns = request.arrival_ns
+
+    def deliver(self, response: InferResponse) -> None:
+        was_finished = self.is_finished
+        super().deliver(response)
+        if self.is_finished and not was_finished:
+            outcome = "ok" if response.error is None else _failure(response.error)
+            logger.debug("%s: %s, %.3f ms", self._head, outcome, (time.monotonic_ns() - self._arrival_ns) / 1e6)
+
+
+def log_refusal(request: InferRequest, error: ServerError) -> None:
+    """The line of a request that no model accepted."""
+    logger.debug("%s: refused, %s", _head(request), _failure(error))
+
+
+def _head(request: InferRequest) -> str:
+    version = "" if request.version is None else f" version {request.version}"
+    return f"infer {_quoted(request.model_name)}{version} id {_quoted(request.id)} rows {request.rows}"
+
+
+def _quoted(text: str) -> str:
+    return repr(text[:_LONGEST_TEXT])
+
+
+def _failure(error: ServerError) -> str:
+    return f"{error.code.value}: {error.message}"
