@@ -194,6 +194,24 @@ class BatchInstance(Instance, abc.ABC):
         present: the server drops them.
         """
 
+    # Whether reaching the instance costs enough that short batches had better travel there together.
+    takes_several_batches: ClassVar[bool] = False
+
+    def execute_batches(
+        self, batches: Sequence[Sequence[InferRequest]]
+    ) -> Sequence[Sequence[InferResponse | ServerError] | ServerError]:
+        """For each batch what `execute` returns for it, or the error that failed it.
+
+        Called only where `takes_several_batches`, with batches that are known to be short.
+        """
+        results: list[Sequence[InferResponse | ServerError] | ServerError] = []
+        for requests in batches:
+            try:
+                results.append(self.execute(requests))
+            except ServerError as error:
+                results.append(error)
+        return results
+
 
 class TensorInstance(Instance, abc.ABC):
     """An instance that sees whole batches: the server concatenates inputs and splits outputs by rows."""

@@ -35,6 +35,7 @@ from modelserver.execution.messages import (
     Query,
     Readiness,
     RequestRecord,
+    ResponseRecord,
     Trim,
 )
 from modelserver.execution.packing import Payload, unpack
@@ -110,22 +111,42 @@ class Host:
 
     def _execute(
         self, instance: BatchInstance, message: Execute, payload: bytearray | ByteView
-    ) -> tuple[Executed, Payload | None]:
+    ) -> tuple[Executed, Payload]:
         content = Payload()
+        answer = Executed()
         try:
-            requests = [self._request(index, record, payload) for index, record in enumerate(message.requests)]
-            responses = instance.execute(requests)
-            records = [response_record(response, content) for response in responses]
-            if len(records) != len(requests):
-                raise InternalError(f"{len(records)} responses for {len(requests)} requests")
-        except Exception as error:
-            if not isinstance(error, ServerError):
-                traceback.print_exc()
-            return Executed(error=_error_record(error)), None
+            first = 0
+            for size in message.sizes:
+                records = message.requests[first : first + size]
+                responses, error = self._execute_batch(instance, first, records, payload, content)
+                answer.responses += responses
+                answer.errors.append(error)
+                first += size
         finally:
             with self._asking:
                 self._batch_number += 1
-        return Executed(responses=records), content
+        return answer, content
+
+    def _execute_batch(
+        self,
+        instance: BatchInstance,
+        first: int,
+        records: list[RequestRecord],
+        payload: bytearray | ByteView,
+        content: Payload,
+    ) -> tuple[list[ResponseRecord], ErrorRecord | None]:
+        """One batch, whose first request has the index `first` among all of the message."""
+        try:
+            requests = [self._request(first + index, record, payload) for index, record in enumerate(records)]
+            responses = instance.execute(requests)
+            answered = [response_record(response, content) for response in responses]
+            if len(answered) != len(requests):
+                raise InternalError(f"{len(answered)} responses for {len(requests)} requests")
+        except Exception as error:
+            if not isinstance(error, ServerError):
+                traceback.print_exc()
+            return [], _error_record(error)
+        return answered, None
 
     def _request(self, index: int, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:
         request = HostedRequest(

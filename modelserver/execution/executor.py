@@ -50,7 +50,51 @@ class Executor:
         except ServerError as error:
             return [InferResponse(error=error) for _ in requests], None
         except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
-            logger.exception("instance '%s' failed on a batch of %d requests", self._instance_name, len(requests))
-            failure = InternalError(f"instance '{self._instance_name}' failed: {type(error).__name__}: {error}")
-            return [InferResponse(error=failure) for _ in requests], None
+            return self._failed(error, requests), None
         return responses, BatchTiming(prepared_ns - start_ns, called_ns - prepared_ns, self._now_ns() - called_ns)
+
+    @property
+    def takes_several_batches(self) -> bool:
+        """Whether `execute_batches` may be used."""
+        return isinstance(self.instance, BatchInstance) and self.instance.takes_several_batches
+
+    def execute_batches(
+        self, batches: Sequence[Sequence[InferRequest]], start_ns: int
+    ) -> list[tuple[list[InferResponse], BatchTiming | None]]:
+        """As `execute`, for several batches that travel together; each is timed with its share of the whole."""
+        assert isinstance(self.instance, BatchInstance), "the caller asked takes_several_batches"
+        try:
+            prepared = [self._prepare(requests) for requests in batches]
+            prepared_ns = self._now_ns()
+            results = self.instance.execute_batches(prepared)
+            infer_ns = (self._now_ns() - prepared_ns) // len(batches)
+        except ServerError as error:
+            return [([InferResponse(error=error) for _ in requests], None) for requests in batches]
+        except (Exception, SystemExit) as error:
+            return [(self._failed(error, requests), None) for requests in batches]
+        input_ns = (prepared_ns - start_ns) // len(batches)
+        return [
+            self._finished(requests, result, input_ns, infer_ns)
+            for requests, result in zip(batches, results, strict=True)
+        ]
+
+    def _finished(
+        self, requests: Sequence[InferRequest], result: Any, input_ns: int, infer_ns: int
+    ) -> tuple[list[InferResponse], BatchTiming | None]:
+        called_ns = self._now_ns()
+        try:
+            if isinstance(result, ServerError):
+                raise result
+            responses = self._finish(requests, result)
+        except ServerError as error:
+            return [InferResponse(error=error) for _ in requests], None
+        except Exception as error:
+            return self._failed(error, requests), None
+        return responses, BatchTiming(input_ns, infer_ns, self._now_ns() - called_ns)
+
+    def _failed(self, error: BaseException, requests: Sequence[InferRequest]) -> list[InferResponse]:
+        logger.error(
+            "instance '%s' failed on a batch of %d requests", self._instance_name, len(requests), exc_info=error
+        )
+        failure = InternalError(f"instance '{self._instance_name}' failed: {type(error).__name__}: {error}")
+        return [InferResponse(error=failure) for _ in requests]

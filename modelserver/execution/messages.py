@@ -83,9 +83,13 @@ class Begin(Message, tag=1):
 
 
 class Execute(Message, tag=2):
-    """Execute one batch; answered by `Executed`, possibly after `Query` messages."""
+    """Execute batches one after the other; answered by one `Executed`, possibly after `Query` messages.
+
+    `sizes` are the numbers of requests in each, which follow each other in `requests`.
+    """
 
     requests: list[RequestRecord] = []
+    sizes: list[int] = []
 
 
 class AskReady(Message, tag=3):
@@ -120,10 +124,10 @@ class Began(Message, tag=11):
 
 
 class Executed(Message, tag=12):
-    """One response per request, in order; or an error for all of them."""
+    """For each batch an error or None; and one response for each request of those without, in order."""
 
     responses: list[ResponseRecord] = []
-    error: ErrorRecord | None = None
+    errors: list[ErrorRecord | None] = []
 
 
 class Readiness(Message, tag=13):
@@ -132,7 +136,7 @@ class Readiness(Message, tag=13):
 
 
 class Query(Message, tag=14):
-    """A question about the batch in execution: `topic` "is_cancelled" with the index of the request."""
+    """A question about the batches in execution: `topic` "is_cancelled" with the index of the request among all."""
 
     topic: str = ""
     argument: Any = None

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from modelserver.backend import (
@@ -112,17 +113,28 @@ class ProcessInstance(BatchInstance):
         with self._changed:
             return self._child.pid if self._child is not None else None
 
+    takes_several_batches = True
+
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError]:
         """One batch in the child. Raises UnavailableError while the child is down, InternalError when it dies."""
+        (result,) = self.execute_batches([requests])
+        if isinstance(result, ServerError):
+            raise result
+        return result
+
+    def execute_batches(
+        self, batches: Sequence[Sequence[InferRequest]]
+    ) -> Sequence[Sequence[InferResponse | ServerError] | ServerError]:
+        """Batches in the child, one after the other, with one message there and one back; raises as `execute`."""
         while True:
             child = self._ready_child()
             try:
                 with self._channel_lock:
-                    self._num_batches += 1
-                    return self._execute_in(child, requests)
+                    self._num_batches += len(batches)
+                    return self._execute_in(child, batches)
             except PeerGoneError as error:
                 failure = self._end_of(child)
-                # A batch that the child never saw goes to the next one; one that may have killed it never does.
+                # Batches that the child never saw go to the next one; those that may have killed it never do.
                 if not error.was_unread:
                     raise failure from None
             except TimeoutError:
@@ -182,28 +194,22 @@ class ProcessInstance(BatchInstance):
     # ---- conversation: on the worker's thread
 
     def _execute_in(
-        self, child: ChildProcess, requests: Sequence[InferRequest]
-    ) -> Sequence[InferResponse | ServerError]:
+        self, child: ChildProcess, batches: Sequence[Sequence[InferRequest]]
+    ) -> list[Sequence[InferResponse | ServerError] | ServerError]:
         payload = Payload()
-        records: list[RequestRecord] = []
-        sent: list[InferRequest] = []
-        refused: dict[int, ServerError] = {}
-        for index, request in enumerate(requests):
-            try:
-                records.append(request_record(request, payload))
-                sent.append(request)
-            except ServerError as error:
-                refused[index] = error
+        sendings = [_Sending(requests, payload) for requests in batches]
+        sent = [request for sending in sendings for request in sending.sent]
         if not sent:
-            return list(refused.values())
-        child.channel.send(Execute(requests=records), payload)
-        responses = self._answer(child, sent)
-        if not refused:
-            return responses
-        answered = iter(responses)
-        return [refused[index] if index in refused else next(answered) for index in range(len(requests))]
+            return [sending.results([]) for sending in sendings]
+        records = [record for sending in sendings for record in sending.records]
+        sizes = [len(sending.sent) for sending in sendings if sending.sent]
+        child.channel.send(Execute(requests=records, sizes=sizes), payload)
+        answers = iter(self._answer(child, sent, sizes))
+        return [sending.results(next(answers) if sending.sent else []) for sending in sendings]
 
-    def _answer(self, child: ChildProcess, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+    def _answer(
+        self, child: ChildProcess, requests: Sequence[InferRequest], sizes: Sequence[int]
+    ) -> list[list[InferResponse | ServerError] | ServerError]:
         has_begun = False
         while True:
             try:
@@ -212,9 +218,11 @@ class ProcessInstance(BatchInstance):
                 # After a query it is the answer that was unread, not the batch.
                 raise PeerGoneError(was_unread=error.was_unread and not has_begun) from None
             if isinstance(message, Executed):
-                if message.error is not None:
-                    raise message.error.error()
-                return [response_of(record, payload) for record in message.responses]
+                responses = (response_of(record, payload) for record in message.responses)
+                return [
+                    list(islice(responses, size)) if error is None else error.error()
+                    for size, error in zip(sizes, message.errors, strict=True)
+                ]
             if isinstance(message, Query):
                 has_begun = True
                 with contextlib.suppress(PeerGoneError):  # the next receive tells
@@ -344,6 +352,33 @@ class ProcessInstance(BatchInstance):
                     continue  # watch sees the end
                 finally:
                     self._channel_lock.release()
+
+
+class _Sending:
+    """One batch on its way: what is sent, and the requests that cannot be."""
+
+    __slots__ = ("records", "refused", "sent")
+
+    def __init__(self, requests: Sequence[InferRequest], payload: Payload) -> None:
+        self.records: list[RequestRecord] = []
+        self.sent: list[InferRequest] = []
+        self.refused: dict[int, ServerError] = {}
+        for index, request in enumerate(requests):
+            try:
+                self.records.append(request_record(request, payload))
+                self.sent.append(request)
+            except ServerError as error:
+                self.refused[index] = error
+
+    def results(
+        self, answered: Sequence[InferResponse | ServerError] | ServerError
+    ) -> Sequence[InferResponse | ServerError] | ServerError:
+        """One entry for each request of the batch, from what came back for those that were sent."""
+        if isinstance(answered, ServerError) or not self.refused:
+            return answered
+        entries = iter(answered)
+        count = len(self.sent) + len(self.refused)
+        return [self.refused[index] if index in self.refused else next(entries) for index in range(count)]
 
 
 def call_in_process(name: str, recipe: Recipe, *, timeout_s: float, environment: Mapping[str, str]) -> Any:

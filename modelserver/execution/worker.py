@@ -22,6 +22,10 @@ from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelSt
 
 # How long inline execution may keep the event loop before others get their turn.
 _INLINE_BUDGET_NS = 1_000_000
+# Batches that travel to an instance together: so many at most, and so long by what the last ones took,
+# because the answers of the first wait for the last.
+_MAX_TOGETHER = 16
+_TOGETHER_BUDGET_NS = 1_000_000
 
 
 class BatchRunner:
@@ -33,6 +37,8 @@ class BatchRunner:
     def __init__(self, executor: Executor, statistics: ModelStatistics, clock: Clock) -> None:
         self.is_busy = False
         self.num_executions = 0
+        self._mean_ns = float(_TOGETHER_BUDGET_NS)
+        self._takes_several = executor.takes_several_batches
         self._executor = executor
         self._statistics = statistics
         self._now_ns = clock.now_ns
@@ -46,6 +52,25 @@ class BatchRunner:
         self.is_busy = False
         return list(zip(batch.requests, responses, strict=True))
 
+    @property
+    def num_further(self) -> int:
+        """Batches that may be run together with another one; 0 where that brings nothing or takes too long."""
+        if not self._takes_several:
+            return 0
+        return max(1, min(_MAX_TOGETHER, int(_TOGETHER_BUDGET_NS / self._mean_ns))) - 1
+
+    def run_together(self, batches: Sequence[Batch]) -> list[Delivery]:
+        """As `run`, for batches that travel to the instance together."""
+        self.is_busy = True
+        self.num_executions += len(batches)
+        results = self._executor.execute_batches([batch.requests for batch in batches], batches[0].taken_ns)
+        deliveries: list[Delivery] = []
+        for batch, (responses, timing) in zip(batches, results, strict=True):
+            self._record(batch, responses, timing)
+            deliveries += zip(batch.requests, responses, strict=True)
+        self.is_busy = False
+        return deliveries
+
     def _record(self, batch: Batch, responses: Sequence[InferResponse], timing: BatchTiming | None) -> None:
         taken_ns = batch.taken_ns
         now_ns = self._now_ns() if timing is None else taken_ns + timing.total_ns
@@ -58,6 +83,10 @@ class BatchRunner:
             request_ns = [request_ns[position] for position in succeeded]
             queue_ns = [queue_ns[position] for position in succeeded]
         if timing is not None:
+            # A running mean that forgets within some ten batches, and a slow one at once.
+            self._mean_ns = max(
+                1, timing.compute_infer_ns, self._mean_ns + (timing.compute_infer_ns - self._mean_ns) / 8
+            )
             self._statistics.record_batch(batch.rows, timing, queue_ns=queue_ns, request_ns=request_ns)
 
 
@@ -94,7 +123,11 @@ class Worker:
         batch = self._batcher.take(self._seat)
         if batch is None:
             return False
-        self._batcher.post(self._batcher.deliver, self.runner.run(batch))
+        further = (
+            self._batcher.take_more(self._seat, num_further) if (num_further := self.runner.num_further) > 0 else []
+        )
+        deliveries = self.runner.run_together([batch, *further]) if further else self.runner.run(batch)
+        self._batcher.post(self._batcher.deliver, deliveries)
         return True
 
 

@@ -22,7 +22,7 @@ from modelserver.errors import CancelledError, ServerError, UnavailableError
 from modelserver.scheduling.batch import Batch, can_take, form_batch
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
-from modelserver.scheduling.limits import PriorityLevels
+from modelserver.scheduling.limits import PriorityLevels, QueuePolicy
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 from modelserver.scheduling.refusal import refuse
@@ -122,7 +122,7 @@ class Batcher:
                 if self._idle.can_wake and self._is_worth_a_wake(entry, now_ns):
                     self._idle.wake_one()
         if not is_accepted:
-            raise self._rejection(request, level, policy.max_queue_size, now_ns)
+            raise self._rejection(request, level, policy, now_ns)
         self.inflight += 1
         request.on_cancel = self._cancel_callback
         if self._order is not None:
@@ -172,6 +172,18 @@ class Batcher:
             seat.is_left = seat.is_closed
             if self._queue and self._idle.can_wake:
                 self._idle.wake_one()
+
+    def take_more(self, seat: Seat, limit: int) -> list[Batch]:
+        """Batches that could run now, while no other worker sleeps that could run them. Called as `try_take`."""
+        batches: list[Batch] = []
+        with self._lock:
+            now_ns = self._now_ns()
+            while len(batches) < limit and self._queue and not self._idle.can_wake and not seat.is_closed:
+                batch, _ = form_batch(self._queue, self._rules, now_ns)
+                if batch is None:
+                    break
+                batches.append(batch)
+        return batches
 
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
         """Hand responses to their requests' streams. Called from the event loop thread, once per batch."""
@@ -242,17 +254,20 @@ class Batcher:
 
     def _is_full(self, level: int, max_queue_size: int) -> bool:
         """Whether the policy of a level admits no more requests. Called with the lock held."""
-        return max_queue_size > 0 and self._queue.level_len(level) >= max_queue_size
+        if not 0 < max_queue_size <= len(self._queue):
+            return False
+        return self._queue.level_len(level) >= max_queue_size
 
-    def _rejection(self, request: InferRequest, level: int, max_queue_size: int, now_ns: int) -> ServerError:
+    def _rejection(self, request: InferRequest, level: int, policy: QueuePolicy, now_ns: int) -> ServerError:
         stopped = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
         if stopped is not None:
             return stopped
         self._statistics.record_failures(FailureReason.REJECTED, (now_ns - request.arrival_ns,))
         where = f" at priority level {level}" if self._levels.num_levels else ""
+        bound = "--max-queue-size" if policy.is_servers_bound else "max_queue_size in its config.pbtxt"
         return UnavailableError(
-            f"Exceeds maximum queue size: model '{self._model_name}' already has {max_queue_size} requests "
-            f"in its queue{where}; send fewer at a time, or raise max_queue_size"
+            f"Exceeds maximum queue size: model '{self._model_name}' already has {policy.max_queue_size} requests "
+            f"in its queue{where}; send fewer at a time, or raise {bound}"
         )
 
     def _cancel(self, request: InferRequest) -> None:

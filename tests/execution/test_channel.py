@@ -35,7 +35,7 @@ def send(channel: Channel, data: np.ndarray, parameters: dict | None = None) -> 
     payload = Payload()
     record = payload.add(Tensor("x", Datatype.UINT8, data))
     request = RequestRecord("m", 1, [record], "", None, parameters or {}, 0, 0, None, 0, False, False, 1)
-    channel.send(Execute(requests=[request]), payload)
+    channel.send(Execute(requests=[request], sizes=[1]), payload)
 
 
 def receive(channel: Channel) -> np.ndarray:
