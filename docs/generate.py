@@ -18,7 +18,7 @@ from modelserver.config.pbtxt import MAX_CHARACTERS
 from modelserver.config.schema import ModelConfig
 from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.options import markdown
+from modelserver.options import ServerOptions, markdown
 from modelserver.pb import model_config_pb2
 from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
@@ -175,7 +175,9 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     grpc = DEFAULT_LIMITS
     yield "inputs, and requested outputs, of a gRPC request", str(grpc.max_tensors), "", "RESOURCE_EXHAUSTED"
     yield "unanswered requests of one `ModelStreamInfer` call", str(grpc.max_stream_inflight), "", "reading pauses"
-    yield "waiting requests of a model", "none", "`max_queue_size` in config.pbtxt", "503, UNAVAILABLE"
+    waiting = f"{ServerOptions().max_queue_size} at each priority level"
+    flags = "`--max-queue-size`, or `max_queue_size` in config.pbtxt"
+    yield "waiting requests of a model", waiting, flags, "503, UNAVAILABLE"
     yield "rows of a request", "`max_batch_size`", "in config.pbtxt", "400, INVALID_ARGUMENT"
     yield "config.pbtxt", f"{MAX_CHARACTERS} characters", "", "the model is not loaded"
     yield "name of a model", f"{model_name._LONGEST_NAME_BYTES} bytes", "", "400, INVALID_ARGUMENT"

@@ -261,6 +261,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
         poll_interval_s=float(options.repository_poll_secs),
         load_thread_count=options.model_load_thread_count,
         load_retry_count=options.model_load_retry_count,
+        default_max_queue_size=options.max_queue_size,
         definition=DefinitionOptions(
             config_name=options.model_config_name,
             backend_directories=tuple(Path(path) for path in options.backend_directory),

@@ -315,6 +315,15 @@ def test_unknown_variables_are_a_warning_at_start(tmp_path: Path, monkeypatch: p
         server.wait_until_started()
 
 
+def test_the_servers_bound_of_a_queue_is_named_by_its_flag(tmp_path: Path) -> None:
+    write_identity(tmp_path, execute_delay_ms=500, max_batch_size=1)
+    with running_server(tmp_path, max_queue_size=1, allow_metrics=False) as running, ThreadPoolExecutor() as pool:
+        answers = [pool.submit(infer_over, "http", running.http_url, float(value)) for value in range(3)]
+        refused = [str(answer.exception()) for answer in answers if answer.exception() is not None]
+    assert refused, "one executes, one waits, and no other may"
+    assert "already has 1 requests in its queue; send fewer at a time, or raise --max-queue-size" in refused[0]
+
+
 def test_verbose_logs_a_line_per_request_of_both_protocols(tmp_path: Path) -> None:
     write_identity(tmp_path)
     with serving_process(tmp_path, "--log-verbose=1") as server:

@@ -40,7 +40,8 @@ class DefinitionOptions:
 class RepositoryOptions:
     """Options of `ModelRepository`, one per Triton flag of the same name.
 
-    `model_name` names a root that is itself one model. `poll_interval_s` is `--repository-poll-secs`.
+    `model_name` names a root that is itself one model. `poll_interval_s` is `--repository-poll-secs`,
+    `default_max_queue_size` is `--max-queue-size` (0: no limit).
     """
 
     roots: tuple[Path, ...]
@@ -51,4 +52,5 @@ class RepositoryOptions:
     poll_interval_s: float = 15.0
     load_thread_count: int = 4
     load_retry_count: int = 0
+    default_max_queue_size: int = 0
     definition: DefinitionOptions = field(default_factory=DefinitionOptions)

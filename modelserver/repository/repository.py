@@ -308,7 +308,11 @@ class ModelRepository:
     def _model_loader(self) -> LoadModel:
         if self._load_model is not None:
             return self._load_model
-        return functools.partial(Model.load, loop=asyncio.get_running_loop())
+        return functools.partial(
+            Model.load,
+            loop=asyncio.get_running_loop(),
+            default_max_queue_size=self._options.default_max_queue_size,
+        )
 
     def _abandon(self, late: Sequence[str]) -> None:
         """End what is left to end: nothing, or what the time was too short for."""

@@ -15,12 +15,14 @@ class QueuePolicy:
     """Limits of one priority level. 0 means none, for sizes and timeouts alike.
 
     `delays` (DELAY): a request whose timeout expires waits behind all others of its level; else it fails.
+    `is_servers_bound`: the size is the server's, because the config gives none.
     """
 
     max_queue_size: int = 0
     default_timeout_ns: int = 0
     allow_timeout_override: bool = False
     delays: bool = False
+    is_servers_bound: bool = False
 
     @classmethod
     def from_config(cls, policy: ModelQueuePolicy, default_max_queue_size: int = 0) -> QueuePolicy:
@@ -29,6 +31,7 @@ class QueuePolicy:
             default_timeout_ns=policy.default_timeout_microseconds * _NS_PER_US,
             allow_timeout_override=policy.allow_timeout_override,
             delays=policy.timeout_action is TimeoutAction.DELAY,
+            is_servers_bound=not policy.max_queue_size and default_max_queue_size > 0,
         )
 
     def timeout_ns(self, request: InferRequest) -> int:

@@ -261,7 +261,9 @@ async def test_the_servers_default_bounds_the_queue() -> None:
         await asyncio.to_thread(instance.entered.wait, 10)
         streams += [model.submit(request()) for _ in range(2)]
         assert model.queue_depth == model.statistics.snapshot().pending == 2
-        with pytest.raises(UnavailableError, match="Exceeds maximum queue size"):
+        with pytest.raises(
+            UnavailableError, match=r"Exceeds maximum queue size: .* 2 requests .*or raise --max-queue-size$"
+        ):
             model.submit(request())
         instance.gate.set()
         await asyncio.gather(*(stream.only() for stream in streams))

@@ -130,7 +130,9 @@ def test_a_request_that_is_already_cancelled_is_refused() -> None:
 def test_a_full_queue_says_what_and_where() -> None:
     scene = Scene(num_seats=0, priority_levels=2, default_priority_level=2)
     scene.submit(50)
-    with pytest.raises(UnavailableError, match=r"^Exceeds maximum queue size: model 'm' already has 50 .* level 2"):
+    with pytest.raises(
+        UnavailableError, match=r"^Exceeds maximum queue size: model 'm' already has 50 .* level 2; .* --max-queue-size"
+    ):
         scene.submit()
 
 

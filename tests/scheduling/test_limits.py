@@ -40,4 +40,4 @@ def test_levels_have_their_own_policy_or_the_default_one() -> None:
 def test_without_levels_all_is_one_queue_with_the_servers_bound() -> None:
     levels = PriorityLevels(batching_config(), default_max_queue_size=100)
     assert [levels.level_of(request(priority=priority)) for priority in (0, 1, 3)] == [1, 1, 1]
-    assert levels.policy_of(1) == QueuePolicy(100)
+    assert levels.policy_of(1) == QueuePolicy(100, is_servers_bound=True)
