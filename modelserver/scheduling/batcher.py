@@ -173,6 +173,18 @@ class Batcher:
             if self._queue and self._idle.can_wake:
                 self._idle.wake_one()
 
+    def take_more(self, seat: Seat, limit: int) -> list[Batch]:
+        """Batches that could run now, while no other worker sleeps that could run them. Called as `try_take`."""
+        batches: list[Batch] = []
+        with self._lock:
+            now_ns = self._now_ns()
+            while len(batches) < limit and self._queue and not self._idle.can_wake and not seat.is_closed:
+                batch, _ = form_batch(self._queue, self._rules, now_ns)
+                if batch is None:
+                    break
+                batches.append(batch)
+        return batches
+
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
         """Hand responses to their requests' streams. Called from the event loop thread, once per batch."""
         if self._order is not None:
