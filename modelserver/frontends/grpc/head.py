@@ -16,6 +16,8 @@ from modelserver.pb import grpc_service_pb2 as pb
 
 # What NumPy 1.x can hold; 2.x could do 64.
 _MAX_DIMENSIONS = 32
+# As over HTTP: names go into errors and logs.
+MAX_NAME_LEN = 1024
 _MAX_TENSOR_BYTES = (1 << 63) - 1
 
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
@@ -80,6 +82,8 @@ def decode_version(version: str) -> int | None:
 
 def _input_head(tensor: pb.ModelInferRequest.InferInputTensor) -> InputHead:
     name = tensor.name
+    if len(name) > MAX_NAME_LEN:
+        raise InvalidArgumentError(f"an input's name is longer than {MAX_NAME_LEN} characters: '{name[:40]}...'")
     refuse_tensor_parameters(f"input '{name}'", tensor.parameters)
     datatype = _DATATYPES.get(tensor.datatype)
     if datatype is None:

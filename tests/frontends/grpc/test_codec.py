@@ -192,6 +192,17 @@ def test_impossible_shapes(shape: tuple[int, ...], text: str, is_raw: bool) -> N
     assert text in error.message
 
 
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_a_name_beyond_the_limit_is_refused_and_not_repeated(is_raw: bool) -> None:
+    data = {"raw_input_contents": [bytes(8)]} if is_raw else {}
+    contents = {} if is_raw else {"contents": pb.InferTensorContents(fp32_contents=[1, 2])}
+    error = refusal(message(inputs=[tensor(name="n" * 1025, **contents)], **data))
+    assert isinstance(error, InvalidArgumentError)
+    assert error.message == f"an input's name is longer than 1024 characters: '{'n' * 40}...'"
+    longest = "n" * 1024
+    assert longest in decode(message(inputs=[tensor(name=longest, **contents)], **data)).inputs
+
+
 def test_unknown_datatype_lists_the_known() -> None:
     error = refusal(message(inputs=[tensor(datatype="FP8")], raw_input_contents=[bytes(2)]))
     assert "unknown datatype 'FP8', expected one of BOOL, UINT8" in error.message
