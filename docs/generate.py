@@ -16,6 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from modelserver.config.pbtxt import MAX_CHARACTERS
 from modelserver.config.schema import ModelConfig
+from modelserver.frontends.grpc import head
 from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options import ServerOptions, markdown
@@ -26,7 +27,6 @@ from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.wire import http_listener
-from modelserver.wire.grpcio_server import GrpcioOptions
 
 DOCS = Path(__file__).resolve().parent
 CONFIGURATION = DOCS / "configuration.md"
@@ -162,7 +162,8 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "memory of a tensor that comes as JSON", f"{http.max_body_bytes} bytes", size, "413"
     yield "nesting of JSON, also in load requests", f"{http.max_json_depth} levels", "", "400"
     yield "inputs, and requested outputs, of an HTTP request", str(http.max_tensors), "", "413"
-    yield "name of an input over HTTP", f"{http.max_name_len} characters", "", "400"
+    assert http.max_name_len == head.MAX_NAME_LEN, "both protocols have the same limit"
+    yield "name of an input", f"{http.max_name_len} characters", "", "400, INVALID_ARGUMENT"
     yield "dimensions of a shape", str(http.max_rank), "", "400, INVALID_ARGUMENT"
     yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"
     yield (
@@ -171,7 +172,12 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
         "",
         "431, the connection is closed",
     )
-    yield "gRPC message", f"{GrpcioOptions().max_receive_bytes} bytes", "", "RESOURCE_EXHAUSTED"
+    yield (
+        "gRPC message",
+        f"{ServerOptions().grpc_max_request_size} bytes",
+        "`--grpc-max-request-size`",
+        "RESOURCE_EXHAUSTED",
+    )
     grpc = DEFAULT_LIMITS
     yield "inputs, and requested outputs, of a gRPC request", str(grpc.max_tensors), "", "RESOURCE_EXHAUSTED"
     yield "unanswered requests of one `ModelStreamInfer` call", str(grpc.max_stream_inflight), "", "reading pauses"

@@ -90,7 +90,7 @@ class ServerOptions:
     http_address: str = field(default="0.0.0.0", metadata=flag(HTTP, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
     http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
     http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1))
-    reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port with other processes (SO_REUSEPORT)."))
+    reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port, and that of the metrics, with other processes (SO_REUSEPORT)."))
     http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters.", state=_NOT_YET, metavar="REGEX"))
     http_thread_count: int = field(default=8, metadata=flag(HTTP, "One event loop serves all connections, whatever this says.", state=_NOT_YET, minimum=1))
     http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need a header.", state=_REFUSED, metavar="API[,API...]:KEY=VALUE"))
@@ -98,6 +98,7 @@ class ServerOptions:
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
     grpc_address: str = field(default="0.0.0.0", metadata=flag(GRPC, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
     grpc_port: int = field(default=8001, metadata=flag(GRPC, "Port to listen on; 0 picks a free one.", **_PORT))
+    grpc_max_request_size: int = field(default=_INT_MAX, metadata=flag(GRPC, "Largest request message in bytes.", minimum=1, maximum=_INT_MAX, is_ours=True))
     grpc_infer_response_compression_level: str = field(default="none", metadata=flag(GRPC, "How hard to compress answers.", choices=_LEVELS))
     grpc_keepalive_time: int = field(default=7_200_000, metadata=flag(GRPC, "Milliseconds of silence before the server pings.", minimum=1))
     grpc_keepalive_timeout: int = field(default=20_000, metadata=flag(GRPC, "Milliseconds to wait for the answer to a ping.", minimum=1))

@@ -173,7 +173,7 @@ class Server:
             MetricsFrontend(metrics.collect),
             address,
             options.metrics_port,
-            HttpOptions(port_flag="--metrics-port"),
+            HttpOptions(reuse_port=options.reuse_http_port, port_flag="--metrics-port"),
         )
 
     def _http_wire(self) -> Wire | None:
@@ -277,6 +277,7 @@ def grpcio_options(options: ServerOptions) -> GrpcioOptions:
     """The gRPC wire's part of the options."""
     return GrpcioOptions(
         reuse_port=options.reuse_grpc_port,
+        max_receive_bytes=options.grpc_max_request_size,
         response_compression_level=options.grpc_infer_response_compression_level,
         keepalive_time_ms=options.grpc_keepalive_time,
         keepalive_timeout_ms=options.grpc_keepalive_timeout,

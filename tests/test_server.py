@@ -324,6 +324,29 @@ def test_the_servers_bound_of_a_queue_is_named_by_its_flag(tmp_path: Path) -> No
     assert "already has 1 requests in its queue; send fewer at a time, or raise --max-queue-size" in refused[0]
 
 
+def test_a_grpc_message_over_the_flags_size_is_refused(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    with running_server(tmp_path, grpc_max_request_size=1000, allow_http=False, allow_metrics=False) as running:
+        assert infer_over("grpc", running.grpc_url, 1.0).shape == (1, 2)
+        client = tritonclient.grpc.InferenceServerClient(running.grpc_url)
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 500], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, 500), np.float32))
+        with pytest.raises(tritonclient.grpc.InferenceServerException, match="larger than max"):
+            client.infer("identity", [tensor])
+        client.close()
+
+
+def test_processes_share_every_port_that_they_may(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    shared = {"reuse_http_port": True, "reuse_grpc_port": True}
+    with running_server(tmp_path, **shared) as first:
+        server = first.server
+        ports = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
+        with running_server(tmp_path, **shared, **ports) as second:
+            assert second.metrics_url == first.metrics_url
+            assert get(second.metrics_url, "/metrics")[0] == 200
+
+
 def test_verbose_logs_a_line_per_request_of_both_protocols(tmp_path: Path) -> None:
     write_identity(tmp_path)
     with serving_process(tmp_path, "--log-verbose=1") as server:
