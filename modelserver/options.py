@@ -11,6 +11,7 @@ import types
 import typing
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
+from pathlib import Path
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import (
@@ -172,6 +173,11 @@ class ServerOptions:
             raise InvalidArgumentError(
                 "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
             )
+        if not self.allow_http and not self.allow_grpc:
+            raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
+        missing = [path for path in self.backend_directory if not Path(path).is_dir()]
+        if missing:
+            raise InvalidArgumentError(f"--backend-directory: there is no directory {missing[0]}")
         if self.model_name and len(self.model_repository) > 1:
             raise InvalidArgumentError("--model-name needs a single --model-repository: the model's own directory")
         for option in option_table():

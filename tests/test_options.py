@@ -271,3 +271,15 @@ def test_the_reference_is_printed_by_the_module() -> None:
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert printed.stdout == markdown()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"allow_http": False, "allow_grpc": False}, "leaves nothing to serve"),
+        ({"backend_directory": ("/no/such/place",)}, "--backend-directory: there is no directory /no/such/place"),
+    ],
+)
+def test_options_that_cannot_work_together_are_refused(fields: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        ServerOptions(model_repository=(".",), **fields)

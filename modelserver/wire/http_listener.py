@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,7 +88,11 @@ def _bind(host: str, port: int, options: HttpOptions) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        flag = options.port_flag.replace("-port", "-address")
+        reason = error.strerror or str(error)
+        raise UnavailableError(
+            f"cannot listen on {host}:{port}: {reason}; choose another address with {flag}"
+        ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if options.reuse_port:
@@ -95,8 +100,12 @@ def _bind(host: str, port: int, options: HttpOptions) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise UnavailableError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port with {options.port_flag}"
-        ) from error
+        flag = options.port_flag
+        if error.errno == errno.EADDRNOTAVAIL:
+            flag = flag.replace("-port", "-address")
+            advice = f"this machine has no such address, choose another with {flag}"
+        else:
+            advice = f"choose another port with {flag}"
+        raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}; {advice}") from error
     bound.setblocking(False)
     return bound

@@ -347,6 +347,12 @@ async def test_an_address_that_does_not_exist_is_refused() -> None:
         await HttpServer(FunctionFrontend(_mirror), "no such host", 0).start()
 
 
+async def test_an_address_of_another_machine_is_refused_with_the_flag_to_change() -> None:
+    options = HttpOptions(port_flag="--metrics-port")
+    with pytest.raises(UnavailableError, match="no such address, choose another with --metrics-address"):
+        await HttpServer(FunctionFrontend(_mirror), "192.0.2.1", 0, options).start()
+
+
 async def test_a_port_may_be_shared() -> None:
     async with _serve(FunctionFrontend(_mirror), reuse_port=True) as first:
         second = HttpServer(FunctionFrontend(_mirror), ADDRESS, first.port, HttpOptions(reuse_port=True))
