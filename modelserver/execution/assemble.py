@@ -135,7 +135,14 @@ class Assembler:
         if self._is_batched and (array.ndim == 0 or array.shape[0] != rows):
             raise self._output_error(spec, f"has shape {list(array.shape)}, expected {rows} rows in dimension 0")
         reshape = self._output_reshapes.get(spec.name)
-        return array if reshape is None else self._reshaped(spec, array, reshape)
+        if reshape is not None:
+            return self._reshaped(spec, array, reshape)
+        item_shape = array.shape[1:] if self._is_batched else array.shape
+        if item_shape != spec.dims and not _fits(item_shape, spec.dims):
+            expected = [rows, *spec.dims] if self._is_batched else list(spec.dims)
+            hint = "(-1: any size); correct its dims in config.pbtxt"
+            raise self._output_error(spec, f"has shape {list(array.shape)}, expected {expected} {hint}")
+        return array
 
     def _checked_response(self, request: InferRequest, entry: object) -> InferResponse:
         if isinstance(entry, ServerError):
@@ -198,6 +205,16 @@ class Assembler:
 
     def _output_error(self, spec: TensorSpec, problem: str) -> InternalError:
         return InternalError(f"model '{self._model_name}': output '{spec.name}' {problem}")
+
+
+def _fits(shape: Shape, dims: Shape) -> bool:
+    # A plain loop, because this is asked for every output of every batch.
+    if len(shape) != len(dims):
+        return False
+    for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110
+        if dim not in (size, -1):
+            return False
+    return True
 
 
 def _reshape(source: Shape | None, target: Shape | None, *, is_batched: bool) -> Reshape:

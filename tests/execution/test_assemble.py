@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,8 @@ def test_outputs_are_those_asked_for_in_that_order(asked: Any, expected: list[st
         (np.zeros((2, 1)), "has dtype float64, expected float32 for FP32"),
         (f32([1]), "has shape [1, 1], expected 2 rows"),
         (np.zeros((), np.float32), "has shape []"),
+        (np.zeros((2, 3), np.float32), "has shape [2, 3], expected [2, 1] (-1: any size); correct its dims"),
+        (np.zeros((2, 1, 1), np.float32), "has shape [2, 1, 1], expected [2, 1]"),
     ],
 )
 def test_a_wrong_output_fails_only_those_who_asked_for_it(output: Any, problem: str) -> None:
@@ -95,6 +98,24 @@ def test_a_wrong_output_fails_only_those_who_asked_for_it(output: Any, problem: 
     assert isinstance(bad.error, InternalError)
     assert "output 'W'" in bad.error.message
     assert problem in bad.error.message
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_right"), [((1, 5, 4), True), ((1, 0, 4), True), ((1, 5, 3), False), ((1, 4), False)]
+)
+def test_variable_dims_take_any_size_and_no_other_rank(shape: tuple[int, ...], is_right: bool) -> None:
+    config = batching_config(output=(ModelOutput("OUT", FP32, dims=(-1, 4)),))
+    [response] = assembler(config).scatter([sent(IN=f32([1]))], {"OUT": np.zeros(shape, np.float32)})
+    assert (response.error is None) is is_right
+
+
+def test_without_batching_the_dims_are_the_whole_shape() -> None:
+    config = replace(batching_config(output=(ModelOutput("OUT", FP32, dims=(2,)),)), max_batch_size=0)
+    [right] = assembler(config).scatter([sent(IN=f32([1]))], {"OUT": np.zeros(2, np.float32)})
+    [wrong] = assembler(config).scatter([sent(IN=f32([1]))], {"OUT": np.zeros((1, 2), np.float32)})
+    assert right.error is None
+    assert wrong.error is not None
+    assert "has shape [1, 2], expected [2]" in wrong.error.message
 
 
 def test_run_must_return_a_mapping() -> None:
