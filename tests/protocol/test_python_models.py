@@ -83,10 +83,17 @@ def children(python: RunningServer, server: RunningServer) -> Children:
     """The living processes that were born since: not those of servers that other tests share."""
 
     def living() -> set[int]:
-        return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+        return {child.pid for child in psutil.Process().children() if _is_alive(child)}
 
     before = living()
     return lambda: living() - before
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _wait_for_others(children: Children, before: set[int], count: int) -> None:
