@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="times each server is measured; medians are quoted (3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement (3)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--markdown", type=Path, help="also write the tables of docs/performance.md to this file")
     options = parser.parse_args()
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
@@ -45,6 +46,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             CASES[key](cases.Settings(Path(scratch), options.rounds, options.seconds), report)
     report.print()
+    if options.markdown:
+        options.markdown.write_text(report.markdown())
     if options.json:
         report.save(options.json)
 

@@ -87,8 +87,24 @@ class Report:
             table.add_column(column, justify="right" if column in ("measured", "target") else "left")
         for verdict in self.verdicts:
             mark = "met" if verdict.is_met else "MISSED"
-            table.add_row(verdict.case, verdict.what, f"{verdict.measured:.2f}", verdict.target, mark)
+            table.add_row(verdict.case, verdict.what, f"{verdict.measured:.3g}", verdict.target, mark)
         self.console.print(table)
+
+    def markdown(self) -> str:
+        """The verdicts and the measurements as two tables, for docs/performance.md."""
+        lines = ["| case | what | measured | target | |", "|---|---|--:|--:|---|"]
+        for verdict in self.verdicts:
+            mark = "met" if verdict.is_met else "**missed**"
+            lines.append(f"| {verdict.case} | {verdict.what} | {verdict.measured:.3g} | {verdict.target} | {mark} |")
+        lines += [
+            "",
+            "| case | server | concurrency | requests/s | server CPU µs | p50 µs | p99 µs |",
+            "|---|---|--:|--:|--:|--:|--:|",
+        ]
+        for row in self.measurements:
+            figures = f"{row.per_second:.0f} | {row.cpu_us:.1f} | {row.p50_us:.0f} | {row.p99_us:.0f}"
+            lines.append(f"| {row.case} | {row.server} | {row.concurrency} | {figures} |")
+        return "\n".join(lines) + "\n"
 
     def save(self, path: Path) -> None:
         rows = {
