@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # What this frontend makes true of the protocol's extensions; server metadata lists them in Triton's order.
 EXTENSIONS = (
     "model_repository",
+    # Kept as long as there are no ensembles: then no model has dependents, and clients that ask for it are served.
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
