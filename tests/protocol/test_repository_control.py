@@ -326,6 +326,40 @@ def test_kserve_puts_the_name_elsewhere(explicit: RunningServer, root: Path) -> 
         assert not client.is_model_ready("later")
 
 
+def test_naming_one_repository_is_not_supported(explicit: RunningServer) -> None:
+    for path in ("index", "models/echo/load", "models/echo/unload"):
+        answer = httpx.post(f"http://{explicit.http_url}/v2/repository/mine/{path}")
+        assert (answer.status_code, "'mine'" in answer.json()["error"]) == (501, True)
+    for method, request in (
+        ("RepositoryIndex", pb.RepositoryIndexRequest(repository_name="mine")),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name="mine", model_name="echo")),
+        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name="mine", model_name="echo")),
+    ):
+        with pytest.raises(grpc.RpcError, match="'mine'") as refused:
+            _unary(explicit, method, request, pb.RepositoryModelLoadResponse)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_loads_that_take_long_run_side_by_side_and_delay_nobody(
+    async_protocol: type[AsyncClient], explicit: RunningServer, root: Path
+) -> None:
+    names = [f"slow{number}" for number in range(3)]
+    for name in names:
+        write_identity(root, name, creation_delay_sec=1.0)
+    longest_s = 0.0
+    async with async_protocol(explicit) as client:
+        started = time.monotonic()
+        loads = asyncio.gather(*(client.raw.load_model(name) for name in names))
+        while not loads.done():
+            asked = time.monotonic()
+            await client.infer("echo", {"INPUT0": np.ones((1, 1), np.float32)})
+            longest_s = max(longest_s, time.monotonic() - asked)
+            await asyncio.sleep(0.01)
+        await loads
+        assert time.monotonic() - started < 2.5, "they were loaded one after the other"
+        assert longest_s < 0.5, "a request waited for a load"
+
+
 async def test_what_is_in_flight_is_answered_when_its_model_goes(
     async_protocol: type[AsyncClient], explicit: RunningServer, root: Path
 ) -> None:
