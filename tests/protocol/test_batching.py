@@ -19,6 +19,10 @@ from modelserver.errors import ErrorCode
 MODELS = {
     "plain": (4, "dynamic_batching { }"),
     "unbatched": (4, ""),
+    "optional": (
+        4,
+        'dynamic_batching { } input [ { name: "INPUT1", data_type: TYPE_INT32, dims: [ -1 ], optional: true } ]',
+    ),
     "ordered": (4, "dynamic_batching { preserve_ordering: true }"),
     "pair": (4, "dynamic_batching { } instance_group [ { kind: KIND_CPU count: 2 } ]"),
     "ordered_pair": (4, "dynamic_batching { preserve_ordering: true } instance_group [ { kind: KIND_CPU count: 2 } ]"),
@@ -145,6 +149,15 @@ async def test_shapes_are_batched_apart(model: Open) -> None:
             await plain.send(request_id, width=width)
         await plain.finish()
         assert plain.gate.batches == [("blocker",), ("a", "c"), ("b", "d")]
+
+
+async def test_requests_with_other_optional_inputs_are_batched_apart(model: Open) -> None:
+    async with model("optional") as optional:
+        await optional.block()
+        for request_id, others in (("a", ()), ("b", ("INPUT1",)), ("c", ()), ("d", ("INPUT1",))):
+            await optional.send(request_id, others=others)
+        await optional.finish()
+        assert optional.gate.batches == [("blocker",), ("a", "c"), ("b", "d")]
 
 
 @pytest.mark.parametrize(("name", "first"), [("pair", "second"), ("ordered_pair", "first")])

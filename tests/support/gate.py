@@ -150,10 +150,13 @@ class GatedModel:
         self.gate.release()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def start(self, request_id: str, *, rows: int = 1, width: int = 1, **details: Any) -> asyncio.Task[Answer]:
-        """Send a request whose data no other request has."""
+    def start(
+        self, request_id: str, *, rows: int = 1, width: int = 1, others: tuple[str, ...] = (), **details: Any
+    ) -> asyncio.Task[Answer]:
+        """Send a request whose data no other request has; `others` are further inputs."""
         data = np.full((rows, width), zlib.crc32(request_id.encode()) >> 1, np.int32)
-        infer = self.client.infer(self.name, {"INPUT0": data}, request_id=request_id, **details)
+        inputs = dict.fromkeys(("INPUT0", *others), data)
+        infer = self.client.infer(self.name, inputs, request_id=request_id, **details)
         self._tasks[request_id] = asyncio.create_task(self._checked(infer, request_id, data))
         return self._tasks[request_id]
 
