@@ -6,6 +6,7 @@ are scattered as views of the batch's arrays.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -18,16 +19,20 @@ from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError
 
+logger = logging.getLogger(__name__)
+
 Reshape = Callable[[Array], Array]
 
 
 class Assembler:
-    """Gather and scatter for one model. Stateless after construction: all workers share it."""
+    """Gather and scatter for one model. All workers share it."""
 
     def __init__(self, signature: ModelSignature) -> None:
         self._model_name = signature.model_name
         self._is_batched = signature.max_batch_size > 0
         self._outputs = signature.outputs
+        # Outputs with other dims than the config's: served as they are, as Triton does, and told of once.
+        self._misdescribed: set[str] = set()
         self._input_reshapes = {
             name: _reshape(spec.dims, spec.reshape, is_batched=self._is_batched)
             for name, spec in signature.inputs.items()
@@ -138,10 +143,15 @@ class Assembler:
         if reshape is not None:
             return self._reshaped(spec, array, reshape)
         item_shape = array.shape[1:] if self._is_batched else array.shape
-        if item_shape != spec.dims and not _fits(item_shape, spec.dims):
-            expected = [rows, *spec.dims] if self._is_batched else list(spec.dims)
-            hint = "(-1: any size); correct its dims in config.pbtxt"
-            raise self._output_error(spec, f"has shape {list(array.shape)}, expected {expected} {hint}")
+        if item_shape != spec.dims and spec.name not in self._misdescribed and not _fits(item_shape, spec.dims):
+            self._misdescribed.add(spec.name)
+            logger.warning(
+                "model '%s': output '%s' has items of shape %s and dims %s in its config; clients are told the latter",
+                self._model_name,
+                spec.name,
+                list(item_shape),
+                list(spec.dims),
+            )
         return array
 
     def _checked_response(self, request: InferRequest, entry: object) -> InferResponse:
