@@ -82,10 +82,10 @@ class DataPlane:
             if self._logs_requests:
                 log_refusal(request, error)
             raise
-        request.arrival_ns = request.arrival_ns or time.monotonic_ns()
         return self._submit_logged(model, request) if self._logs_requests else model.submit(request)
 
     def _submit_logged(self, model: Model, request: InferRequest) -> ResponseStream:
+        request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after the log has begun
         request.stream = LoggedStream(request)
         try:
             return model.submit(request)

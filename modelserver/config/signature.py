@@ -55,8 +55,11 @@ class ModelSignature:
             for spec in config.output
         }
         self._required = frozenset(name for name, spec in self.inputs.items() if not spec.is_optional)
-        # Shapes without a variable dimension compare as one tuple against the tail of the request's.
-        self._fixed = {name: -1 not in spec.dims for name, spec in self.inputs.items()}
+        # Where an input's size is given, and what it is there; the other dimensions may have any size.
+        self._fixed = {
+            name: tuple((position, dim) for position, dim in enumerate(spec.dims) if dim != -1)
+            for name, spec in self.inputs.items()
+        }
 
     def check(self, request: InferRequest) -> None:
         """Raise InvalidArgumentError for what the model cannot take; set `request.rows`."""
@@ -82,11 +85,17 @@ class ModelSignature:
                 item_shape = shape[1:]
             else:
                 item_shape = shape
-            if item_shape != spec.dims and (self._fixed[name] or not _matches(item_shape, spec.dims)):
+            if item_shape != spec.dims and (len(item_shape) != len(spec.dims) or not self._has_fixed(name, item_shape)):
                 raise self._shape_error(spec, shape)
         request.rows = self._check_rows(rows)
         if request.outputs is not None:
             self._check_outputs(request.outputs)
+
+    def _has_fixed(self, name: str, item_shape: Shape) -> bool:
+        for position, dim in self._fixed[name]:  # noqa: SIM110  # a generator would cost more than the comparison
+            if item_shape[position] != dim:
+                return False
+        return True
 
     def _check_rows(self, rows: int | None) -> int:
         if rows is None:
@@ -153,7 +162,3 @@ class ModelSignature:
 def _known(datatype: Datatype | None) -> Datatype:
     assert datatype is not None, "a validated config names the datatype of every tensor"
     return datatype
-
-
-def _matches(shape: Shape, dims: Shape) -> bool:
-    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))

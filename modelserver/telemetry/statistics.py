@@ -97,7 +97,7 @@ class StatisticsSnapshot:
     batch_rows_histogram: HistogramSnapshot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchTiming:
     """How long the phases of one batch took."""
 

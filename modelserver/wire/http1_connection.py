@@ -326,7 +326,7 @@ class _Turn:
         connection = self._connection
         if connection is None:
             return
-        is_last = self._is_last(connection, response.headers)
+        is_last = self._is_last(connection)
         framing = f"Content-Length: {sum(map(len, response.body))}\r\n"
         head = self._head(response.status, response.headers, framing, is_last=is_last)
         if self._incoming.is_head:
@@ -343,7 +343,7 @@ class _Turn:
             if not self._is_chunked:
                 self._incoming.keeps_alive = False
             framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
-            is_last = self._is_last(connection, headers)
+            is_last = self._is_last(connection)
             connection.write(self._head(status, headers, framing, is_last=is_last))
         return self
 
@@ -366,7 +366,7 @@ class _Turn:
             return
         if self._is_chunked and not self._incoming.is_head:
             connection.write(b"0\r\n\r\n")
-        self._end(connection, is_last=self._is_last(connection, []))
+        self._end(connection, is_last=self._is_last(connection))
 
     def lost(self) -> None:
         """The client has left before its answer was complete."""
@@ -382,9 +382,8 @@ class _Turn:
             framing += "Connection: keep-alive\r\n"
         return answer_head(status, headers, framing)
 
-    def _is_last(self, connection: Http1Connection, headers: Headers) -> bool:
-        asked = any(name.lower() == "connection" and value.lower() == "close" for name, value in headers)
-        return asked or not self._incoming.keeps_alive or connection.is_stopping
+    def _is_last(self, connection: Http1Connection) -> bool:
+        return not self._incoming.keeps_alive or connection.is_stopping
 
     def _end(self, connection: Http1Connection, *, is_last: bool) -> None:
         # The exchange refers to this turn: without the cut every request would wait for the garbage collector.
