@@ -138,18 +138,22 @@ class Server:
     async def serve(self, announce: Callable[[Server], None]) -> int:
         """Run until SIGTERM or SIGINT; the exit status. `announce` is called once all is started.
 
-        0 after a stop in which every accepted request was answered, 1 after one that was forced or overran.
-        Raises as `start` does. Main thread only.
+        0 after a stop in which every accepted request was answered, also before anything was served; 1 after
+        one that was forced or overran. Raises as `start` does. Main thread only.
         """
         with StopSignals() as signals:
-            if await unless(signals.stop, self.start()):
-                # What the start made lives as long as the process: the collector need not walk it again and again.
-                gc.collect()
-                gc.freeze()
-                announce(self)
-                await signals.stop.wait()
-                if not await unless(signals.force, self.stop()):
-                    self.is_abandoned = True
+            if not await unless(signals.stop, self.start()):
+                logger.info("stopped before the start was complete")
+                return 0
+            # What the start made lives as long as the process: the collector need not walk it again and again.
+            gc.collect()
+            gc.freeze()
+            announce(self)
+            if not self.repository.index():
+                logger.warning("no models in %s", ", ".join(self.options.model_repository))
+            await signals.stop.wait()
+            if not await unless(signals.force, self.stop()):
+                self.is_abandoned = True
         return 1 if self.is_abandoned else 0
 
     def _metrics_wire(self) -> Wire | None:
