@@ -258,7 +258,9 @@ class Http1Connection(asyncio.Protocol):
         if sum(map(len, buffers)) <= _MAX_JOINED_BYTES:
             self._transport.write(b"".join(buffers))
         else:
-            self._transport.writelines(buffers)
+            # Not `writelines`: asyncio's forgets the back-pressure from Python 3.12 on, and joins before it.
+            for buffer in buffers:
+                self._transport.write(buffer)
 
     async def room(self) -> None:
         """Wait until the client has read enough for more to be sent."""
