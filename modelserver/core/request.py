@@ -55,9 +55,3 @@ class InferRequest:
 
 # What a worker hands back across the thread boundary: one entry per response, one call per batch.
 Delivery = tuple[InferRequest, InferResponse]
-
-
-def deliver_all(deliveries: list[Delivery]) -> None:
-    """Hand each response to its request's stream. Called from the event loop thread, once per batch."""
-    for request, response in deliveries:
-        request.stream.deliver(response)

@@ -1,5 +1,4 @@
-from modelserver.core.request import InferRequest, deliver_all
-from modelserver.core.response import InferResponse
+from modelserver.core.request import InferRequest
 
 
 def test_cancel_tells_the_owner_once() -> None:
@@ -9,9 +8,3 @@ def test_cancel_tells_the_owner_once() -> None:
     request.cancel()
     assert told == [request]
     assert request.is_cancelled
-
-
-def test_one_call_delivers_a_whole_batch() -> None:
-    requests = [InferRequest("m", None, {}) for _ in range(3)]
-    deliver_all([(request, InferResponse()) for request in requests])
-    assert all(request.stream.is_finished for request in requests)
