@@ -26,7 +26,7 @@ from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
-from modelserver.wire import http_listener
+from modelserver.wire import listener
 
 DOCS = Path(__file__).resolve().parent
 CONFIGURATION = DOCS / "configuration.md"
@@ -168,7 +168,7 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"
     yield (
         "HTTP request line and headers",
-        f"{http_listener.MAX_HEAD_BYTES} bytes",
+        f"{listener.MAX_HEAD_BYTES} bytes",
         "",
         "431, the connection is closed",
     )

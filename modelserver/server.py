@@ -33,9 +33,9 @@ from modelserver.repository.repository import ModelRepository
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
-from modelserver.wire.grpcio_server import GrpcioOptions, GrpcioServer
-from modelserver.wire.http1_server import Http1Server
-from modelserver.wire.http_listener import HttpOptions
+from modelserver.wire.http1.server import Http1Server
+from modelserver.wire.listener import HttpOptions
+from modelserver.wire.reference.grpcio_server import GrpcioOptions, GrpcioServer
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class Server:
         if self.options.wire == "native":
             return Http1Server(frontend, host, port, options)
         # Imported when asked for: our own wire needs none of it.
-        from modelserver.wire.uvicorn_server import UvicornServer
+        from modelserver.wire.reference.uvicorn_server import UvicornServer
 
         return UvicornServer(frontend, host, port, options)
 

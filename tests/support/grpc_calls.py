@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.call import Method, Parts, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.status import Status
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -23,22 +24,50 @@ class RefusedError(Exception):
         self.message = message
 
 
+class Call(UnaryCall):
+    """A unary call that keeps how it ended: `parts` of the reply, or status and text in `failure`."""
+
+    def __init__(
+        self, message: Buffer, metadata: Mapping[str, str | bytes] | None = None, deadline_ns: int | None = None
+    ) -> None:
+        self.message = message
+        self.metadata = metadata or {}
+        self.deadline_ns = deadline_ns
+        self.on_cancel = None
+        self.parts: Parts | None = None
+        self.failure: tuple[int, str] | None = None
+        self._ended = asyncio.Event()
+
+    def reply(self, parts: Parts) -> None:
+        self._end()
+        self.parts = parts
+
+    def fail(self, status: int, text: str) -> None:
+        self._end()
+        self.failure = (status, text)
+
+    def _end(self) -> None:
+        assert not self._ended.is_set(), "the call was answered twice"
+        self._ended.set()
+
+    async def answer(self) -> bytes:
+        """The reply's message, once the call has ended. Raises RefusedError."""
+        await asyncio.wait_for(self._ended.wait(), 10)
+        if self.failure is not None:
+            raise RefusedError(*self.failure)
+        return b"".join(self.parts or ())
+
+
 async def call_unary(
     methods: Mapping[str, Method], path: str, request: Message | bytes, reply: type[MessageT], **details: Any
 ) -> MessageT:
     """Call the handler of a full path, or of one of GRPCInferenceService's methods. Raises RefusedError."""
-    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     message = request if isinstance(request, bytes) else request.SerializeToString()
-    call = UnaryCall(
-        message,
-        lambda encoded: answer.set_result(bytes(encoded)),
-        lambda status, text: answer.set_exception(RefusedError(status, text)),
-        **details,
-    )
+    call = Call(message, **details)
     handler = methods[path if path.startswith("/") else f"/inference.GRPCInferenceService/{path}"].unary
     assert handler is not None, f"{path} is not unary"
     handler(call)
-    return reply.FromString(await asyncio.wait_for(answer, 10))
+    return reply.FromString(await call.answer())
 
 
 class OpenStream:
@@ -62,9 +91,9 @@ class OpenStream:
             self.num_read += 1
             yield message
 
-    async def _take(self, message: Any) -> None:
+    async def _take(self, parts: Parts) -> None:
         await self.has_room.wait()
-        self._replies.put_nowait(bytes(message))
+        self._replies.put_nowait(b"".join(parts))
 
     def send(self, request: Message | bytes) -> None:
         self._requests.put_nowait(request if isinstance(request, bytes) else request.SerializeToString())

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.tensor import Tensor, tensor_to_bytes
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpRequest, HttpResponse, ResponseWriter
+from modelserver.core.tensor import Buffer, Tensor, tensor_to_bytes
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 
 LENGTH = "inference-header-content-length"
 
@@ -41,14 +41,32 @@ class HttpAnswer:
         return str(document["error"])
 
 
-def open_exchange(request: HttpRequest) -> tuple[HttpExchange, list[HttpResponse]]:
-    """An exchange, and the list that its answer goes to. It cannot be answered piece by piece."""
-    responses: list[HttpResponse] = []
-    return HttpExchange(request, responses.append, _refuse_start), responses
+class Exchange(HttpExchange):
+    """An exchange that keeps its answer. It cannot be answered piece by piece."""
 
+    def __init__(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: Buffer = b"") -> None:
+        self.head = HttpHead(method, path, dict(headers or {}))
+        self.body = body
+        self.on_disconnect = None
+        self.responses: list[HttpResponse] = []
+        self._answered = asyncio.Event()
 
-def _refuse_start(status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-    raise AssertionError("a complete answer is expected here")
+    def respond(self, response: HttpResponse) -> None:
+        self.responses.append(response)
+        self._answered.set()
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        raise AssertionError("a complete answer is expected here")
+
+    def answer_now(self) -> HttpAnswer:
+        """The one answer, which has been given."""
+        assert len(self.responses) == 1, f"{len(self.responses)} answers"
+        return read(self.responses[0])
+
+    async def answer(self) -> HttpAnswer:
+        """The one answer, once it is given."""
+        await asyncio.wait_for(self._answered.wait(), 10)
+        return self.answer_now()
 
 
 def read(response: HttpResponse) -> HttpAnswer:
@@ -60,20 +78,18 @@ def ask_now(
     frontend: Frontend, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> HttpAnswer:
     """Call a handler that answers before it returns."""
-    exchange, responses = open_exchange(HttpRequest(method, path, dict(headers or {}), body))
+    exchange = Exchange(method, path, headers, body)
     frontend.handle(exchange)
-    assert len(responses) == 1, f"{len(responses)} answers"
-    return read(responses[0])
+    return exchange.answer_now()
 
 
 async def ask(
     frontend: Frontend, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> HttpAnswer:
     """Call a handler and wait for its answer."""
-    answered: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-    exchange = HttpExchange(HttpRequest(method, path, dict(headers or {}), body), answered.set_result, _refuse_start)
+    exchange = Exchange(method, path, headers, body)
     frontend.handle(exchange)
-    return read(await asyncio.wait_for(answered, 10))
+    return await exchange.answer()
 
 
 def binary_body(tensors: Sequence[Tensor], **fields: Any) -> tuple[bytes, dict[str, str]]:

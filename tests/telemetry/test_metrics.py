@@ -10,10 +10,11 @@ from typing import Any
 import prometheus_client.openmetrics.parser
 import prometheus_client.parser
 import pytest
+from support.http_calls import Exchange
 
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import ErrorCode
-from modelserver.frontends.http.exchange import HttpExchange, HttpRequest, HttpResponse
+from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
@@ -180,14 +181,9 @@ def test_a_server_without_models_has_the_hosts_and_the_process_metrics() -> None
 
 
 def answer(path: str, *, method: str = "GET", accept: str = "") -> HttpResponse:
-    answers: list[HttpResponse] = []
-
-    def refuse_to_start(status: int, headers: list[tuple[str, str]]) -> Any:
-        raise AssertionError("metrics are answered at once")
-
-    request = HttpRequest(method, path, {"accept": accept} if accept else {})
-    MetricsFrontend(metrics(worked_model()).collect).handle(HttpExchange(request, answers.append, refuse_to_start))
-    (only,) = answers
+    exchange = Exchange(method, path, {"accept": accept} if accept else {})
+    MetricsFrontend(metrics(worked_model()).collect).handle(exchange)
+    (only,) = exchange.responses
     return only
 
 

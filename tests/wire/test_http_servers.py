@@ -22,9 +22,9 @@ from support.http_calls import LENGTH, binary_body, fp32
 from modelserver.errors import UnavailableError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.routes import HttpFrontend
-from modelserver.wire.http1_server import Http1Server
-from modelserver.wire.http_listener import HttpOptions
-from modelserver.wire.uvicorn_server import UvicornServer
+from modelserver.wire.http1.server import Http1Server
+from modelserver.wire.listener import HttpOptions
+from modelserver.wire.reference.uvicorn_server import UvicornServer
 
 AnyServer = Http1Server | UvicornServer
 HttpServer: type[AnyServer] = Http1Server
@@ -58,11 +58,9 @@ def _hold(exchange: HttpExchange) -> None:
 
 
 def _mirror(exchange: HttpExchange) -> None:
-    request = exchange.request
-    document = {"method": request.method, "path": request.path, "query": request.query, "bytes": len(request.body)}
-    exchange.respond(
-        HttpResponse(200, [("X-Seen", request.headers.get("x-sent", ""))], (json.dumps(document).encode(),))
-    )
+    head = exchange.head
+    document = {"method": head.method, "path": head.path, "query": head.query, "bytes": len(exchange.body)}
+    exchange.respond(HttpResponse(200, [("X-Seen", head.headers.get("x-sent", ""))], (json.dumps(document).encode(),)))
 
 
 @asynccontextmanager
@@ -104,7 +102,7 @@ async def test_bodies_of_all_sizes(size: int, is_chunked: bool) -> None:
     seen: list[bytes] = []
 
     def keep(exchange: HttpExchange) -> None:
-        seen.append(bytes(exchange.request.body))
+        seen.append(bytes(exchange.body))
         exchange.respond(HttpResponse())
 
     body = np.random.default_rng(0).bytes(size)

@@ -1,34 +1,45 @@
 """One gRPC call, as the handlers see it: no socket, no grpcio, serialized messages only.
 
-A wire makes a `UnaryCall` or a `StreamCall` and hands it to the method's handler on the event loop.
-Unary handlers answer through `reply` or `fail`, from a callback where they can.
+A wire makes a `UnaryCall` of its own kind or a `StreamCall` and hands it to the method's handler on the event
+loop. Unary handlers answer through `reply` or `fail`, from a callback where they can.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from modelserver.core.tensor import Buffer
 
 Metadata = Mapping[str, str | bytes]
+# One serialized message in pieces that are sent one after the other, without being joined; they never change.
+Parts = Sequence[Buffer]
 
 
-@dataclass(slots=True)
 class UnaryCall:
-    """A call with one request message. `reply` or `fail` is called exactly once.
+    """A call with one request message. Wires extend this.
 
-    `deadline_ns` is monotonic (None: the client waits for ever). `status` of `fail` is a gRPC status code number.
+    `message` is valid for as long as somebody refers to it. `metadata` has lower-case keys, those that end in
+    `-bin` with bytes; of equal keys the last counts. `deadline_ns` is monotonic (None: the client waits for
+    ever). `on_cancel` is set by a handler that has work to stop when the client cancels, leaves, or its
+    deadline passes; the wire calls it at most once.
     """
 
+    __slots__ = ("deadline_ns", "message", "metadata", "on_cancel")
+
     message: Buffer
-    reply: Callable[[Buffer], None]
-    fail: Callable[[int, str], None]
-    metadata: Metadata = field(default_factory=dict)
-    deadline_ns: int | None = None
-    # Set by a handler that has work to stop when the client cancels or its deadline passes.
-    on_cancel: Callable[[], None] | None = None
+    metadata: Metadata
+    deadline_ns: int | None
+    on_cancel: Callable[[], None] | None
+
+    def reply(self, parts: Parts) -> None:
+        """End the call with this message. Exactly one of `reply` and `fail` is called, once."""
+        raise NotImplementedError
+
+    def fail(self, status: int, text: str) -> None:
+        """End the call with a gRPC status code other than OK."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -36,7 +47,7 @@ class StreamCall:
     """A bidirectional call: `messages` ends when the client half-closes; `send` waits for room."""
 
     messages: AsyncIterator[Buffer]
-    send: Callable[[Buffer], Awaitable[None]]
+    send: Callable[[Parts], Awaitable[None]]
     metadata: Metadata = field(default_factory=dict)
     deadline_ns: int | None = None
 
@@ -56,3 +67,13 @@ class Method:
 
     unary: Callable[[UnaryCall], None] | None = None
     stream: Callable[[StreamCall], Awaitable[Any]] | None = None
+
+
+class Frontend(Protocol):
+    """What a wire serves: handlers by full method name (`/package.Service/Method`)."""
+
+    @property
+    def methods(self) -> Mapping[str, Method]: ...
+
+    def drain(self) -> None:
+        """Open streams take no more requests and end when what is in flight is answered. Called once, at shutdown."""

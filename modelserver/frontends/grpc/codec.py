@@ -76,16 +76,16 @@ def request_id(message: Buffer) -> str:
         return ""
 
 
-def encode_infer_response(request: InferRequest, response: InferResponse) -> bytes:
-    """A serialized ModelInferResponse, tensors as raw_output_contents. The response must not be an error."""
-    return b"".join(_response_parts(request, response.outputs, response.parameters))
+def encode_infer_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
+    """A serialized ModelInferResponse in parts, tensors as raw_output_contents. The response must not be an error."""
+    return _response_parts(request, response.outputs, response.parameters)
 
 
-def encode_stream_response(request: InferRequest, response: InferResponse) -> bytes:
-    """A serialized ModelStreamInferResponse, with the parameter that tells whether more will follow."""
+def encode_stream_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
+    """A serialized ModelStreamInferResponse in parts, with the parameter that tells whether more will follow."""
     parts = _response_parts(request, response.outputs, response.parameters)
     parts.append(_IS_FINAL if response.is_final else _IS_NOT_FINAL)
-    return b"".join((envelope.infer_response_head(sum(map(len, parts))), *parts))
+    return (envelope.infer_response_head(sum(map(len, parts))), *parts)
 
 
 def encode_stream_error(request_id: str, error: ServerError) -> bytes:

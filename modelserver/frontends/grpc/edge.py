@@ -60,7 +60,7 @@ def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message
         except Exception as error:
             fail(call, error)
         else:
-            call.reply(reply)
+            call.reply((reply,))
 
     return Method(unary=handle)
 
@@ -74,7 +74,7 @@ def awaited(request_class: type[RequestT], answer: Callable[[RequestT], Awaitabl
         except Exception as error:
             fail(call, error)
         else:
-            call.reply(reply.SerializeToString())
+            call.reply((reply.SerializeToString(),))
 
     return Method(unary=lambda call: tasks.start(run(call)))
 

@@ -54,7 +54,7 @@ class Health:
             is_last = self._draining.is_set()
             status = self._watched_status(service)
             if status != reported:
-                await call.send(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+                await call.send((health_pb2.HealthCheckResponse(status=status).SerializeToString(),))
                 reported = status
             if is_last:
                 return

@@ -33,7 +33,7 @@ class Reflection:
 
     async def _serve(self, call: StreamCall) -> None:
         async for message in call.messages:
-            await call.send(self._answer(message).SerializeToString())
+            await call.send((self._answer(message).SerializeToString(),))
 
     def _answer(self, message: Buffer) -> reflection_pb2.ServerReflectionResponse:
         request = parse(reflection_pb2.ServerReflectionRequest, message)

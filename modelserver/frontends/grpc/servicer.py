@@ -115,13 +115,13 @@ class GrpcFrontend:
                     raise UnsupportedError(
                         f"model '{request.model_name}' answers with more than one response; call ModelStreamInfer"
                     )
-                encoded = codec.encode_infer_response(request, response)
+                parts = codec.encode_infer_response(request, response)
             except Exception as error:
                 stream.subscribe(_ignore)
                 request.cancel()
                 fail(call, error)
             else:
-                call.reply(encoded)
+                call.reply(parts)
 
         stream.subscribe(answer)
 

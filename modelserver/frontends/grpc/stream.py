@@ -126,12 +126,12 @@ class InferStream:
             if _is_empty_final(response) and not slot.request.parameters.get(EMPTY_FINAL_RESPONSE):
                 return
             try:
-                encoded = codec.encode_stream_response(slot.request, response)
+                parts = codec.encode_stream_response(slot.request, response)
             except Exception as unexpected:
                 error = as_server_error(unexpected)
         if error is not None:
-            encoded = self._encode_error(slot, error)
-        await self._call.send(encoded)
+            parts = (self._encode_error(slot, error),)
+        await self._call.send(parts)
 
     def _encode_error(self, slot: _Slot, error: ServerError) -> bytes:
         if self._ends_on_error:

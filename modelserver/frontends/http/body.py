@@ -15,7 +15,7 @@ from modelserver.frontends.http.compression import (
     compress,
     decompress,
 )
-from modelserver.frontends.http.exchange import HttpExchange, HttpRequest, HttpResponse
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import error_response
 
@@ -25,19 +25,19 @@ _MAX_INLINE_COMPRESS_BYTES = 64 * 1024
 _MAX_INLINE_DECOMPRESS_BYTES = 1024
 
 
-def check_size(request: HttpRequest, limits: HttpLimits) -> None:
+def check_size(body: Buffer, limits: HttpLimits) -> None:
     """Raise PayloadTooLargeError when the body as sent is over the limit."""
-    if len(request.body) > limits.max_body_bytes:
+    if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
-            f"the request body of {len(request.body)} bytes is over the limit of {limits.max_body_bytes} bytes; "
+            f"the request body of {len(body)} bytes is over the limit of {limits.max_body_bytes} bytes; "
             "raise it with --http-max-input-size"
         )
 
 
 def with_plain_body(exchange: HttpExchange, limits: HttpLimits, then: Callable[[Buffer], None]) -> None:
     """Call `then` with the decompressed body, now or from the event loop later; errors are answered here."""
-    body = exchange.request.body
-    encoding = exchange.request.headers["content-encoding"]
+    body = exchange.body
+    encoding = exchange.head.headers["content-encoding"]
     work = partial(decompress, body, encoding, limits.max_body_bytes)
     if len(body) <= _MAX_INLINE_DECOMPRESS_BYTES:
         _finish(exchange, work, then)
@@ -61,7 +61,7 @@ def respond_compressed(exchange: HttpExchange, response: HttpResponse) -> None:
 
     Errors stay plain: tritonclient reads their text without looking at the encoding.
     """
-    accepted = exchange.request.headers.get("accept-encoding")
+    accepted = exchange.head.headers.get("accept-encoding")
     encoding = choose_encoding(accepted) if accepted and response.status == 200 else None
     size = sum(map(len, response.body)) if encoding else 0
     if encoding is None or size < MIN_COMPRESSED_BYTES:

@@ -64,11 +64,11 @@ class Control:
         self._with_body(exchange, submit)
 
     def _with_body(self, exchange: HttpExchange, then: Callable[[Buffer], None]) -> None:
-        check_size(exchange.request, self._limits)
-        if "content-encoding" in exchange.request.headers:
+        check_size(exchange.body, self._limits)
+        if "content-encoding" in exchange.head.headers:
             with_plain_body(exchange, self._limits, then)
         else:
-            then(exchange.request.body)
+            then(exchange.body)
 
     def _run(self, exchange: HttpExchange, operation: Coroutine[Any, Any, None], document: dict[str, Any]) -> None:
         task = asyncio.get_running_loop().create_task(_answer(exchange, operation, document))

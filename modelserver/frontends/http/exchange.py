@@ -1,8 +1,8 @@
 """One HTTP request and its answer, as the handlers see them: no socket and no server library.
 
-A wire (uvicorn, or our own) makes an `HttpExchange` per request, hands it to `HttpFrontend.handle` on
-the event loop, and is called back by `respond`. The infer path answers from the model's callback, so it
-needs neither a Task nor a Future; slow handlers may use both.
+A wire (our own over HTTP/1.1 or HTTP/2, or uvicorn) makes an `HttpExchange` of its own kind per request,
+hands it to `Frontend.handle` on the event loop, and is called back by `respond`. The infer path answers
+from the model's callback, so it needs neither a Task nor a Future; slow handlers may use both.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ from typing import Protocol
 from modelserver.core.tensor import Buffer
 
 
-@dataclass(slots=True)
-class HttpRequest:
-    """A received request. `path` is percent-decoded and has no query; header names are lower case.
+class HttpHead:
+    """The request line and headers. Equal requests of a connection may share one: never change it.
 
-    `body` is complete and still compressed as the client sent it.
+    `path` is percent-decoded and has no query; header names are lower case. `memo` is the frontend's: what it
+    derived from this head (a route, a parsed header), so that it need not do so again.
     """
 
-    method: str
-    path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | bytearray | memoryview = b""
-    query: str = ""
+    __slots__ = ("headers", "memo", "method", "path", "query")
+
+    def __init__(self, method: str, path: str, headers: Mapping[str, str] | None = None, query: str = "") -> None:
+        self.method = method
+        self.path = path
+        self.headers: Mapping[str, str] = headers if headers is not None else {}
+        self.query = query
+        self.memo: object = None
 
 
 @dataclass(slots=True)
 class HttpResponse:
-    """A complete answer; the wire adds Content-Length and writes `body`'s buffers one after the other."""
+    """A complete answer; the wire adds Content-Length and writes `body`'s buffers one after the other.
+
+    The buffers may be sent after `respond` has returned: they are never changed afterwards.
+    """
 
     status: int = 200
     headers: list[tuple[str, str]] = field(default_factory=list)
@@ -48,29 +54,26 @@ class ResponseWriter(Protocol):
 
 
 class HttpExchange:
-    """A request, and the one way to answer it. Everything is called on the event loop thread."""
+    """A request, and the one way to answer it. Everything is called on the event loop thread.
 
-    __slots__ = ("_respond", "_start", "on_disconnect", "request")
+    Wires extend this. `body` is complete and still compressed as the client sent it, and valid for as long as
+    somebody refers to it. `on_disconnect` is set by a handler that has work to stop when the client leaves
+    before its answer; the wire calls it at most once.
+    """
 
-    def __init__(
-        self,
-        request: HttpRequest,
-        respond: Callable[[HttpResponse], None],
-        start: Callable[[int, list[tuple[str, str]]], ResponseWriter],
-    ) -> None:
-        self.request = request
-        self._respond = respond
-        self._start = start
-        # Set by a handler that has work to stop when the client leaves before its answer.
-        self.on_disconnect: Callable[[], None] | None = None
+    __slots__ = ("body", "head", "on_disconnect")
+
+    head: HttpHead
+    body: Buffer
+    on_disconnect: Callable[[], None] | None
 
     def respond(self, response: HttpResponse) -> None:
-        """Answer completely. Exactly one of `respond` and `start` is called, once."""
-        self._respond(response)
+        """Answer completely. Exactly one of `respond` and `start` is called, once; in vain if the client left."""
+        raise NotImplementedError
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
         """Begin an answer whose body follows piece by piece."""
-        return self._start(status, headers)
+        raise NotImplementedError
 
 
 class Frontend(Protocol):

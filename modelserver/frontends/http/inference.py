@@ -45,14 +45,14 @@ class Inference:
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """Answers through `exchange`, mostly from the model's callback. Raises ServerError for what fails at once."""
         number = None if version is None else parse_version(name, version)
-        check_size(exchange.request, self._limits)
-        if "content-encoding" in exchange.request.headers:
+        check_size(exchange.body, self._limits)
+        if "content-encoding" in exchange.head.headers:
             with_plain_body(exchange, self._limits, partial(self._submit, exchange, name, number))
         else:
-            self._submit(exchange, name, number, exchange.request.body)
+            self._submit(exchange, name, number, exchange.body)
 
     def _submit(self, exchange: HttpExchange, name: str, version: int | None, body: Buffer) -> None:
-        text = exchange.request.headers.get(_HEADER_LENGTH)
+        text = exchange.head.headers.get(_HEADER_LENGTH)
         header_length = None if text is None else _parse_header_length(text, len(body))
         if header_length == 0:
             request, form = self._decode_raw(name, version, body), OutputForm(is_binary=True)

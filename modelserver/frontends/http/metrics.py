@@ -26,12 +26,12 @@ class MetricsFrontend:
 
     def handle(self, exchange: HttpExchange) -> None:
         """Answer one request: the metrics, or 404 or 405 with what to ask instead."""
-        request = exchange.request
-        if request.path.rstrip("/") != PATH:
-            exchange.respond(_plain(404, f"nothing at '{request.path}' on the metrics port; metrics are at {PATH}\n"))
-        elif request.method not in ("GET", "HEAD"):
-            exchange.respond(_plain(405, f"{PATH} answers GET, not {request.method}\n", [("Allow", "GET, HEAD")]))
-        elif accepts_openmetrics(request.headers.get("accept", "")):
+        head = exchange.head
+        if head.path.rstrip("/") != PATH:
+            exchange.respond(_plain(404, f"nothing at '{head.path}' on the metrics port; metrics are at {PATH}\n"))
+        elif head.method not in ("GET", "HEAD"):
+            exchange.respond(_plain(405, f"{PATH} answers GET, not {head.method}\n", [("Allow", "GET, HEAD")]))
+        elif accepts_openmetrics(head.headers.get("accept", "")):
             body = render_openmetrics(self._collect())
             exchange.respond(HttpResponse(200, [("Content-Type", OPENMETRICS_CONTENT_TYPE)], (body,)))
         else:

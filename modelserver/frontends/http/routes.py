@@ -84,19 +84,19 @@ class HttpFrontend:
 
     def handle(self, exchange: HttpExchange) -> None:
         """Answer `exchange`, now or later; never raises."""
-        request = exchange.request
+        head = exchange.head
         try:
-            found = self._router.find(request.path)
+            found = self._router.find(head.path)
             if found is None:
-                raise self._unknown(request.path)
+                raise self._unknown(head.path)
             calls, arguments = found
-            call = call_for(calls, request.method)
+            call = call_for(calls, head.method)
             if call is not None:
                 call(exchange, **arguments)
                 return
             allowed = ", ".join(allowed_methods(calls))
             response = message_response(
-                405, f"Method Not Allowed: {request.method:.20} on {request.path:.200}, use {allowed}"
+                405, f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}"
             )
             response.headers.append(("Allow", allowed))
         except Exception as error:

@@ -121,7 +121,7 @@ def test_bytes_elements_round_trip(elements: list[bytes]) -> None:
     )
     assert request.inputs["x"].data.tolist() == elements
     response = InferResponse([Tensor("y", Datatype.BYTES, data)])
-    reply = pb.ModelInferResponse.FromString(codec.encode_infer_response(request, response))
+    reply = pb.ModelInferResponse.FromString(b"".join(codec.encode_infer_response(request, response)))
     assert reply.raw_output_contents[0] == encode_bytes_elements(elements)
 
 
@@ -293,7 +293,7 @@ def test_requests_that_differ_in_parameters_only() -> None:
 
 def reply_of(response: InferResponse, **fields: Any) -> pb.ModelInferResponse:
     request = InferRequest("m", 2, {}, **fields)
-    return pb.ModelInferResponse.FromString(codec.encode_infer_response(request, response))
+    return pb.ModelInferResponse.FromString(b"".join(codec.encode_infer_response(request, response)))
 
 
 @pytest.mark.parametrize("datatype", Datatype)
@@ -327,7 +327,7 @@ def test_reply_is_what_protobuf_would_write() -> None:
     second = Tensor("b", Datatype.FP32, np.zeros((1, 3), np.float32))
     response = InferResponse([first, second], parameters={"k": "v"})
     request = InferRequest("m", 2, {}, id="\u00e9" * 100)
-    encoded = codec.encode_infer_response(request, response)
+    encoded = b"".join(codec.encode_infer_response(request, response))
     assert encoded == pb.ModelInferResponse.FromString(encoded).SerializeToString()
 
 
@@ -343,7 +343,7 @@ def test_reply_carries_id_and_parameters() -> None:
 def test_stream_response_tells_whether_it_is_final(is_final: bool, size: int) -> None:
     data = np.zeros(size, np.uint8)
     response = InferResponse([Tensor("y", Datatype.UINT8, data)], parameters={"k": 1}, is_final=is_final)
-    encoded = codec.encode_stream_response(InferRequest("m", 1, {}, id="q"), response)
+    encoded = b"".join(codec.encode_stream_response(InferRequest("m", 1, {}, id="q"), response))
     reply = pb.ModelStreamInferResponse.FromString(encoded)
     assert reply.error_message == ""
     assert reply.infer_response.id == "q"

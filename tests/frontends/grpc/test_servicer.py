@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.echo import EchoControlPlane, EchoModel
-from support.grpc_calls import RefusedError, call_unary, turns
+from support.grpc_calls import Call, RefusedError, call_unary, turns
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.dataplane import DataPlane
 from modelserver.errors import ErrorCode, ServerError, UnavailableError
-from modelserver.frontends.grpc.call import Method, UnaryCall
+from modelserver.frontends.grpc.call import Method
 from modelserver.frontends.grpc.status import STATUS_OF, Status
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.repository.state import IndexEntry, ModelState
@@ -243,14 +243,15 @@ async def test_unexpected_errors_are_logged_once_and_not_shown(
 
 async def test_cancel_reaches_the_request(methods: Methods, model: EchoModel) -> None:
     model.holds = True
-    statuses: list[int] = []
-    call = UnaryCall(infer_message().SerializeToString(), lambda _: None, lambda status, _: statuses.append(status))
+    call = Call(infer_message().SerializeToString())
     handler = methods["/inference.GRPCInferenceService/ModelInfer"].unary
     assert handler is not None
     handler(call)
     assert call.on_cancel is not None
     call.on_cancel()
-    assert (len(model.cancelled), model.held, statuses) == (1, [], [Status.CANCELLED])
+    assert (len(model.cancelled), model.held) == (1, [])
+    assert call.failure is not None
+    assert call.failure[0] == Status.CANCELLED
 
 
 @pytest.mark.parametrize("name", [method.name for method in SERVICE.methods if not method.server_streaming])
@@ -331,7 +332,7 @@ class TestLoadAndUnload:
         self, methods: Methods, controlplane: EchoControlPlane, path: str, verb: str
     ) -> None:
         message = pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()
-        call = UnaryCall(message, lambda _: None, lambda *_: None)
+        call = Call(message)
         handler = methods[f"/inference.GRPCInferenceService/{path}"].unary
         assert handler is not None
         handler(call)

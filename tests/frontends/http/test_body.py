@@ -1,34 +1,32 @@
 from __future__ import annotations
 
-import asyncio
 import gzip
-from typing import Any
 
 import pytest
-from support.http_calls import HttpAnswer, open_exchange, read
+from support.http_calls import Exchange, HttpAnswer
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
-from modelserver.frontends.http.exchange import HttpExchange, HttpRequest, HttpResponse
+from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 
 LIMITS = HttpLimits(max_body_bytes=100_000)
 NOISE = bytes((value * value * 31 + value) % 251 for value in range(90_000))
 
 
-def _exchange(headers: dict[str, str], body: bytes, ended: asyncio.Future[Any]) -> HttpExchange:
-    exchange, _ = open_exchange(HttpRequest("POST", "/", headers, body))
-    return HttpExchange(exchange.request, ended.set_result, exchange.start)
-
-
 async def _plain(body: bytes, encoding: str) -> bytes | HttpAnswer:
     """What arrives, or the answer when it does not."""
-    ended: asyncio.Future[Buffer | HttpResponse] = asyncio.get_running_loop().create_future()
-    exchange = _exchange({"content-encoding": encoding}, body, ended)
-    with_plain_body(exchange, LIMITS, ended.set_result)
-    result = await asyncio.wait_for(ended, 10)
-    return read(result) if isinstance(result, HttpResponse) else bytes(result)
+    exchange = Exchange("POST", "/", {"content-encoding": encoding}, body)
+    arrived: list[Buffer] = []
+
+    def take(plain: Buffer) -> None:
+        arrived.append(plain)
+        exchange.respond(HttpResponse())
+
+    with_plain_body(exchange, LIMITS, take)
+    answer = await exchange.answer()
+    return bytes(arrived[0]) if arrived else answer
 
 
 @pytest.mark.parametrize("plain", [b"", b"short", NOISE], ids=["empty", "inline", "thread"])
@@ -56,25 +54,25 @@ async def test_failures_are_answered(body: bytes, encoding: str, status: int) ->
 
 
 def test_what_the_receiver_raises_is_answered() -> None:
-    exchange, responses = open_exchange(HttpRequest("POST", "/", {"content-encoding": "identity"}, b"x"))
+    exchange = Exchange("POST", "/", {"content-encoding": "identity"}, b"x")
 
     def refuse(body: Buffer) -> None:
         raise InvalidArgumentError("no")
 
     with_plain_body(exchange, LIMITS, refuse)
-    assert read(responses[0]).error == "no"
+    assert exchange.answer_now().error == "no"
 
 
 def test_the_limit_is_inclusive() -> None:
-    check_size(HttpRequest("POST", "/", {}, bytes(100_000)), LIMITS)
+    check_size(bytes(100_000), LIMITS)
     with pytest.raises(PayloadTooLargeError, match=r"100001 bytes.*100000.*--http-max-input-size"):
-        check_size(HttpRequest("POST", "/", {}, bytes(100_001)), LIMITS)
+        check_size(bytes(100_001), LIMITS)
 
 
 async def _respond(accept: str, *body: bytes) -> HttpAnswer:
-    ended: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-    respond_compressed(_exchange({"accept-encoding": accept}, b"", ended), HttpResponse(200, [("X", "y")], body))
-    return read(await asyncio.wait_for(ended, 10))
+    exchange = Exchange("POST", "/", {"accept-encoding": accept})
+    respond_compressed(exchange, HttpResponse(200, [("X", "y")], body))
+    return await exchange.answer()
 
 
 @pytest.mark.parametrize("body", [b"z" * 1000, NOISE], ids=["inline", "thread"])

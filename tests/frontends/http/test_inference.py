@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.echo import EchoModel, echo_dataplane
-from support.http_calls import LENGTH, ask, ask_now, binary_body, fp32, json_body, open_exchange, read
+from support.http_calls import LENGTH, Exchange, ask, ask_now, binary_body, fp32, json_body
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
@@ -21,7 +21,6 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, UnavailableError
-from modelserver.frontends.http.exchange import HttpRequest
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
 
@@ -189,12 +188,12 @@ async def test_a_decoupled_model_may_answer_once(num_responses: int, ends_empty:
 
 async def test_a_client_that_leaves_cancels_its_request() -> None:
     model = EchoModel(holds=True)
-    exchange, responses = open_exchange(HttpRequest("POST", INFER, {}, json_body("INPUT", "FP32", [1], [1])))
+    exchange = Exchange("POST", INFER, {}, json_body("INPUT", "FP32", [1], [1]))
     _frontend(model).handle(exchange)
     assert exchange.on_disconnect is not None
     exchange.on_disconnect()
     assert len(model.cancelled) == 1
-    assert read(responses[0]).status == 400
+    assert exchange.answer_now().status == 400
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=300)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from modelserver.errors import PayloadTooLargeError
-from modelserver.wire.http_body import BodyCollector
+from modelserver.wire.body import BodyCollector
 
 
 @pytest.mark.parametrize("content_length", [None, 6], ids=["chunked", "announced"])

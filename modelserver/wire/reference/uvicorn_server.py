@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -17,11 +16,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpRequest, HttpResponse, ResponseWriter
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import error_response, message_response
-from modelserver.wire.http1_head import content_length, json_length
-from modelserver.wire.http_body import BodyCollector
-from modelserver.wire.http_listener import MAX_HEAD_BYTES, Connection, HttpListener, HttpOptions
+from modelserver.wire.body import BodyCollector
+from modelserver.wire.http1.head import content_length, json_length
+from modelserver.wire.listener import MAX_HEAD_BYTES, Connection, HttpListener, HttpOptions
 
 _Message = MutableMapping[str, Any]
 _Send = Callable[[Any], Awaitable[None]]
@@ -156,8 +155,8 @@ class _App:
                 return
         if body.error is None:
             query = scope["query_string"].decode("latin-1")
-            request = HttpRequest(scope["method"], scope["path"], headers, body.body(), query)
-            await _Call(connection, send).run(self._frontend, request)
+            head = HttpHead(scope["method"], scope["path"], headers, query)
+            await _Exchange(head, body.body(), connection, send).run(self._frontend)
             return
         # The connection stays open and the rest of the body is dropped as it comes: a client that
         # sends all of it before it reads gets the answer and not a reset. One that asked first may not
@@ -168,41 +167,44 @@ class _App:
         await _write(response, send)
 
 
-class _Call(ResponseWriter):
-    """One request's way back: a future for the answer, and the writer of an answer in pieces."""
+class _Exchange(HttpExchange):
+    """One request and its way back: a future for the answer, and the writer of an answer in pieces."""
 
-    __slots__ = ("_connection", "_done", "_head", "_send")
+    __slots__ = ("_answer_head", "_connection", "_done", "_send")
 
-    def __init__(self, connection: _Connection, send: _Send) -> None:
+    def __init__(self, head: HttpHead, body: Buffer, connection: _Connection, send: _Send) -> None:
+        self.head = head
+        self.body = body
+        self.on_disconnect = None
         self._connection = connection
         self._send = send
         # The complete answer, or None when it was written in pieces or the client left.
         self._done: asyncio.Future[HttpResponse | None] = connection.loop.create_future()
-        self._head: _Message | None = None  # of an answer in pieces, until it is sent
+        self._answer_head: _Message | None = None  # of an answer in pieces, until it is sent
 
-    async def run(self, frontend: Frontend, request: HttpRequest) -> None:
-        exchange = HttpExchange(request, self._respond, self._start)
-        frontend.handle(exchange)
-        # The exchange refers to this object and must not be referred to by it: a cycle would keep every
-        # body in memory until the garbage collector comes by.
-        self._connection.on_lost = partial(self._lost, exchange)
-        response = await self._done
-        self._connection.on_lost = None
+    async def run(self, frontend: Frontend) -> None:
+        """Let the frontend answer, and send what it says."""
+        frontend.handle(self)
+        self._connection.on_lost = self._lost
+        try:
+            response = await self._done
+        finally:
+            self._connection.on_lost = None
         if response is not None:
             await _write(response, self._send)
 
-    def _lost(self, exchange: HttpExchange) -> None:
-        self._respond(None)
-        if exchange.on_disconnect is not None:
-            exchange.on_disconnect()
-
-    def _respond(self, response: HttpResponse | None) -> None:
+    def respond(self, response: HttpResponse | None) -> None:
         if not self._done.done():  # else the client has left
             self._done.set_result(response)
 
-    def _start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-        self._head = _head(status, headers)
+    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        self._answer_head = _head(status, headers)
         return self
+
+    def _lost(self) -> None:
+        self.respond(None)
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     async def write(self, data: Buffer) -> None:
         if self._done.done():
@@ -215,10 +217,10 @@ class _Call(ResponseWriter):
             return
         await self._send_head()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        self._respond(None)
+        self.respond(None)
 
     async def _send_head(self) -> None:
-        head, self._head = self._head, None
+        head, self._answer_head = self._answer_head, None
         if head is not None:
             await self._send(head)
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
-from modelserver.wire.http1_server import Http1Server
-from modelserver.wire.http_listener import HttpOptions
+from modelserver.wire.http1.server import Http1Server
+from modelserver.wire.listener import HttpOptions
 
 ADDRESS = "127.0.0.1"
 Answer = Callable[[HttpExchange], None]
@@ -35,7 +35,7 @@ class Frontend:
 
 
 def path_back(exchange: HttpExchange) -> None:
-    exchange.respond(HttpResponse(200, [], (exchange.request.path.encode(),)))
+    exchange.respond(HttpResponse(200, [], (exchange.head.path.encode(),)))
 
 
 def later(_exchange: HttpExchange) -> None:
@@ -124,7 +124,7 @@ async def test_an_invitation_waits_for_the_answers_before_it() -> None:
         assert (await _read(reader, b"/a")).startswith(b"HTTP/1.1 200 ")
         assert await _read(reader, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"abc")
-        assert (await frontend.next()).request.body == b"abc"
+        assert (await frontend.next()).body == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ async def test_requests_that_two_readers_could_read_differently_are_refused(head
         writer.write(head + b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = await _read_all(reader)
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert "/smuggled" not in [exchange.request.path for exchange in frontend.exchanges]
+    assert "/smuggled" not in [exchange.head.path for exchange in frontend.exchanges]
 
 
 async def test_a_target_in_absolute_form_loses_its_host() -> None:
     async with dialogue() as (frontend, reader, writer):
         writer.write(b"GET http://elsewhere/a%2Fb?c=d HTTP/1.1\r\nHost: elsewhere\r\n\r\n")
         assert (await _read(reader, b"/a/b")).startswith(b"HTTP/1.1 200 ")
-    assert frontend.exchanges[0].request.query == "c=d"
+    assert frontend.exchanges[0].head.query == "c=d"
 
 
 async def test_who_does_not_read_holds_up_only_itself() -> None:

@@ -8,14 +8,13 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError, UnavailableError
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.call import Frontend, Method, Parts, RpcError, StreamCall, UnaryCall
 
 _logger = logging.getLogger(__name__)
 
@@ -59,15 +58,6 @@ class GrpcioOptions:
             "grpc.default_compression_level": _COMPRESSION_LEVELS[self.response_compression_level] or None,
         }
         return [(name, value) for name, value in arguments.items() if value is not None]
-
-
-class Frontend(Protocol):
-    """What this wire serves."""
-
-    @property
-    def methods(self) -> Mapping[str, Method]: ...
-
-    def drain(self) -> None: ...
 
 
 class GrpcioServer:
@@ -145,20 +135,24 @@ class _ContextMetadata(Mapping[str, str | bytes]):
         return len(self._read())
 
 
-class _Answer:
-    """What a unary handler said, and a future for the case that it says so later."""
+class _Call(UnaryCall):
+    """A unary call: what its handler said, and a future for the case that it says so later."""
 
-    __slots__ = ("_waiter", "is_given", "message", "status", "text")
+    __slots__ = ("_waiter", "answer", "is_answered", "status", "text")
 
-    def __init__(self) -> None:
-        self.is_given = False
-        self.message: Buffer = b""
+    def __init__(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        self.message = message
+        self.metadata = _ContextMetadata(context)
+        self.deadline_ns = _deadline_ns(context)
+        self.on_cancel = None
+        self.is_answered = False
+        self.answer: Parts = ()
         self.status = 0
         self.text = ""
         self._waiter: asyncio.Future[None] | None = None
 
-    def reply(self, message: Buffer) -> None:
-        self.message = message
+    def reply(self, parts: Parts) -> None:
+        self.answer = parts
         self._give()
 
     def fail(self, status: int, text: str) -> None:
@@ -166,13 +160,13 @@ class _Answer:
         self.text = text
         self._give()
 
-    def given(self) -> asyncio.Future[None]:
+    def answered(self) -> asyncio.Future[None]:
         """Done when the answer, which is not there yet, is given."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 
     def _give(self) -> None:
-        self.is_given = True
+        self.is_answered = True
         # The waiter is done already when the client cancelled.
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -180,20 +174,19 @@ class _Answer:
 
 def _unary_behaviour(handle: Callable[[UnaryCall], None]) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def behave(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        answer = _Answer()
-        call = UnaryCall(message, answer.reply, answer.fail, _ContextMetadata(context), _deadline_ns(context))
+        call = _Call(message, context)
         handle(call)
-        if not answer.is_given:
+        if not call.is_answered:
             try:
-                await answer.given()
+                await call.answered()
             except asyncio.CancelledError:
                 # The client left, its deadline passed, or the server's grace is over.
                 if call.on_cancel is not None:
                     call.on_cancel()
                 raise
-        if answer.status:
-            await context.abort(_STATUS[answer.status], answer.text)
-        return _as_bytes(answer.message)
+        if call.status:
+            await context.abort(_STATUS[call.status], call.text)
+        return _join(call.answer)
 
     return behave
 
@@ -202,8 +195,8 @@ def _stream_behaviour(
     handle: Callable[[StreamCall], Awaitable[Any]],
 ) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
     async def behave(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        async def send(message: Buffer) -> None:
-            await context.write(_as_bytes(message))
+        async def send(parts: Parts) -> None:
+            await context.write(_join(parts))
 
         try:
             await handle(StreamCall(messages, send, _ContextMetadata(context), _deadline_ns(context)))
@@ -213,8 +206,9 @@ def _stream_behaviour(
     return behave
 
 
-def _as_bytes(message: Buffer) -> bytes:
-    return message if isinstance(message, bytes) else bytes(message)
+def _join(parts: Parts) -> bytes:
+    only = parts[0] if len(parts) == 1 else b"".join(parts)
+    return only if isinstance(only, bytes) else bytes(only)
 
 
 def _deadline_ns(context: grpc.aio.ServicerContext[bytes, bytes]) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from modelserver.frontends.http.exchange import Frontend
-from modelserver.wire.http1_connection import Http1Connection
-from modelserver.wire.http_listener import Connection, HttpListener, HttpOptions
+from modelserver.wire.http1.connection import Http1Connection
+from modelserver.wire.listener import Connection, HttpListener, HttpOptions
 
 _PATIENCE_CHECK_S = 1.0
 

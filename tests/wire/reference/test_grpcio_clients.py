@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from modelserver.core.datatype import Datatype
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.repository.state import IndexEntry, ModelState
-from modelserver.wire.grpcio_server import GrpcioServer
+from modelserver.wire.reference.grpcio_server import GrpcioServer
 
 Array = np.ndarray[Any, Any]
 

@@ -26,7 +26,7 @@ from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
-from modelserver.wire.grpcio_server import GrpcioOptions, GrpcioServer
+from modelserver.wire.reference.grpcio_server import GrpcioOptions, GrpcioServer
 
 HOST = "127.0.0.1"
 NOT_SERVING = health_pb2.HealthCheckResponse(status="NOT_SERVING").SerializeToString()
@@ -165,7 +165,7 @@ async def test_handlers_see_the_metadata() -> None:
 
     def handle(call: UnaryCall) -> None:
         seen.append(call.metadata)
-        call.reply(f"{call.metadata['key']} {sorted(call.metadata)} {len(call.metadata)}".encode())
+        call.reply((f"{call.metadata['key']} {sorted(call.metadata)} {len(call.metadata)}".encode(),))
 
     server = GrpcioServer(_Frontend({"/s/m": Method(unary=handle)}), HOST, 0)
     await server.start()
@@ -418,7 +418,7 @@ import grpc.aio
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.wire.grpcio_server import GrpcioServer
+from modelserver.wire.reference.grpcio_server import GrpcioServer
 
 ready, done = threading.Event(), threading.Event()
 

@@ -13,11 +13,11 @@ from typing import cast
 import httptools
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpRequest, HttpResponse
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.status import error_response, message_response
-from modelserver.wire.http1_head import Headers, answer_head, content_length, json_length, split_target
-from modelserver.wire.http_body import BodyCollector
-from modelserver.wire.http_listener import MAX_HEAD_BYTES, HttpOptions
+from modelserver.wire.body import BodyCollector
+from modelserver.wire.http1.head import Headers, answer_head, content_length, json_length, split_target
+from modelserver.wire.listener import MAX_HEAD_BYTES, HttpOptions
 
 _MAX_PIPELINED = 32  # requests that wait for their turn before the connection is read no further
 _MAX_JOINED_BYTES = 32 * 1024  # below this one write is cheaper than avoiding a copy
@@ -237,10 +237,9 @@ class Http1Connection(asyncio.Protocol):
             turn.respond(error_response(body.error))
             return
         path, query = split_target(incoming.target)
-        turn.exchange = HttpExchange(
-            HttpRequest(incoming.method, path, incoming.headers, body.body(), query), turn.respond, turn.start
-        )
-        self._frontend.handle(turn.exchange)
+        turn.head = HttpHead(incoming.method, path, incoming.headers, query)
+        turn.body = body.body()
+        self._frontend.handle(turn)
 
     def end_turn(self, *, is_last: bool) -> None:
         """The answer is written."""
@@ -311,17 +310,16 @@ class Http1Connection(asyncio.Protocol):
         _Turn(self, refused).respond(message_response(status, message))
 
 
-class _Turn:
+class _Turn(HttpExchange):
     """The one way to answer a request; also the writer of an answer that is sent in pieces."""
 
-    __slots__ = ("_connection", "_incoming", "_is_chunked", "_is_open", "exchange")
+    __slots__ = ("_connection", "_incoming", "_is_chunked")
 
     def __init__(self, connection: Http1Connection, incoming: _Incoming) -> None:
-        self.exchange: HttpExchange | None = None
+        self.on_disconnect = None
         self._connection: Http1Connection | None = connection
         self._incoming = incoming
         self._is_chunked = False
-        self._is_open = True
 
     def respond(self, response: HttpResponse) -> None:
         """Answer completely; nothing happens when the client has left or the answer was given."""
@@ -372,10 +370,10 @@ class _Turn:
 
     def lost(self) -> None:
         """The client has left before its answer was complete."""
-        exchange = self.exchange
-        self._connection = self.exchange = None
-        if exchange is not None and exchange.on_disconnect is not None:
-            exchange.on_disconnect()
+        self._connection = None
+        on_disconnect, self.on_disconnect = self.on_disconnect, None
+        if on_disconnect is not None:
+            on_disconnect()
 
     def _head(self, status: int, headers: Headers, framing: str, *, is_last: bool) -> bytes:
         if is_last:
@@ -388,6 +386,6 @@ class _Turn:
         return not self._incoming.keeps_alive or connection.is_stopping
 
     def _end(self, connection: Http1Connection, *, is_last: bool) -> None:
-        # The exchange refers to this turn: without the cut every request would wait for the garbage collector.
-        self._connection = self.exchange = None
+        # What the handler hung on this turn may refer to it: without the cut it would wait for the collector.
+        self._connection = self.on_disconnect = None
         connection.end_turn(is_last=is_last)

@@ -1,0 +1,44 @@
+"""What all connections of our own wire have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.limits import WireLimits
+from modelserver.wire.outbox import Outbox
+
+
+class Connection(Protocol):
+    """One open connection, as the port that accepted it sees it. Event loop thread only.
+
+    It puts itself into `WireContext.connections` when it is made and takes itself out when it is lost.
+    """
+
+    def sweep(self, now_s: float) -> None:
+        """Called about once a second with the loop's time: close what has used up its time."""
+
+    def shutdown(self) -> None:
+        """Take no further request; close once the ones that came are answered. Safe to repeat."""
+
+    def abort(self) -> None:
+        """Close now, whatever is in progress."""
+
+
+@dataclass(slots=True)
+class WireContext:
+    """Made once per port. `http` or `grpc` is None where the port does not serve that protocol."""
+
+    loop: asyncio.AbstractEventLoop
+    http: HttpFrontend | None
+    grpc: GrpcFrontend | None
+    limits: WireLimits
+    counts: WireCounts
+    outbox: Outbox
+    connections: set[Connection] = field(default_factory=set)
+    # No connection of this port takes further requests.
+    is_draining: bool = False
