@@ -1,0 +1,205 @@
+"""What a small request costs between the wires: `python -m benchmarks.frontends` prints µs of CPU per request.
+
+Frontends, data plane, model and statistics without sockets: a wire that does nothing hands equal requests to
+`HttpFrontend.handle` and `Method.unary`. FP32 [1, 16] through `identity`, executed where it is submitted and by
+turns of the loop, and the digits MLP on ONNX Runtime, executed by a worker thread. The best of several rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks import models, requests
+from modelserver.dataplane import DataPlane, ServerMetadata
+from modelserver.frontends.grpc.call import Method, Parts, StreamCall, UnaryCall
+from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.repository.options import RepositoryOptions
+from modelserver.repository.repository import ModelRepository
+
+ROUNDS = 7
+REQUESTS = 4096
+INFLIGHT = 32
+
+IDENTITY = """
+backend: "identity"
+max_batch_size: 32
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+
+Start = Callable[[], Any]  # makes a request and hands it to its frontend
+
+
+class Tally:
+    """Counts answers; `wanted` of them end `wait`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._wanted = 0
+        self._done: asyncio.Future[None] | None = None
+
+    def add(self) -> None:
+        self.count += 1
+        if self.count == self._wanted and self._done is not None:
+            self._done.set_result(None)
+
+    async def wait(self, wanted: int) -> None:
+        if self.count < wanted:
+            self._wanted = wanted
+            self._done = asyncio.get_running_loop().create_future()
+            await self._done
+
+
+class NullExchange(HttpExchange):
+    """An HTTP request on no wire."""
+
+    __slots__ = ("_tally",)
+
+    def __init__(self, head: HttpHead, body: bytes, tally: Tally) -> None:
+        self.head = head
+        self.body = body
+        self.on_disconnect = None
+        self._tally = tally
+
+    def respond(self, response: HttpResponse) -> None:
+        assert response.status == 200, response.body
+        self._tally.add()
+
+
+class NullCall(UnaryCall):
+    """A gRPC call on no wire."""
+
+    __slots__ = ("_tally",)
+
+    def __init__(self, message: bytes, tally: Tally) -> None:
+        self.message = message
+        self.metadata = {}
+        self.deadline_ns = None
+        self.on_cancel = None
+        self._tally = tally
+
+    def reply(self, parts: Parts) -> None:
+        self._tally.add()
+
+    def fail(self, status: int, text: str) -> None:
+        raise AssertionError(f"{status}: {text}")
+
+
+def http_case(frontend: HttpFrontend, load: Any, tally: Tally) -> Start:
+    head = HttpHead("POST", load.path, {name.lower(): value for name, value in load.headers.items()})
+    return lambda: frontend.handle(NullExchange(head, load.body, tally))
+
+
+def grpc_case(frontend: GrpcFrontend, load: Any, tally: Tally) -> Start:
+    unary = frontend.methods[load.path].unary
+    assert unary is not None
+    return lambda: unary(NullCall(load.body, tally))
+
+
+async def measure(start: Start, tally: Tally, inflight: int) -> float:
+    """The least µs of CPU, of all threads, that a request took in a round."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        gc.collect()
+        began_s = time.process_time()
+        for _ in range(REQUESTS // inflight):
+            wanted = tally.count + inflight
+            for _ in range(inflight):
+                start()
+            await tally.wait(wanted)
+        best = min(best, time.process_time() - began_s)
+    return best * 1e6 / REQUESTS
+
+
+async def measure_stream(method: Method, message: bytes, inflight: int) -> float:
+    """As `measure`, over one ModelStreamInfer call."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        gc.collect()
+        tally = Tally()
+        assert method.stream is not None
+        began_s = time.process_time()
+        await method.stream(StreamCall(_messages(message, tally, inflight), _counting(tally)))
+        best = min(best, time.process_time() - began_s)
+        assert tally.count == REQUESTS
+    return best * 1e6 / REQUESTS
+
+
+async def _messages(message: bytes, tally: Tally, inflight: int) -> AsyncIterator[bytes]:
+    for number in range(REQUESTS):
+        if number % inflight == 0:
+            await tally.wait(number)
+        yield message
+
+
+def _counting(tally: Tally) -> Callable[[Parts], Any]:
+    async def send(_: Parts) -> None:
+        tally.add()
+
+    return send
+
+
+async def run(repository: ModelRepository) -> None:
+    await repository.start()
+    dataplane = DataPlane(repository, ServerMetadata("benchmark", "0", ()))
+    http = HttpFrontend(dataplane, cast("Any", None))
+    grpc = GrpcFrontend(dataplane, cast("Any", None))
+    small = np.arange(16, dtype=np.float32).reshape(1, 16)
+    digit = np.zeros((1, 64), np.float32)
+    infer = grpc.methods[requests.GRPC_INFER]
+    stream = grpc.methods[requests.GRPC_INFER.replace("ModelInfer", "ModelStreamInfer")]
+    print(f"{'case':<44} {'1 in flight':>12} {f'{INFLIGHT} in flight':>12}   (µs of CPU per request)")
+    assert infer.unary is not None
+    for title, model, name, data in (
+        ("identity, executed in submit", "identity_direct", "INPUT0", small),
+        ("identity, turns of the loop", "identity", "INPUT0", small),
+        ("digits MLP, worker thread", "mlp", "image", digit),
+    ):
+        for form, load in (
+            ("HTTP binary", requests.http_binary(model, name, data)),
+            ("HTTP JSON", requests.http_json(model, name, data)),
+            ("gRPC", requests.grpc_raw(model, name, data)),
+        ):
+            tally = Tally()
+            start = grpc_case(grpc, load, tally) if form == "gRPC" else http_case(http, load, tally)
+            figures = [await measure(start, tally, inflight) for inflight in (1, INFLIGHT)]
+            _print(f"{title}: {form}", figures)
+        message = requests.grpc_raw(model, name, data).body
+        _print(f"{title}: gRPC stream", [await measure_stream(stream, message, n) for n in (1, INFLIGHT)])
+    await repository.stop(5)
+
+
+def _print(title: str, figures: list[float]) -> None:
+    print(f"{title:<44} {figures[0]:>12.2f} {figures[1]:>12.2f}", flush=True)
+
+
+def main() -> None:
+    try:
+        import uvloop
+
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    except ImportError:
+        new_loop = asyncio.new_event_loop
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        for name, batching in (("identity_direct", ""), ("identity", "dynamic_batching { }")):
+            (root / name / "1").mkdir(parents=True)
+            (root / name / "config.pbtxt").write_text(IDENTITY + batching)
+        models.wide_mlp(root, "mlp", batching=True, width=128)
+        options = RepositoryOptions(roots=(root,))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(run(ModelRepository(options)))
+
+
+if __name__ == "__main__":
+    main()
