@@ -11,13 +11,12 @@ import contextlib
 import select
 import socket
 import struct
-import weakref
-from collections import deque
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from modelserver.execution.leases import Leases
 from modelserver.execution.messages import AnyMessage, Message, Trim
 from modelserver.execution.packing import Payload
 from modelserver.execution.shared_buffer import Arena, ByteView, SharedBuffer
@@ -43,24 +42,15 @@ class PeerGoneError(Exception):
         self.was_unread = was_unread
 
 
-class _LeaseRef(weakref.ref[ByteView]):
-    """Watches the root array of one lease of the peer's arena."""
-
-    __slots__ = ("offset",)
-    offset: int
-
-
 class Channel:
     """Sends messages with tensors, receives them. Used by one thread at a time; arrays may die on any thread."""
 
     def __init__(self, connection: socket.socket, outgoing: SharedBuffer, incoming: SharedBuffer) -> None:
         self._connection = connection
-        self._incoming = incoming
+        self._leases = Leases(incoming)
         self.arena = Arena(outgoing)
         self._is_closed = False
         self._buffer = memoryview(bytearray(_DATAGRAM_BYTES))
-        self._roots: dict[int, _LeaseRef] = {}
-        self._returned: deque[int] = deque()  # leases of the peer's arena that this side is done with
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
         """Send one message and empty `payload`; blocks while the peer's queue is full. Raises PeerGoneError."""
@@ -76,7 +66,7 @@ class Channel:
                 payload.write(self.arena.buffer.view(payload_at, payload_bytes))
             # What it held may be views of the peer's arena: their leases go back with this very message.
             payload.clear()
-        message.released = self._take_returned()
+        message.released = self._leases.take_returned()
         record_at, record = _INLINE, _encoder.encode(message)
         record_bytes = len(record)
         if record_bytes > _INLINE_BYTES:
@@ -111,11 +101,11 @@ class Channel:
             payload = bytearray(buffer[position : position + payload_bytes])
             position += payload_bytes
         else:
-            payload = self._lease(payload_at, payload_bytes)
+            payload = self._leases.view(payload_at, payload_bytes)
         if record_at == _INLINE:
             message = _decoder.decode(buffer[position:count])
         else:
-            message = _decoder.decode(self._lease(record_at, record_bytes).data)
+            message = _decoder.decode(self._leases.view(record_at, record_bytes).data)
         for offset in message.released:
             self.arena.free(offset)
         return message, payload
@@ -150,23 +140,4 @@ class Channel:
         self._is_closed = True
         self._connection.close()
         self.arena.buffer.close()
-        self._incoming.close()
-
-    def _lease(self, offset: int, nbytes: int) -> ByteView:
-        root = self._incoming.view(offset, nbytes)
-        watch = _LeaseRef(root, self._on_root_dead)
-        watch.offset = offset
-        self._roots[offset] = watch
-        return root
-
-    def _on_root_dead(self, watch: weakref.ref[ByteView]) -> None:
-        # On whichever thread dropped the last array: first forget, then return, for the offset may come again at once.
-        assert isinstance(watch, _LeaseRef)
-        self._roots.pop(watch.offset, None)
-        self._returned.append(watch.offset)
-
-    def _take_returned(self) -> list[int]:
-        if not self._returned:
-            return []
-        count = len(self._returned)
-        return [self._returned.popleft() for _ in range(count)]
+        self._leases.close()
