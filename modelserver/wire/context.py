@@ -9,6 +9,8 @@ from typing import Protocol
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.arena import Arena
+from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.outbox import Outbox
 
@@ -40,5 +42,11 @@ class WireContext:
     counts: WireCounts
     outbox: Outbox
     connections: set[Connection] = field(default_factory=set)
+    # The maker of several ports may have them share one of each.
+    arena: Arena = field(default_factory=Arena)
+    assembly: AssemblyBudget = field(init=False)
     # No connection of this port takes further requests.
     is_draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.assembly = AssemblyBudget(self.limits.max_assembly_bytes)
