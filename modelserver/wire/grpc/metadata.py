@@ -1,0 +1,88 @@
+"""Custom metadata of gRPC calls: header fields as handlers see them, and back.
+
+Keys that end in `-bin` have any bytes, in base64 on the wire; others have text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+
+Field = tuple[bytes, bytes]
+
+_BINARY_SUFFIX = b"-bin"
+# Fields that are the protocol's own.
+_RESERVED = frozenset({b"content-type", b"te"})
+_RESERVED_PREFIXES = (b":", b"grpc-")
+
+
+def is_custom(name: bytes) -> bool:
+    """Whether the header field belongs to the metadata that handlers see."""
+    return not name.startswith(_RESERVED_PREFIXES) and name not in _RESERVED
+
+
+def is_binary(name: bytes) -> bool:
+    """Whether the values of `name` are bytes."""
+    return name.endswith(_BINARY_SUFFIX)
+
+
+def decode(fields: Iterable[Field]) -> dict[str, str | bytes]:
+    """The custom metadata among `fields`; of equal keys the last value counts.
+
+    Raises ValueError when a binary value is not base64.
+    """
+    metadata: dict[str, str | bytes] = {}
+    for name, value in fields:
+        if is_custom(name):
+            metadata[name.decode("ascii")] = decode_binary(value)[-1] if is_binary(name) else _text(value)
+    return metadata
+
+
+def decode_binary(value: bytes) -> list[bytes]:
+    """The values of a `-bin` field: base64 with or without padding, several separated by commas.
+
+    Raises ValueError when one of them is not base64.
+    """
+    return [_from_base64(item.strip(b" \t")) for item in value.split(b",")]
+
+
+def encode(metadata: Iterable[tuple[str, str | bytes]]) -> list[Field]:
+    """Header fields for `metadata`.
+
+    Raises ValueError for a key that is not lower case or is the protocol's, for text under a `-bin` key and the
+    reverse, and for text that is not printable ASCII.
+    """
+    return [_field(key, value) for key, value in metadata]
+
+
+def _field(key: str, value: str | bytes) -> Field:
+    name = key.encode()
+    if not name or name.translate(None, _KEY_CHARACTERS) or not is_custom(name):
+        raise ValueError(f"{key!r} is no key for metadata: use digits, lower-case letters, '-', '_' and '.'")
+    if is_binary(name) != isinstance(value, bytes):
+        raise ValueError(f"the value of {key!r} must be {'bytes' if is_binary(name) else 'a string'}")
+    if isinstance(value, bytes):
+        return name, base64.b64encode(value).rstrip(b"=")
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError(f"the value of {key!r} must be printable ASCII; other text needs a key that ends in '-bin'")
+    return name, value.strip(" ").encode()
+
+
+_KEY_CHARACTERS = b"0123456789abcdefghijklmnopqrstuvwxyz_-."
+
+
+def _from_base64(item: bytes) -> bytes:
+    bare = item.rstrip(b"=")
+    try:
+        return base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the binary value {item[:40]!r} is not base64: {error}") from None
+
+
+def _text(value: bytes) -> str:
+    # Text should be ASCII; what is not is UTF-8 with most clients, and anything with others.
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
