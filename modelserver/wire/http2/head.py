@@ -41,11 +41,11 @@ class MalformedError(Exception):
 
 
 class RequestHead:
-    """The head of a request. Requests may share one: never change it, but for `memo`.
+    """The head of a request. Requests may share one: never change it.
 
     `problem` is a gRPC status with which the call must be answered; `http_status` is the `:status` of that answer
     and of one for a content type that only resembles gRPC's (415). `timeout_ns` and `encoding` (b"" for identity)
-    are gRPC's. `memo` belongs to the connection: what it derived from the head, such as its handler.
+    are gRPC's. `memo` is what the connection has derived from the head (see `keep`).
     """
 
     __slots__ = (
@@ -103,6 +103,12 @@ class RequestHead:
         if original._http is None:
             original._http = make_http_head(original.method, original.path, original.authority, original.fields)
         return original._http
+
+    def keep(self, memo: object) -> None:
+        """Set `memo`, here and in heads that will differ from this one in their timeout only."""
+        self.memo = memo
+        if self._original is not None:
+            self._original.memo = memo
 
     def with_timeout(self, timeout_ns: int) -> RequestHead:
         """A head that differs in its timeout only."""
