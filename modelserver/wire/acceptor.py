@@ -1,0 +1,63 @@
+"""Accepts connections on a bound socket and gives them away as sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+_logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+# In one turn of the loop, so that a flood of new connections leaves time for the others.
+_MAX_ACCEPTED_PER_TURN = 64
+# Until the next attempt when the system has nothing left to accept with.
+_EXHAUSTED_PAUSE_S = 1.0
+
+
+class Acceptor:
+    """From `start` to `close`. `take` becomes the owner of each accepted socket, which does not block.
+
+    Not asyncio's `create_server`: what it accepts counts only after its TLS handshake, a new certificate would
+    need a new listener, and a socket could not be given to another process.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, bound: socket.socket, take: Callable[[socket.socket], None]
+    ) -> None:
+        self._loop = loop
+        self._bound = bound
+        self._take = take
+        self._pause: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._bound.listen(_BACKLOG)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more, and close the bound socket. Safe to repeat."""
+        if self._bound.fileno() < 0:
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._bound)
+        self._bound.close()
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._bound, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_ACCEPTED_PER_TURN):
+            try:
+                accepted, _ = self._bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors or no memory left
+                _logger.error("cannot accept connections, trying again in %g s: %s", _EXHAUSTED_PAUSE_S, error.strerror)
+                self._loop.remove_reader(self._bound)
+                self._pause = self._loop.call_later(_EXHAUSTED_PAUSE_S, self._resume)
+                return
+            accepted.setblocking(False)
+            self._take(accepted)

@@ -1,0 +1,54 @@
+"""Where a port listens: the socket, and what an operator changes when it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+
+from modelserver.errors import UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`port` 0 is any free one; `port_flag` is what an operator changes when the port is taken."""
+
+    host: str
+    port: int
+    port_flag: str = "--http-port"
+    reuse_port: bool = False
+
+    @property
+    def address_flag(self) -> str:
+        return self.port_flag.replace("-port", "-address")
+
+    def bind(self) -> socket.socket:
+        """A bound socket that does not block. Raises UnavailableError, naming the flag, when there can be none."""
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            bound = socket.socket(family, kind, protocol)
+        except OSError as error:
+            raise self._error(error, f"choose another address with {self.address_flag}") from error
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self.reuse_port:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.bind(address)
+        except OSError as error:
+            bound.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                advice = f"this machine has no such address, choose another with {self.address_flag}"
+            else:
+                advice = f"choose another port with {self.port_flag}"
+            raise self._error(error, advice) from error
+        bound.setblocking(False)
+        return bound
+
+    def _error(self, error: OSError, advice: str) -> UnavailableError:
+        reason = error.strerror or str(error)
+        return UnavailableError(f"cannot listen on {authority(self.host, self.port)}: {reason}; {advice}")
+
+
+def authority(host: str, port: int) -> str:
+    """`host:port` as URLs write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,47 @@
+"""What the new connections of a port have in common before their protocol is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from modelserver.telemetry.wire import Protocol as Spoken
+from modelserver.telemetry.wire import Violation
+from modelserver.wire.context import Connection, WireContext
+
+_logger = logging.getLogger(__name__)
+
+# One peer that does the same wrong thing again and again must not fill the log.
+_SILENCE_S = 60.0
+
+
+class OpenedConnection(Connection, Protocol):
+    """A connection whose protocol is known; an `asyncio.BufferedProtocol` besides."""
+
+    def begin(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Called once, in place of `connection_made`, with what was read already."""
+
+
+MakeConnection = Callable[[WireContext], OpenedConnection]
+
+
+class Entrance:
+    """Made once per port. `http1` and `http2` make the connection that takes over when it is known what the
+    client speaks; `name` is the port's in the log."""
+
+    def __init__(self, context: WireContext, name: str, *, http1: MakeConnection, http2: MakeConnection) -> None:
+        self.context = context
+        self.http1 = http1
+        self.http2 = http2
+        self._name = name
+        self._silent_until_s: dict[Violation, float] = {}
+
+    def complain(self, violation: Violation, text: str) -> None:
+        """Count what a peer did before its protocol was known; log it unless the like was just logged."""
+        self.context.counts.violated(Spoken.UNKNOWN, violation)
+        now_s = self.context.loop.time()
+        if now_s >= self._silent_until_s.get(violation, 0.0):
+            self._silent_until_s[violation] = now_s + _SILENCE_S
+            _logger.warning("%s: %s (said at most once in %g s)", self._name, text, _SILENCE_S)

@@ -1,0 +1,100 @@
+"""The beginning of a connection, until it is known which protocol it speaks.
+
+With TLS the handshake told it (ALPN), else the first bytes do: an HTTP/2 client sends its preface first,
+and in HTTP/1.1 too it is the client that speaks first (RFC 9113, 3.3 and 3.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.wire.entrance import Entrance, MakeConnection
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_METHOD_OF_PREFACE = PREFACE[:4]
+_TLS_HANDSHAKE = 0x16  # the first byte of a record that begins a handshake (RFC 8446, 5.1)
+
+
+class Opening(asyncio.Protocol):
+    """A connection that has not said yet what it speaks; then another protocol takes its transport over.
+
+    Everything is called on the event loop thread.
+    """
+
+    def __init__(self, entrance: Entrance) -> None:
+        self._entrance = entrance
+        self._context = entrance.context
+        self._transport: asyncio.Transport
+        self._since_s = 0.0
+        self._data = b""
+        self._is_open = False
+
+    # Called by the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports write like asyncio.Transport without inheriting from it.
+        self._transport = cast(asyncio.Transport, transport)
+        self._is_open = True
+        self._since_s = self._context.loop.time()
+        self._context.connections.add(self)
+        self._context.counts.opened(Protocol.UNKNOWN)
+        secured = transport.get_extra_info("ssl_object")
+        agreed = secured.selected_alpn_protocol() if secured is not None else None
+        if agreed is not None:
+            self._hand_over(self._entrance.http2 if agreed == "h2" else self._entrance.http1)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head = self._data[: len(PREFACE)]
+        if head == PREFACE:
+            self._hand_over(self._entrance.http2)
+        elif PREFACE.startswith(head):
+            return  # more will tell
+        elif head.startswith(_METHOD_OF_PREFACE):
+            self._close(Violation.BAD_PREFACE, "a client began HTTP/2 and went on with something else")
+        elif head[0] == _TLS_HANDSHAKE:
+            self._close(
+                Violation.TLS,
+                "a client tries TLS on a port without it; give the server a certificate with --tls-cert "
+                "and --tls-key, or have the client use http://",
+            )
+        else:
+            self._hand_over(self._entrance.http1)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._leave()
+
+    # Called by the port.
+
+    def sweep(self, now_s: float) -> None:
+        """Close a connection that does not say what it wants."""
+        limit_s = self._context.limits.times.head_s
+        if now_s - self._since_s > limit_s:
+            self._close(Violation.SLOW_HEAD, f"a client said nothing complete within {limit_s:g} s")
+
+    def shutdown(self) -> None:
+        """Close: nothing was asked yet."""
+        self._transport.abort()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _hand_over(self, make: MakeConnection) -> None:
+        self._leave()
+        connection = make(self._context)
+        self._transport.set_protocol(cast(asyncio.BufferedProtocol, connection))
+        connection.begin(self._transport, self._data)
+
+    def _close(self, violation: Violation, text: str) -> None:
+        self._entrance.complain(violation, text)
+        self._leave()
+        self._transport.abort()
+
+    def _leave(self) -> None:
+        """This connection is no longer an opening: it speaks something now, or is gone."""
+        if self._is_open:
+            self._is_open = False
+            self._context.connections.discard(self)
+            self._context.counts.closed(Protocol.UNKNOWN)

@@ -1,0 +1,159 @@
+"""A port without its listener: takes accepted sockets, and keeps their connections from the handshake to the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+
+from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.telemetry.wire import Violation, WireCounts
+from modelserver.wire.context import Connection, WireContext
+from modelserver.wire.entrance import Entrance, MakeConnection
+from modelserver.wire.limits import WireLimits
+from modelserver.wire.opening import Opening
+from modelserver.wire.outbox import Outbox
+from modelserver.wire.refusal import Refusal
+from modelserver.wire.tls import TlsFiles, TlsReloader
+
+_logger = logging.getLogger(__name__)
+
+_SWEEP_S = 1.0
+# Connections that are looked at in one turn of the loop: thousands of idle ones must not hold up the busy ones.
+_SWEEP_SLICE = 500
+# Of the descriptors that the process may have: the rest is for models, files and child processes.
+_DESCRIPTOR_SHARE = 0.9
+# Connections beyond the limit that are told so; more are cut without a word.
+_MAX_REFUSALS = 64
+_DRAIN_POLL_S = 0.01
+_ABORT_WAIT_S = 1.0
+
+
+class Port:
+    """Made, started and stopped on the running event loop. `name` is the port's in the log.
+
+    `http` or `grpc` is None where the port does not serve that protocol; `http1` and `http2` make the
+    connections that speak them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        http: HttpFrontend | None,
+        grpc: GrpcFrontend | None,
+        limits: WireLimits,
+        counts: WireCounts,
+        http1: MakeConnection,
+        http2: MakeConnection,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """Raises InvalidArgumentError when a file of `tls` is no good."""
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.context = WireContext(loop, http, grpc, limits, counts, Outbox(loop))
+        self._entrance = Entrance(self.context, name, http1=http1, http2=http2)
+        self._tls = TlsReloader(tls) if tls is not None else None
+        # Taken and not yet connections: their handshakes.
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look after connections."""
+        self._sweeper = self.context.loop.call_later(_SWEEP_S, self._sweep)
+
+    def take(self, accepted: socket.socket) -> None:
+        """Serve a connection: an accepted socket, which becomes the port's and does not block."""
+        objection = self._objection(accepted.fileno())
+        if objection is None:
+            self._begin(accepted)
+            return
+        self._entrance.complain(Violation.TOO_MANY_CONNECTIONS, f"refused a connection: {objection}")
+        num_refusals = self._num_connections - self.context.limits.max_connections
+        if self._tls is not None or num_refusals >= _MAX_REFUSALS:
+            accepted.close()  # before the handshake nothing can be said
+        else:
+            self._begin(accepted, objection)
+
+    async def stop(self, grace_s: float) -> None:
+        """Let what is in flight finish for `grace_s` seconds, then cut what is left. Sockets come no more."""
+        context = self.context
+        context.is_draining = True
+        for task in self._beginning:
+            task.cancel()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
+        if context.grpc is not None:
+            context.grpc.drain()
+        for connection in list(context.connections):
+            connection.shutdown()
+        await self._until_empty(grace_s)
+        if context.connections:
+            _logger.warning("%s: cut %d connections at the end of the grace", self.name, len(context.connections))
+        for connection in list(context.connections):
+            connection.abort()
+        await self._until_empty(_ABORT_WAIT_S)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        loop = self.context.loop
+        deadline_s = loop.time() + timeout_s
+        while self.context.connections and loop.time() < deadline_s:  # noqa: ASYNC110 - nobody owns this moment
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    # Connections to come.
+
+    @property
+    def _num_connections(self) -> int:
+        return len(self.context.connections) + len(self._beginning)
+
+    def _objection(self, descriptor: int) -> str | None:
+        """Why a connection that has this descriptor is one too many; None if there is room for it."""
+        limit = self.context.limits.max_connections
+        if self._num_connections >= limit:
+            return f"the port has its {limit} connections; raise the limit with --max-connections"
+        # The system gives the lowest free number, so it tells how many are taken.
+        num_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if descriptor >= num_descriptors * _DESCRIPTOR_SHARE:
+            return f"nearly all of the server's {num_descriptors} file descriptors are open; raise them with ulimit -n"
+        return None
+
+    def _begin(self, accepted: socket.socket, objection: str | None = None) -> None:
+        task = self.context.loop.create_task(self._connect(accepted, objection))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def _connect(self, accepted: socket.socket, objection: str | None) -> None:
+        times = self.context.limits.times
+        is_tls = self._tls is not None
+        try:
+            await self.context.loop.connect_accepted_socket(
+                lambda: Opening(self._entrance) if objection is None else Refusal(self.context, objection),
+                accepted,
+                ssl=self._tls.context if self._tls is not None else None,
+                ssl_handshake_timeout=times.head_s if is_tls else None,
+                ssl_shutdown_timeout=times.linger_s if is_tls else None,
+            )
+        except ConnectionResetError:
+            return  # a client that changed its mind, or a probe whether the port is open
+        except OSError as error:  # ssl.SSLError, and the timeout's ConnectionAbortedError
+            self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")
+
+    # Connections that are there.
+
+    def _sweep(self) -> None:
+        """One timer for all that takes time: a timer per request would cost more than its parsing."""
+        self._sweeper = self.context.loop.call_later(_SWEEP_S, self._sweep)
+        if self._tls is not None:
+            self._tls.look()
+        self._sweep_slice(list(self.context.connections))
+
+    def _sweep_slice(self, connections: list[Connection]) -> None:
+        now_s = self.context.loop.time()
+        for connection in connections[:_SWEEP_SLICE]:
+            connection.sweep(now_s)
+        if rest := connections[_SWEEP_SLICE:]:
+            self.context.loop.call_soon(self._sweep_slice, rest)

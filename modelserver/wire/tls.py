@@ -1,0 +1,124 @@
+"""TLS for a port: the certificate's files, what is agreed on, and new files while the server runs."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelserver.errors import InvalidArgumentError
+
+_logger = logging.getLogger(__name__)
+
+# The order is our preference; a client without ALPN is asked what it speaks by its first bytes.
+ALPN = ("h2", "http/1.1")
+# TLS 1.2 with forward secrecy and authenticated encryption only, as HTTP/2 wants it (RFC 9113, 9.2.2);
+# the suites of TLS 1.3 are all of that kind.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+# Size and time of last change of each file: what tells that they were replaced.
+_Fingerprint = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. `client_ca` is empty when clients need no certificate; `flags` are those that named the files."""
+
+    certificate: str
+    key: str
+    client_ca: str = ""
+    flags: tuple[str, str, str] = ("--tls-cert", "--tls-key", "--tls-client-ca")
+
+    def context(self) -> ssl.SSLContext:
+        """The files as they are now. Raises InvalidArgumentError, naming flag and file, when they are no good."""
+        for path, flag in zip((self.certificate, self.key, self.client_ca), self.flags, strict=True):
+            _check_readable(path, flag)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+        context.set_ciphers(_CIPHERS)
+        context.set_alpn_protocols(list(ALPN))
+        self._load_certificate(context)
+        if self.client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self.client_ca)
+            except ssl.SSLError as error:
+                raise InvalidArgumentError(
+                    f"{self.flags[2]}: '{self.client_ca}' holds no certificates in PEM form: {_reason(error)}"
+                ) from None
+        return context
+
+    def fingerprint(self) -> _Fingerprint:
+        """What tells that files were replaced; empty while one is missing."""
+        try:
+            stats = [Path(path).stat() for path in (self.certificate, self.key, self.client_ca) if path]
+        except OSError:
+            return ()
+        return tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+    def _load_certificate(self, context: ssl.SSLContext) -> None:
+        try:
+            # A passphrase would be asked for on the terminal.
+            context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
+        except _EncryptedKeyError:
+            raise InvalidArgumentError(
+                f"{self.flags[1]}: the key in '{self.key}' has a passphrase; store it without one"
+            ) from None
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise InvalidArgumentError(
+                    f"{self.flags[1]}: '{self.key}' is not the key of the certificate in '{self.certificate}' "
+                    f"({self.flags[0]})"
+                ) from None
+            raise InvalidArgumentError(
+                f"{self.flags[0]}, {self.flags[1]}: '{self.certificate}' and '{self.key}' must be a certificate "
+                f"(followed by those between it and the authority's) and its key, in PEM form: {_reason(error)}"
+            ) from None
+
+
+class TlsReloader:
+    """The TLS of a port over time: files that change on disk are taken; broken ones are not, and the old ones stay."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises InvalidArgumentError when the files are no good."""
+        self._files = files
+        # Taken before the files are read: what changes meanwhile is seen at the next look.
+        self._read = self._seen = files.fingerprint()
+        # For connections to come.
+        self.context = files.context()
+
+    def look(self) -> None:
+        """Read files that have changed, once two looks in a row find them the same: certificate and key are
+        seldom replaced in one moment."""
+        seen, self._seen = self._seen, self._files.fingerprint()
+        if self._seen and self._seen == seen != self._read:
+            self._read = seen
+            try:
+                self.context = self._files.context()
+            except InvalidArgumentError as error:
+                _logger.error("the new TLS files are not used, the old ones stay: %s", error.message)
+            else:
+                _logger.info("took the new TLS files %s and %s", self._files.certificate, self._files.key)
+
+
+class _EncryptedKeyError(Exception):
+    """The key needs a passphrase."""
+
+
+def _no_passphrase() -> str:
+    raise _EncryptedKeyError
+
+
+def _check_readable(path: str, flag: str) -> None:
+    if not path:
+        return
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(f"{flag}: cannot read '{path}': {error.strerror}") from None
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()
