@@ -80,6 +80,8 @@ class KeepaliveLimits:
     ping_without_calls: bool = False
     min_ping_interval_s: float = 300.0
     max_ping_strikes: int = 2
+    # Of ours, without a frame of data or headers between them; 0: no limit.
+    max_pings_without_data: int = 2
     max_age_s: float | None = None
     max_age_grace_s: float | None = None
 
