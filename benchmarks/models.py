@@ -30,9 +30,19 @@ output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 
 
-def identity(repository: Path, *, batching: bool = True) -> None:
-    """`identity`: our identity backend, FP32 [batch, any]."""
-    _write_config(repository / "identity", 'backend: "identity"' + _IDENTITY_IO + _batching(batching))
+_NOT_INLINE = 'parameters { key: "inline_execution" value { string_value: "never" } }'
+
+
+def identity(repository: Path, *, batching: bool = True, inline: bool = True) -> None:
+    """`identity`: our identity backend, FP32 [batch, any]; in the event loop or through a worker thread."""
+    config = 'backend: "identity"' + _IDENTITY_IO + _batching(batching) + ("" if inline else _NOT_INLINE)
+    _write_config(repository / "identity", config)
+    (repository / "identity" / "1").mkdir()
+
+
+def triton_identity(repository: Path, *, batching: bool = True) -> None:
+    """`identity`: the C++ identity of `servers/triton_identity.cc`, for Triton alone."""
+    _write_config(repository / "identity", 'backend: "mini"' + _IDENTITY_IO + _batching(batching))
     (repository / "identity" / "1").mkdir()
 
 

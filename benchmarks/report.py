@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import Load, run_load
+from benchmarks.load import Load, LoadResult, run_load
 from benchmarks.servers.process import ServerProcess
 
 
@@ -39,13 +40,20 @@ class Verdict:
     is_met: bool
 
 
-def measure(case: str, servers: list[tuple[ServerProcess, Load]], *, rounds: int, port: str) -> list[Measurement]:
+def measure(
+    case: str,
+    servers: list[tuple[ServerProcess, Load]],
+    *,
+    rounds: int,
+    port: str,
+    run: Callable[[Load, int], LoadResult] = run_load,
+) -> list[Measurement]:
     """Put each server under its load in turn, `rounds` times, so that drift of the machine hits all alike."""
     samples: dict[str, list[tuple[float, float, float, float]]] = {server.name: [] for server, _ in servers}
     for _ in range(rounds):
         for server, load in servers:
             cpu = server.cpu_s()
-            result = run_load(load, server.ports[port])
+            result = run(load, server.ports[port])
             # CPU also covers the warm-up, whose requests are not counted: scale it to the counted share.
             share = result.seconds / (result.seconds + load.warmup_s)
             cpu_us = (server.cpu_s() - cpu) * share / result.count * 1e6

@@ -1,7 +1,8 @@
 """The real tritonserver, as the nvidia-pytriton wheel carries it, in an environment under `.bench/`.
 
 The wheel holds the server, its Python backend with a stub per Python version, and most libraries. What it
-does not hold is libpython, which comes from the interpreter that builds the environment.
+does not hold is libpython, which comes from the interpreter that builds the environment, and a C++ model: the
+`mini` backend, an identity in C++, is built from `triton_identity.cc` by g++ where there is one.
 """
 
 from __future__ import annotations
@@ -62,4 +63,9 @@ def _install() -> Path:
         stub = backend / "triton_python_backend_stub"
         shutil.copy(bundled / "python_backend_stubs" / version / stub.name, stub)
         stub.chmod(0o755)
+    mini = _HOME / "backends" / "mini" / "libtriton_mini.so"
+    if not mini.exists() and shutil.which("g++"):
+        mini.parent.mkdir(parents=True)
+        source = Path(__file__).parent / "triton_identity.cc"
+        subprocess.run(["g++", "-O2", "-shared", "-fPIC", str(source), "-o", str(mini)], check=True)
     return site

@@ -1,0 +1,124 @@
+"""The wire against real Triton's C++, its identity model in C++ on the other side, and against the grpcio wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks import models, requests
+from benchmarks.cases import Settings
+from benchmarks.load import Load
+from benchmarks.load_tools import check, run_tool
+from benchmarks.report import Measurement, Report, measure
+from benchmarks.servers.ours import modelserver
+from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.triton import triton
+
+_SMALL = np.arange(16, dtype=np.float32).reshape(1, 16)
+_MIB = np.zeros((1, 1 << 18), dtype=np.float32)
+_CONCURRENCIES = (1, 8, 32, 64)
+
+Rows = Mapping[str, Measurement]
+
+
+def grpc_identity(settings: Settings, report: Report) -> None:
+    """gRPC identity FP32 [1,16]: in the loop and through the batching worker, against Triton C++ and grpcio."""
+    load = requests.grpc_raw("identity", "INPUT0", _SMALL)
+    with ExitStack() as stack:
+        servers = [
+            *_ours_and_triton(settings, stack),
+            _worker(settings, stack),
+            _ours(settings, stack, "grpcio wire", "--wire=grpcio"),
+        ]
+        for concurrency in _CONCURRENCIES:
+            rows = _measure(settings, report, "i", servers, load, concurrency, "grpc")
+            ours, peer = rows["modelserver"], rows["triton"]
+            at = f"gRPC identity, c{concurrency}"
+            report.at_most("i", f"{at}: CPU per request in the loop / Triton C++", ours.cpu_us / peer.cpu_us, 0.6)
+            worker = rows["worker"].cpu_us / peer.cpu_us
+            report.at_most("i", f"{at}: CPU per request through the worker / Triton C++", worker, 0.75)
+            report.at_least("i", f"{at}: throughput / Triton C++", ours.per_second / peer.per_second, 1.3)
+            reference = rows["grpcio wire"].per_second
+            report.at_least("i", f"{at}: throughput / grpcio wire", ours.per_second / reference, 8.0)
+            if concurrency == 32:
+                report.at_most("i", f"{at}: p99 / Triton C++", ours.p99_us / peer.p99_us, 1.0)
+
+
+def http_identity(settings: Settings, report: Report) -> None:
+    """HTTP identity FP32 [1,16], binary and JSON, against Triton C++."""
+    loads = {
+        "binary": requests.http_binary("identity", "INPUT0", _SMALL),
+        "JSON": requests.http_json("identity", "INPUT0", _SMALL),
+    }
+    with ExitStack() as stack:
+        servers = _ours_and_triton(settings, stack)
+        for form, load in loads.items():
+            for concurrency in _CONCURRENCIES:
+                rows = _measure(settings, report, f"j {form}", servers, load, concurrency, "http")
+                ours, peer = rows["modelserver"], rows["triton"]
+                at = f"HTTP {form} identity, c{concurrency}"
+                report.at_most("j", f"{at}: CPU per request / Triton C++", ours.cpu_us / peer.cpu_us, 0.5)
+                report.at_least("j", f"{at}: throughput / Triton C++", ours.per_second / peer.per_second, 1.5)
+                if concurrency == 32:
+                    report.at_most("j", f"{at}: p99 / Triton C++", ours.p99_us / peer.p99_us, 1.0)
+
+
+def large_identity(settings: Settings, report: Report) -> None:
+    """Identity of 1 MiB over HTTP, and over gRPC in frames of 16 KiB, against Triton C++."""
+    http = requests.http_binary("identity", "INPUT0", _MIB)
+    grpc = requests.grpc_raw("identity", "INPUT0", _MIB)
+    with ExitStack() as stack:
+        servers = _ours_and_triton(settings, stack)
+        for concurrency in (1, 8):
+            rows = _measure(settings, report, "k HTTP", servers, http, concurrency, "http")
+            cpu_us = rows["modelserver"].cpu_us
+            report.at_most("k", f"HTTP 1 MiB, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.5)
+            rows = _measure(settings, report, "k gRPC", servers, grpc, concurrency, "grpc")
+            cpu_us = rows["modelserver"].cpu_us
+            report.at_most("k", f"gRPC 1 MiB in 16 KiB frames, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.8)
+
+
+def _ours_and_triton(settings: Settings, stack: ExitStack) -> list[ServerProcess]:
+    repository = settings.repository("triton")
+    models.triton_identity(repository)
+    return [_ours(settings, stack, "modelserver"), stack.enter_context(triton(repository))]
+
+
+def _ours(settings: Settings, stack: ExitStack, name: str, *flags: str) -> ServerProcess:
+    repository = settings.repository(name)
+    models.identity(repository, batching=False)
+    return stack.enter_context(modelserver(repository, *flags, name=name))
+
+
+def _worker(settings: Settings, stack: ExitStack) -> ServerProcess:
+    repository = settings.repository("worker")
+    models.identity(repository, inline=False)
+    return stack.enter_context(modelserver(repository, name="worker"))
+
+
+def _measure(
+    settings: Settings,
+    report: Report,
+    case: str,
+    servers: list[ServerProcess],
+    load: Load,
+    concurrency: int,
+    port: str,
+) -> Rows:
+    for server in servers:
+        check(load, server.ports[port])
+    loads = [(server, load.at(concurrency, seconds=settings.seconds)) for server in servers]
+    for server, warm in loads:
+        run_tool(warm.at(concurrency, seconds=1), server.ports[port])
+    loads = [(server, _without_warmup(each)) for server, each in loads]
+    rows = measure(case, loads, rounds=settings.rounds, port=port, run=run_tool)
+    report.add(rows)
+    return {row.server: row for row in rows}
+
+
+def _without_warmup(load: Load) -> Load:
+    """The tools count from the first request on: the servers are warm by then."""
+    return replace(load, warmup_s=0.0)
