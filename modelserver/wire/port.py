@@ -71,7 +71,7 @@ class Port:
             self._begin(accepted)
             return
         self._entrance.complain(Violation.TOO_MANY_CONNECTIONS, f"refused a connection: {objection}")
-        num_refusals = self._num_connections - self.context.limits.max_connections
+        num_refusals = self.num_connections - self.context.limits.max_connections
         if self._tls is not None or num_refusals >= _MAX_REFUSALS:
             accepted.close()  # before the handshake nothing can be said
         else:
@@ -107,13 +107,14 @@ class Port:
     # Connections to come.
 
     @property
-    def _num_connections(self) -> int:
+    def num_connections(self) -> int:
+        """Those that are open, and those in their handshake."""
         return len(self.context.connections) + len(self._beginning)
 
     def _objection(self, descriptor: int) -> str | None:
         """Why a connection that has this descriptor is one too many; None if there is room for it."""
         limit = self.context.limits.max_connections
-        if self._num_connections >= limit:
+        if self.num_connections >= limit:
             return f"the port has its {limit} connections; raise the limit with --max-connections"
         # The system gives the lowest free number, so it tells how many are taken.
         num_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
