@@ -76,7 +76,14 @@ class DataPlane:
                 raise UnavailableError("the server is shutting down and accepts no new requests")
             model = self._repository.get(request.model_name, request.version)
             request.version = model.version  # replies name the version that answers
-            model.signature.check(request)
+            form = request.form
+            if form is None:
+                model.signature.check(request)
+            elif form.signature is model.signature:
+                request.rows = form.rows
+            else:
+                model.signature.check(request)
+                form.signature, form.rows = model.signature, request.rows
         except ServerError as error:
             self.refusals.record(error.code)
             if self._logs_requests:
@@ -86,12 +93,14 @@ class DataPlane:
 
     def _submit_logged(self, model: Model, request: InferRequest) -> ResponseStream:
         request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after the log has begun
+        reader = request.stream
         request.stream = LoggedStream(request)
         try:
-            return model.submit(request)
+            model.submit(request)
         except ServerError as error:
             log_refusal(request, error)
             raise
+        return reader
 
     @property
     def is_live(self) -> bool:

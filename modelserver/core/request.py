@@ -10,6 +10,20 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 
 
+class RequestForm:
+    """What a model's signature looks at, common to requests that differ in other things only.
+
+    A frontend that recognises such requests gives them one form. `signature` is the one that last found nothing
+    wrong with one of them, and `rows` what it counted: the next one needs no such check.
+    """
+
+    __slots__ = ("rows", "signature")
+
+    def __init__(self) -> None:
+        self.signature: object = None
+        self.rows = 1
+
+
 @dataclass(slots=True, eq=False)
 class InferRequest:
     """A decoded request. Frontends make it, the data plane checks it, a scheduler owns it from `submit` on.
@@ -35,8 +49,10 @@ class InferRequest:
 
     # Size along the batch dimension; set by the data plane when it checks the request (1 without batching).
     rows: int = 1
+    # Where the responses go: a frontend may have put a stream of its own here.
     stream: ResponseStream = field(default_factory=ResponseStream)
     arrival_ns: int = 0
+    form: RequestForm | None = None
     is_cancelled: bool = False
     # Set by the scheduler that owns the request, so that a queued one leaves its queue at once.
     on_cancel: Callable[[InferRequest], None] | None = None

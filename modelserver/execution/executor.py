@@ -53,6 +53,24 @@ class Executor:
             return self._failed(error, requests), None
         return responses, BatchTiming(prepared_ns - start_ns, called_ns - prepared_ns, self._now_ns() - called_ns)
 
+    def execute_lone(self, request: InferRequest) -> tuple[InferResponse, int, int, int]:
+        """As `execute`, for a batch of one request: its response, and when it was prepared, called and finished.
+
+        The times are 0 when the batch failed as a whole.
+        """
+        requests = [request]
+        try:
+            inputs = self._prepare(requests)
+            prepared_ns = self._now_ns()
+            outputs = self._call(inputs)
+            called_ns = self._now_ns()
+            [response] = self._finish(requests, outputs)
+        except ServerError as error:
+            return InferResponse(error=error), 0, 0, 0
+        except (Exception, SystemExit) as error:
+            return self._failed(error, requests)[0], 0, 0, 0
+        return response, prepared_ns, called_ns, self._now_ns()
+
     @property
     def takes_several_batches(self) -> bool:
         """Whether `execute_batches` may be used."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from modelserver.core.clock import Clock
-from modelserver.core.request import Delivery
+from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.execution.executor import Executor
 from modelserver.scheduling.batch import Batch
@@ -51,6 +51,30 @@ class BatchRunner:
         self._record(batch, responses, timing)
         self.is_busy = False
         return list(zip(batch.requests, responses, strict=True))
+
+    def run_lone(self, request: InferRequest, enqueue_ns: int, taken_ns: int) -> InferResponse:
+        """As `run`, for a batch of one request, with less around it."""
+        self.is_busy = True
+        self.num_executions += 1
+        response, prepared_ns, called_ns, done_ns = self._executor.execute_lone(request)
+        infer_ns = called_ns - prepared_ns
+        if response.error is None:
+            self._statistics.record_lone(
+                request.rows,
+                prepared_ns - taken_ns,
+                infer_ns,
+                done_ns - called_ns,
+                taken_ns - enqueue_ns,
+                done_ns - request.arrival_ns,
+            )
+        else:
+            failed_ns = done_ns or self._now_ns()
+            self._statistics.record_failures(FailureReason.BACKEND, (failed_ns - request.arrival_ns,))
+            if done_ns:
+                timing = BatchTiming(prepared_ns - taken_ns, infer_ns, done_ns - called_ns)
+                self._statistics.record_batch(request.rows, timing, queue_ns=(), request_ns=())
+        self.is_busy = False
+        return response
 
     @property
     def num_further(self) -> int:
@@ -194,7 +218,7 @@ class DirectWorker:
         self.runner = runner
         self._scheduler = scheduler
         self._loop = loop
-        self._run = runner.run  # one bound method, so that it can be found again
+        self._run = runner.run_lone  # one bound method, so that it can be found again
         self._has_ended = threading.Event()
 
     def start(self) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelserver.core.clock import Clock, SystemClock
-from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
-from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.refusal import refuse
 from modelserver.telemetry.statistics import ModelStatistics
 
-Run = Callable[[Batch], list[Delivery]]
+# Executes a request, given when it was queued and taken (ns): at the same time, here.
+Run = Callable[[InferRequest, int, int], InferResponse]
 
 
 class DirectScheduler:
@@ -53,16 +54,21 @@ class DirectScheduler:
         now_ns = self._now_ns()
         if request.arrival_ns == 0:
             request.arrival_ns = now_ns
-        refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
-        if refusal is not None:
-            raise refusal
+        if self._is_stopped or request.is_cancelled or request.deadline_ns is not None:
+            refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
+            if refusal is not None:
+                raise refusal
         runs = self._runs
-        if not runs:
+        if len(runs) == 1:
+            run = runs[0]
+        elif runs:
+            self._next = (self._next + 1) % len(runs)
+            run = runs[self._next]
+        else:
             raise UnavailableError(f"model '{self._model_name}' has no instance that executes requests")
-        self._next = (self._next + 1) % len(runs)
-        for answered, response in runs[self._next](Batch([request], [now_ns], request.rows, now_ns)):
-            answered.stream.deliver(response)
-        return request.stream
+        stream = request.stream
+        stream.deliver(run(request, now_ns, now_ns))
+        return stream
 
     def stop(self) -> None:
         """Refuse new requests."""

@@ -17,22 +17,25 @@ _LONGEST_TEXT = 100
 
 
 class LoggedStream(ResponseStream):
-    """A request's stream that writes the line when the last response passes.
+    """Stands before a request's stream, passes all on to it, and writes the line with the last response.
 
     Keeps what the line says and not the request, which keeps the stream.
     """
 
-    __slots__ = ("_arrival_ns", "_head")
+    __slots__ = ("_arrival_ns", "_head", "_reader")
 
     def __init__(self, request: InferRequest) -> None:
         super().__init__()
+        self._reader = request.stream
         self._head = _head(request)
         self._arrival_ns = request.arrival_ns
 
     def deliver(self, response: InferResponse) -> None:
-        was_finished = self.is_finished
-        super().deliver(response)
-        if self.is_finished and not was_finished:
+        if self.is_finished:
+            return
+        self.is_finished = response.is_final
+        self._reader.deliver(response)
+        if self.is_finished:
             outcome = "ok" if response.error is None else _failure(response.error)
             logger.debug("%s: %s, %.3f ms", self._head, outcome, (time.monotonic_ns() - self._arrival_ns) / 1e6)
 

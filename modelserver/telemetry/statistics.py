@@ -179,6 +179,9 @@ class ModelStatistics:
         self._lock = threading.Lock()
         # Batches not yet part of the sums; appended without the lock, from any thread.
         self._noted: deque[tuple[int, int, BatchTiming, Sequence[int], Sequence[int]]] = deque()
+        # Batches of one request, as numbers: rows, compute input, infer and output, queue, request.
+        self._noted_lone: deque[tuple[int, int, int, int, int, int]] = deque()
+        self._last_ns = 0
         # What is equal by definition has one counter: successes have a queue time, and compute times unless cached.
         self._num_successes = 0
         self._request_ns = 0
@@ -212,13 +215,50 @@ class ModelStatistics:
             with self._lock:
                 self._fold()
 
+    def record_lone(
+        self, rows: int, input_ns: int, infer_ns: int, output_ns: int, queue_ns: int, request_ns: int
+    ) -> None:
+        """As `record_batch`, for a batch of one request, which succeeded: no object but a row of numbers."""
+        self._last_ns = time.time_ns()
+        noted = self._noted_lone
+        noted.append((rows, input_ns, infer_ns, output_ns, queue_ns, request_ns))
+        if len(noted) >= _MAX_NOTED:
+            with self._lock:
+                self._fold()
+
     def _fold(self) -> None:
-        """Make the noted batches part of the sums. Called with the lock held."""
+        """Make what was noted part of the sums. Called with the lock held."""
+        self._fold_lone()
+        self._fold_batches()
+
+    def _fold_lone(self) -> None:
+        noted = [self._noted_lone.popleft() for _ in range(len(self._noted_lone))]
+        if not noted:
+            return
+        self._last_inference_ms = max(self._last_inference_ms, self._last_ns // 1_000_000)
+        table = np.array(noted, np.int64)
+        rows, durations = table[:, 0], table[:, 1:4]
+        self._add_executions(rows, durations)
+        self._num_successes += len(noted)
+        self._computed.add(len(noted), durations.sum(axis=0))
+        self._compute_infer_histogram.add_all(durations[:, 1])
+        self._queue_ns += self._queue_histogram.add_all(table[:, 4])
+        self._request_ns += self._request_histogram.add_all(table[:, 5])
+
+    def _add_executions(self, all_rows: Durations, durations: Durations) -> None:
+        """What is counted per batch, whoever was in it."""
+        self._execution_count += len(all_rows)
+        self._inference_count += int(all_rows.sum())
+        for rows in np.unique(all_rows).tolist():
+            of_rows = durations[all_rows == rows]
+            self._batches.setdefault(rows, _ComputeSums()).add(len(of_rows), of_rows.sum(axis=0))
+        self._batch_rows_histogram.add_all(all_rows)
+
+    def _fold_batches(self) -> None:
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
         if not noted:
             return
-        self._last_inference_ms = noted[-1][0] // 1_000_000
-        self._execution_count += len(noted)
+        self._last_inference_ms = max(self._last_inference_ms, noted[-1][0] // 1_000_000)
         # A line per batch: rows, compute input, infer and output in ns, successful requests.
         table = np.array(
             [
@@ -228,13 +268,9 @@ class ModelStatistics:
             np.int64,
         )
         all_rows, durations, num_successes = table[:, 0], table[:, 1:4], table[:, 4]
-        self._inference_count += int(all_rows.sum())
+        self._add_executions(all_rows, durations)
         self._num_successes += int(num_successes.sum())
         self._computed.add(int(num_successes.sum()), num_successes @ durations)
-        for rows in np.unique(all_rows).tolist():
-            of_rows = durations[all_rows == rows]
-            self._batches.setdefault(rows, _ComputeSums()).add(len(of_rows), of_rows.sum(axis=0))
-        self._batch_rows_histogram.add_all(all_rows)
         self._compute_infer_histogram.add_all(np.repeat(durations[:, 1], num_successes))
         self._queue_ns += self._queue_histogram.add_all([value for *_, values, _ in noted for value in values])
         self._request_ns += self._request_histogram.add_all([value for *_, values in noted for value in values])

@@ -6,13 +6,14 @@ received bytes; `head` reads what comes before them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.template import VIEW_BYTES
 from modelserver.core.tensor import Buffer, Tensor, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import envelope
@@ -24,8 +25,6 @@ from modelserver.pb import grpc_service_pb2 as pb
 
 # Heads up to this size are remembered; parameters make a head vary from request to request.
 _REMEMBERED_BYTES = 1024
-# From here on `tensor_to_bytes`, which does not copy, is faster than a copy.
-_VIEW_BYTES = 4096
 
 # Serialized `parameters` entries; fields of a message may come in any order, so they simply follow the others.
 _IS_FINAL = parameter_fields({"triton_final_response": True})
@@ -45,9 +44,17 @@ class GrpcLimits:
 
 DEFAULT_LIMITS = GrpcLimits()
 
+# Called with a message, its head without the id, and what that says.
+Learn = Callable[[Buffer, bytes, RequestHead], None]
 
-def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> InferRequest:
-    """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it."""
+
+def decode_infer_request(
+    message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS, *, learn: Learn | None = None
+) -> InferRequest:
+    """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it.
+
+    `learn` is told of one that a client may repeat with other contents.
+    """
     split = _split(message)
     raws = split.raws
     if raws and not split.has_parameters and len(split.head) <= _REMEMBERED_BYTES:
@@ -65,6 +72,8 @@ def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -
     )
     if split.has_parameters:
         apply_parameters(request, head.parameters)
+    elif raws and learn is not None:
+        learn(message, split.head, head)
     return request
 
 
@@ -78,7 +87,17 @@ def request_id(message: Buffer) -> str:
 
 def encode_infer_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
     """A serialized ModelInferResponse in parts, tensors as raw_output_contents. The response must not be an error."""
-    return _response_parts(request, response.outputs, response.parameters)
+    outputs = response.outputs
+    if len(outputs) == 1 and not request.id and not response.parameters:
+        # The usual answer, and the hot one; the same bytes as below.
+        output = outputs[0]
+        data = output.data
+        raw = _raw_bytes(output)
+        head = envelope.lone_output_fields(
+            request.model_name, request.version, output.name, output.datatype, data.shape, len(raw)
+        )
+        return head, raw
+    return _response_parts(request, outputs, response.parameters)
 
 
 def encode_stream_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
@@ -163,6 +182,13 @@ def _too_many(head: RequestHead, limits: GrpcLimits) -> ServerError:
     )
 
 
+def _raw_bytes(output: Tensor) -> Buffer:
+    data = output.data
+    if data.nbytes < VIEW_BYTES and output.datatype.itemsize is not None:
+        return data.tobytes()
+    return tensor_to_bytes(output)
+
+
 def _response_parts(
     request: InferRequest, outputs: Sequence[Tensor], parameters: Mapping[str, ParameterValue] | None
 ) -> list[Buffer]:
@@ -176,9 +202,8 @@ def _response_parts(
         parts.append(parameter_fields(parameters))
     raws: list[Buffer] = []
     for output in outputs:
-        data = output.data
-        parts.append(envelope.output_field(output.name, output.datatype.value, data.shape))
-        raw = data.tobytes() if data.nbytes < _VIEW_BYTES and data.dtype.kind != "O" else tensor_to_bytes(output)
+        parts.append(envelope.output_field(output.name, output.datatype.value, output.data.shape))
+        raw = _raw_bytes(output)
         raws += (envelope.raw_output_head(len(raw)), raw)
     parts += raws
     return parts

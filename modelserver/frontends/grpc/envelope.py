@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Buffer
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -127,6 +128,23 @@ def output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """One entry of `outputs` of a ModelInferResponse; the data follows in raw_output_contents."""
     output = pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
     return pb.ModelInferResponse(outputs=[output]).SerializeToString()
+
+
+@lru_cache(maxsize=1024)
+def lone_output_fields(
+    model_name: str, version: int | None, name: str, datatype: Datatype, shape: tuple[int, ...], size: int
+) -> bytes:
+    """All of a ModelInferResponse with one output, no id and no parameters, but for the `size` bytes of its data."""
+    return (
+        model_fields(model_name, "" if version is None else str(version))
+        + output_field(name, datatype.value, shape)
+        + raw_output_head(size)
+    )
+
+
+def raw_input_head(size: int) -> bytes:
+    """What precedes one entry of raw_input_contents that is `size` bytes long."""
+    return b"\x3a" + varint(size)
 
 
 def raw_output_head(size: int) -> bytes:

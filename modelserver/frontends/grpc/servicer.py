@@ -10,10 +10,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from modelserver.config.message import config_to_message
-from modelserver.core.response import InferResponse
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from modelserver.frontends.grpc import codec, replies
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
+from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import answered, awaited, fail, streamed
 from modelserver.frontends.grpc.head import decode_version
 from modelserver.frontends.grpc.health import Health
@@ -21,6 +21,7 @@ from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICE
 from modelserver.frontends.grpc.reflection import Reflection
 from modelserver.frontends.grpc.stream import InferStream
 from modelserver.frontends.grpc.tasks import Tasks
+from modelserver.frontends.grpc.unary import UnaryReply
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
 
@@ -48,6 +49,7 @@ class GrpcFrontend:
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._limits = limits
+        self._decode = InferDecoder(limits).decode
         self._tasks = Tasks()
         self._streams: set[InferStream] = set()
         self._draining = asyncio.Event()
@@ -97,33 +99,16 @@ class GrpcFrontend:
     # Inference.
 
     def _model_infer(self, call: UnaryCall) -> None:
+        reply = UnaryReply(call)
         try:
-            request = codec.decode_infer_request(call.message, self._limits)
+            request = self._decode(call.message, reply)
             request.deadline_ns = call.deadline_ns
-            stream = self._dataplane.infer(request)
+            reply.request = request
+            call.on_cancel = request.cancel
+            self._dataplane.infer(request)
         except Exception as error:
+            reply.release()
             fail(call, error)
-            return
-        call.on_cancel = request.cancel
-
-        def answer(response: InferResponse) -> None:
-            if response.error is not None:
-                fail(call, response.error)
-                return
-            try:
-                if not response.is_final:
-                    raise UnsupportedError(
-                        f"model '{request.model_name}' answers with more than one response; call ModelStreamInfer"
-                    )
-                parts = codec.encode_infer_response(request, response)
-            except Exception as error:
-                stream.subscribe(_ignore)
-                request.cancel()
-                fail(call, error)
-            else:
-                call.reply(parts)
-
-        stream.subscribe(answer)
 
     async def _model_stream_infer(self, call: StreamCall) -> None:
         if self._draining.is_set():
@@ -242,7 +227,3 @@ def _no_trace_settings(_: object) -> pb.TraceSettingResponse:
 
 def _no_log_settings(_: object) -> pb.LogSettingsResponse:
     raise UnsupportedError("log settings cannot be read or changed at run time; start the server with --log-* flags")
-
-
-def _ignore(_: InferResponse) -> None:
-    """Takes the responses of a request whose call has been answered already."""

@@ -11,7 +11,6 @@ from modelserver.errors import PayloadTooLargeError, UnsupportedError
 from modelserver.frontends.http.compression import (
     MIN_COMPRESSED_BYTES,
     SUPPORTED,
-    choose_encoding,
     compress,
     decompress,
 )
@@ -56,15 +55,13 @@ def _finish(exchange: HttpExchange, result: Callable[[], Buffer], then: Callable
         exchange.respond(response)
 
 
-def respond_compressed(exchange: HttpExchange, response: HttpResponse) -> None:
-    """Answer, compressed if the client's Accept-Encoding prefers that; now or from the event loop later.
+def respond_compressed(exchange: HttpExchange, response: HttpResponse, encoding: str | None) -> None:
+    """Answer, in the encoding that `choose_encoding` chose; now or from the event loop later.
 
-    Errors stay plain: tritonclient reads their text without looking at the encoding.
+    Short answers stay plain, and errors: tritonclient reads their text without looking at the encoding.
     """
-    accepted = exchange.head.headers.get("accept-encoding")
-    encoding = choose_encoding(accepted) if accepted and response.status == 200 else None
-    size = sum(map(len, response.body)) if encoding else 0
-    if encoding is None or size < MIN_COMPRESSED_BYTES:
+    size = sum(map(len, response.body)) if encoding is not None else 0
+    if encoding is None or response.status != 200 or size < MIN_COMPRESSED_BYTES:
         exchange.respond(response)
         return
     response.headers.append(("Content-Encoding", encoding))

@@ -6,24 +6,25 @@ A binary body is a JSON header followed by the tensors' raw bytes, in the order 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import orjson
 
+from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
-from modelserver.core.response import InferResponse
+from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.template import VIEW_BYTES
 from modelserver.core.tensor import Buffer, Tensor, decode_bytes_elements, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpResponse
-from modelserver.frontends.http.head import HeadReader, InputHead
+from modelserver.frontends.http.head import InputHead, RequestHead
 from modelserver.frontends.http.json_tensor import tensor_from_json, tensor_to_json
 from modelserver.frontends.http.request_parameters import apply_parameters
 from modelserver.frontends.http.status import JSON_TYPE
-
-HEADER_LENGTH = "inference-header-content-length"  # as `HttpRequest.headers` spells it
 
 _BINARY_TYPE = ("Content-Type", "application/octet-stream")
 
@@ -37,20 +38,14 @@ class OutputForm:
 
 
 def decode_infer(
-    model_name: str, version: int | None, body: Buffer, header_length: int | None, reader: HeadReader
+    model_name: str, version: int | None, body: Buffer, head: RequestHead, head_len: int
 ) -> tuple[InferRequest, OutputForm]:
-    """Decode an infer call; `header_length` is the size of the JSON part (None: all of the body).
+    """Decode an infer call, of which `head` is the JSON and `head_len` its size.
 
-    The tensors of the request are views of `body`. Raises InvalidArgumentError, PayloadTooLargeError for
-    what is over the reader's limits, UnsupportedError for extensions that this server does not have.
+    The tensors of the request are views of `body`. Raises InvalidArgumentError or UnsupportedError.
     """
-    if header_length is None:
-        header_length = len(body)
-        head = reader.read(bytes(body))
-    else:
-        head = reader.recall(bytes(body[:header_length]))
     inputs: dict[str, Tensor] = {}
-    offset = header_length
+    offset = head_len
     for item in head.inputs:
         if item.num_bytes is None:
             inputs[item.name] = tensor_from_json(item.name, item.datatype, item.shape, item.count, item.data)
@@ -73,9 +68,26 @@ def encode_infer(request: InferRequest, response: InferResponse, form: OutputFor
     Raises InvalidArgumentError for an output that has no JSON form and was requested as JSON.
     """
     outputs = response.outputs
+    if len(outputs) == 1 and not response.parameters:
+        # The usual answer, and the hot one; the same bytes as below.
+        output = outputs[0]
+        names = request.outputs
+        if names is None or names == (output.name,):
+            listed = form.listed
+            is_binary = form.is_binary if listed is None else listed.get(output.name, form.is_binary)
+            return _encode_lone(request, output, is_binary=is_binary)
     if request.outputs is not None:
         by_name = {tensor.name: tensor for tensor in outputs}
         outputs = [by_name[name] for name in request.outputs if name in by_name]
+    return _encode(request, outputs, response.parameters, form)
+
+
+def _encode(
+    request: InferRequest,
+    outputs: Sequence[Tensor],
+    parameters: Mapping[str, ParameterValue] | None,
+    form: OutputForm,
+) -> HttpResponse:
     rows: list[dict[str, Any]] = []
     blobs: list[Buffer] = []
     has_binary = False
@@ -88,19 +100,56 @@ def encode_infer(request: InferRequest, response: InferResponse, form: OutputFor
             blobs.append(blob)
             has_binary = True
         else:
-            row["data"] = tensor_to_json(tensor)
+            row["data"] = orjson.Fragment(tensor_to_json(tensor))
         rows.append(row)
     document: dict[str, Any] = {"model_name": request.model_name, "model_version": str(request.version)}
     if request.id:
         document["id"] = request.id
-    if response.parameters:
-        document["parameters"] = dict(response.parameters)
+    if parameters:
+        document["parameters"] = dict(parameters)
     document["outputs"] = rows
-    header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    header = orjson.dumps(document)
     if not has_binary:
         return HttpResponse(200, [JSON_TYPE], (header,))
     lengths = ("Inference-Header-Content-Length", str(len(header)))
     return HttpResponse(200, [_BINARY_TYPE, lengths], (header, *blobs))
+
+
+def _encode_lone(request: InferRequest, output: Tensor, *, is_binary: bool) -> HttpResponse:
+    """The answer with one output and no parameters."""
+    data = output.data
+    if is_binary:
+        is_small = data.nbytes < VIEW_BYTES and output.datatype.itemsize is not None
+        blob: Buffer = data.tobytes() if is_small else tensor_to_bytes(output)
+        size = len(blob)
+    else:
+        blob, size = tensor_to_json(output), None
+    header, lengths, model, rest = _lone_header(
+        request.model_name, request.version, output.name, output.datatype, data.shape, size
+    )
+    if request.id:
+        header = b'%b,"id":%b%b' % (model, orjson.dumps(request.id), rest)
+        lengths = ("Inference-Header-Content-Length", str(len(header)))
+    if is_binary:
+        return HttpResponse(200, [_BINARY_TYPE, lengths], (header, blob))
+    return HttpResponse(200, [JSON_TYPE], (header, blob, b"}]}"))
+
+
+@lru_cache(maxsize=1024)
+def _lone_header(
+    model_name: str, version: int | None, name: str, datatype: Datatype, shape: tuple[int, ...], size: int | None
+) -> tuple[bytes, tuple[str, str], bytes, bytes]:
+    """What precedes the bytes of a lone output, or, without `size`, its JSON elements, which `}]}` follows.
+
+    The whole, the header line with its length, and what comes before and after the request's id.
+    """
+    model = orjson.dumps({"model_name": model_name, "model_version": str(version)}).removesuffix(b"}")
+    row: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
+    row |= {"data": None} if size is None else {"parameters": {"binary_data_size": size}}
+    rest = b',"outputs":[' + orjson.dumps(row) + b"]}"
+    if size is None:
+        rest = rest.removesuffix(b"null}]}")
+    return model + rest, ("Inference-Header-Content-Length", str(len(model + rest))), model, rest
 
 
 def _binary_tensor(item: InputHead, num_bytes: int, body: Buffer, offset: int) -> Tensor:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
-from modelserver.frontends.http.codec import OutputForm, decode_infer, encode_infer
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
-from modelserver.frontends.http.head import HeadReader
+from modelserver.frontends.http.codec import OutputForm, encode_infer
+from modelserver.frontends.http.compression import choose_encoding
+from modelserver.frontends.http.decoder import InferDecoder
+from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
@@ -20,7 +22,7 @@ from modelserver.frontends.http.status import error_response
 if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane
 
-_HEADER_LENGTH = "inference-header-content-length"
+_JSON_LEN = "inference-header-content-length"
 
 
 def parse_version(name: str, version: str | None) -> int | None:
@@ -34,80 +36,131 @@ def parse_version(name: str, version: str | None) -> int | None:
     return int(version)
 
 
+class InferHead:
+    """What the head of an infer call says; the `HttpHead.memo` of such calls, so that equal heads are read once.
+
+    `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size.
+    """
+
+    __slots__ = ("answer_encoding", "is_encoded", "json_len", "name", "version")
+
+    def __init__(self, head: HttpHead, name: str, version: str | None) -> None:
+        """Raises NotFoundError for a version that is no number."""
+        self.name = name
+        self.version = parse_version(name, version)
+        self.is_encoded = "content-encoding" in head.headers
+        accepted = head.headers.get("accept-encoding")
+        self.answer_encoding = choose_encoding(accepted) if accepted else None
+        text = head.headers.get(_JSON_LEN)
+        if text is None:
+            self.json_len = None
+        else:
+            self.json_len = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+
+
 class Inference:
     """Answers `POST /v2/models/{name}[/versions/{version}]/infer`."""
 
     def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
-        self._heads = HeadReader(limits)
+        self._max_body_bytes = limits.max_body_bytes
+        self._decode = InferDecoder(limits).decode
 
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
+        """As `answer`, for a head that was not read before."""
+        head = InferHead(exchange.head, name, version)
+        exchange.head.memo = head
+        self.answer(exchange, head)
+
+    def answer(self, exchange: HttpExchange, head: InferHead) -> None:
         """Answers through `exchange`, mostly from the model's callback. Raises ServerError for what fails at once."""
-        number = None if version is None else parse_version(name, version)
-        check_size(exchange.body, self._limits)
-        if "content-encoding" in exchange.head.headers:
-            with_plain_body(exchange, self._limits, partial(self._submit, exchange, name, number))
+        body = exchange.body
+        if len(body) > self._max_body_bytes:
+            check_size(body, self._limits)
+        if head.is_encoded:
+            with_plain_body(exchange, self._limits, partial(self._submit, exchange, head))
         else:
-            self._submit(exchange, name, number, exchange.body)
+            self._submit(exchange, head, body)
 
-    def _submit(self, exchange: HttpExchange, name: str, version: int | None, body: Buffer) -> None:
-        text = exchange.head.headers.get(_HEADER_LENGTH)
-        header_length = None if text is None else _parse_header_length(text, len(body))
-        if header_length == 0:
-            request, form = self._decode_raw(name, version, body), OutputForm(is_binary=True)
-        else:
-            request, form = decode_infer(name, version, body, header_length, self._heads)
-        stream = self._dataplane.infer(request)
-        exchange.on_disconnect = request.cancel
-        stream.subscribe(_Reply(exchange, request, form))
+    def _submit(self, exchange: HttpExchange, head: InferHead, body: Buffer) -> None:
+        json_len = head.json_len
+        if json_len is not None and not 0 <= json_len <= len(body):
+            raise _wrong_json_len(exchange.head.headers[_JSON_LEN], len(body))
+        reply = _Reply(exchange, head.answer_encoding)
+        try:
+            if json_len == 0:
+                request, form = self._decode_raw(head, body), OutputForm(is_binary=True)
+                request.stream = reply
+            else:
+                request, form = self._decode(head.name, head.version, body, json_len, reply)
+            reply.request, reply.form = request, form
+            exchange.on_disconnect = request.cancel
+            self._dataplane.infer(request)
+        except BaseException:
+            reply.release()
+            raise
 
-    def _decode_raw(self, name: str, version: int | None, body: Buffer) -> InferRequest:
-        config = self._dataplane.model_config(name, version)
-        metadata = self._dataplane.model_metadata(name, version)
-        return decode_raw(metadata, version, body, is_batched=config.max_batch_size > 0)
+    def _decode_raw(self, head: InferHead, body: Buffer) -> InferRequest:
+        config = self._dataplane.model_config(head.name, head.version)
+        metadata = self._dataplane.model_metadata(head.name, head.version)
+        return decode_raw(metadata, head.version, body, is_batched=config.max_batch_size > 0)
 
 
-def _parse_header_length(text: str, body_len: int) -> int:
+def _wrong_json_len(text: str, body_len: int) -> InvalidArgumentError:
     if not (text.isascii() and text.isdigit()):
-        raise InvalidArgumentError(
+        return InvalidArgumentError(
             f"the header Inference-Header-Content-Length must be a number of bytes, got '{text:.40}'"
         )
-    length = int(text) if len(text) < 19 else body_len + 1
-    if length > body_len:
-        raise InvalidArgumentError(
-            f"the header Inference-Header-Content-Length must be from 0 to the body's {body_len}, got {text:.40}"
-        )
-    return length
+    return InvalidArgumentError(
+        f"the header Inference-Header-Content-Length must be from 0 to the body's {body_len}, got {text:.40}"
+    )
 
 
-class _Reply:
-    """Receives a request's responses and answers with the only one.
+class _Reply(ResponseStream):
+    """Takes a request's responses and answers with the only one.
 
     A decoupled model may send its response first and an empty final one later: the answer waits for the
     end, because a second response means that this call cannot carry them.
     """
 
-    __slots__ = ("_call", "_held")
+    __slots__ = ("_encoding", "_exchange", "_held", "form", "request")
 
-    def __init__(self, exchange: HttpExchange, request: InferRequest, form: OutputForm) -> None:
-        # None once answered: the request's stream holds this object, and a cycle through the request would
-        # keep its tensors in memory until the garbage collector comes by.
-        self._call: tuple[HttpExchange, InferRequest, OutputForm] | None = (exchange, request, form)
+    def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
+        super().__init__()
+        self._exchange: HttpExchange | None = exchange
+        self._encoding = encoding
         self._held: InferResponse | None = None
+        # Set before the request is submitted.
+        self.request: InferRequest
+        self.form: OutputForm
 
-    def __call__(self, response: InferResponse) -> None:
-        if self._call is None:
+    def deliver(self, response: InferResponse) -> None:
+        exchange = self._exchange
+        if exchange is None:
             return
-        exchange, request, form = self._call
-        if self._held is None and not response.is_final and response.error is None:
+        if not response.is_final and self._held is None and response.error is None:
             self._held = response
             return
-        self._call = None
+        request, form = self.request, self.form
+        self.release()
         try:
-            respond_compressed(exchange, self._answer(request, form, response))
+            answer = self._answer(request, form, response)
+            if self._encoding is None:
+                exchange.respond(answer)
+            else:
+                respond_compressed(exchange, answer, self._encoding)
         except Exception as error:
             exchange.respond(error_response(error))
+
+    def release(self) -> None:
+        """Let go of the call, which is answered.
+
+        The request has this object as its stream: a circle would keep its tensors in memory until the garbage
+        collector comes by.
+        """
+        self._exchange = None
+        self.request = self.form = None  # type: ignore[assignment]  # nobody asks any more
 
     def _answer(self, request: InferRequest, form: OutputForm, response: InferResponse) -> HttpResponse:
         """The answer, given a response that is final, an error, or one too many."""

@@ -33,12 +33,18 @@ def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, da
             f"input '{name}': {datatype.value} has no JSON form; send it as binary data "
             "(parameter 'binary_data_size' and header Inference-Header-Content-Length)"
         )
-    depth = _depth(data)
+    depth = num_levels(data)
     if depth > 1 and depth != len(shape):
         raise InvalidArgumentError(
             f"input '{name}': 'data' must be flat or nested as its shape {list(shape)} says, got {depth} levels"
         )
-    values = _decode(name, datatype, depth, data)
+    return tensor_from_values(name, datatype, shape, count, depth, _decode(name, datatype, depth, data))
+
+
+def tensor_from_values(
+    name: str, datatype: Datatype, shape: Shape, count: int, depth: int, values: list[Any]
+) -> Tensor:
+    """As `tensor_from_json`, of a list that was parsed by `decoder` with the same datatype and depth."""
     array = _to_array(name, datatype, values)
     if depth > 1:
         if array.shape != shape:
@@ -52,27 +58,31 @@ def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, da
     return Tensor(name, datatype, _encode_strings(array, shape) if datatype is Datatype.BYTES else array.reshape(shape))
 
 
-def tensor_to_json(tensor: Tensor) -> Any:
-    """The flat `data` of an output, as orjson (with OPT_SERIALIZE_NUMPY) takes it.
+def tensor_to_json(tensor: Tensor) -> bytes:
+    """The flat `data` of an output, as JSON.
 
     Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
     """
     data = tensor.data
     if tensor.datatype is Datatype.BYTES:
-        return _decode_strings(tensor)
+        return orjson.dumps(_decode_strings(tensor))
     if tensor.datatype in _BINARY_ONLY:
         raise InvalidArgumentError(
             f"output '{tensor.name}': {tensor.datatype.value} has no JSON form; request it with 'binary_data': true, "
             "or all outputs with the request parameter 'binary_data_output': true"
         )
-    flat = np.ascontiguousarray(data).reshape(-1)
-    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        return orjson.Fragment(dump_non_finite(flat.tolist()))
-    return flat
+    if data.ndim != 1 or not data.flags.c_contiguous:
+        data = data.reshape(-1) if data.flags.c_contiguous else np.ascontiguousarray(data).reshape(-1)
+    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+    # What is not finite is null there, and nothing else is: finding that costs less than looking at each number.
+    if b"null" in text and data.dtype.kind == "f":
+        return dump_non_finite(data.tolist())
+    return text
 
 
 @lru_cache(maxsize=256)
-def _decoder(datatype: Datatype, depth: int) -> msgspec.json.Decoder[Any]:
+def decoder(datatype: Datatype, depth: int) -> msgspec.json.Decoder[Any]:
+    """Parses so many levels of arrays around elements of that datatype, and nothing else."""
     return msgspec.json.Decoder(_list_type(datatype, depth))
 
 
@@ -99,7 +109,7 @@ def _element_type(datatype: Datatype) -> Any:
     return Annotated[int, msgspec.Meta(ge=lowest, le=highest)]
 
 
-def _depth(data: msgspec.Raw | list[Any]) -> int:
+def num_levels(data: msgspec.Raw | list[Any]) -> int:
     """Levels of arrays down to the first element; at least 1, so that a bare value fails as "not an array"."""
     if isinstance(data, msgspec.Raw):
         leading = _LEADING_BRACKETS.match(memoryview(data))
@@ -113,7 +123,7 @@ def _depth(data: msgspec.Raw | list[Any]) -> int:
 def _decode(name: str, datatype: Datatype, depth: int, data: msgspec.Raw | list[Any]) -> list[Any]:
     try:
         if isinstance(data, msgspec.Raw):
-            return _decoder(datatype, depth).decode(data)  # type: ignore[no-any-return]
+            return decoder(datatype, depth).decode(data)  # type: ignore[no-any-return]
         return msgspec.convert(data, _list_type(datatype, depth))  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"input '{name}': 'data' does not hold {datatype.value}: {error}") from error

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from modelserver.config.message import config_to_json
 from modelserver.errors import NotFoundError, UnsupportedError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
 from modelserver.frontends.http.exchange import HttpExchange
-from modelserver.frontends.http.inference import Inference, parse_version
+from modelserver.frontends.http.inference import Inference, InferHead, parse_version
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
@@ -55,6 +55,7 @@ class HttpFrontend:
         self.limits = limits or HttpLimits()
         inference = Inference(dataplane, self.limits)
         control = Control(controlplane, self.limits)
+        self._answer_infer = inference.answer
         self._router = Router((*self._table(inference, control), *_unsupported_routes(), *_region_routes()))
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
@@ -86,6 +87,11 @@ class HttpFrontend:
         """Answer `exchange`, now or later; never raises."""
         head = exchange.head
         try:
+            memo = head.memo
+            if memo is not None:
+                # Only infer calls leave one.
+                self._answer_infer(exchange, cast("InferHead", memo))
+                return
             found = self._router.find(head.path)
             if found is None:
                 raise self._unknown(head.path)

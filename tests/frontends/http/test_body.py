@@ -8,6 +8,7 @@ from support.http_calls import Exchange, HttpAnswer
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
+from modelserver.frontends.http.compression import choose_encoding
 from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 
@@ -71,7 +72,7 @@ def test_the_limit_is_inclusive() -> None:
 
 async def _respond(accept: str, *body: bytes) -> HttpAnswer:
     exchange = Exchange("POST", "/", {"accept-encoding": accept})
-    respond_compressed(exchange, HttpResponse(200, [("X", "y")], body))
+    respond_compressed(exchange, HttpResponse(200, [("X", "y")], body), choose_encoding(accept))
     return await exchange.answer()
 
 

@@ -1,0 +1,115 @@
+"""Requests that are alike: what was read and checked of one need not be read and checked again in the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Buffer, Tensor
+
+# Smaller tensors are copied out of their message: cheaper than a view of it, and aligned.
+VIEW_BYTES = 4096
+_FRUITLESS = 64
+
+
+class TensorPlace:
+    """A tensor whose bytes begin at `start`, relative to the first tensor's. Never of BYTES: their size varies."""
+
+    __slots__ = ("datatype", "dtype", "end", "name", "shape", "start")
+
+    def __init__(self, name: str, datatype: Datatype, shape: tuple[int, ...], start: int, end: int) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.dtype = datatype.numpy
+        self.shape = shape
+        self.start = start
+        self.end = end
+
+
+class RequestTemplate(RequestForm):
+    """Requests that differ in their ids and in the contents of their tensors only.
+
+    Made of a request that was decoded and found valid. `settings` are the fields of `InferRequest` that its
+    parameters have set; `data_len` is the number of bytes from the first tensor to the message's end.
+    """
+
+    __slots__ = ("data_len", "outputs", "places", "settings")
+
+    def __init__(
+        self,
+        places: Sequence[TensorPlace],
+        data_len: int,
+        outputs: tuple[str, ...] | None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.places = tuple(places)
+        self.data_len = data_len
+        self.outputs = outputs
+        self.settings = settings
+
+    def fill(
+        self,
+        model_name: str,
+        version: int | None,
+        request_id: str,
+        message: Buffer,
+        offset: int,
+        stream: ResponseStream,
+    ) -> InferRequest:
+        """The request whose first tensor is at `offset` in `message`; large tensors are views of it."""
+        inputs: dict[str, Tensor] = {}
+        for place in self.places:
+            start, end = offset + place.start, offset + place.end
+            if end - start >= VIEW_BYTES:
+                data = np.ndarray(place.shape, place.dtype, memoryview(message)[start:end])
+                # A view may start anywhere; kernels expect whole elements on their boundaries.
+                if not data.flags.aligned:
+                    data = data.copy()
+            else:
+                data = np.ndarray(place.shape, place.dtype, bytes(message[start:end]))
+            inputs[place.name] = Tensor(place.name, place.datatype, data)
+        request = InferRequest(model_name, version, inputs, request_id, self.outputs, form=self, stream=stream)
+        if self.settings is not None:
+            apply_settings(request, self.settings)
+        return request
+
+
+def settings_of(request: InferRequest) -> Mapping[str, Any] | None:
+    """What the parameters of a decoded request have set; None when they have set nothing."""
+    return {name: value for name in _SETTINGS if (value := getattr(request, name))} or None
+
+
+def apply_settings(request: InferRequest, settings: Mapping[str, Any]) -> None:
+    """Set what `settings_of` found on a like request."""
+    for name, value in settings.items():
+        setattr(request, name, value)
+
+
+_SETTINGS = ("parameters", "priority", "timeout_us", "sequence_id", "sequence_start", "sequence_end")
+
+
+class Curiosity:
+    """Whether to make a template of a request that was not known: seldom, once many were made in vain.
+
+    Some clients send nothing twice, and templates would then cost more than they bring.
+    """
+
+    __slots__ = ("_num_in_vain",)
+
+    def __init__(self) -> None:
+        self._num_in_vain = 0
+
+    def wants(self) -> bool:
+        """Asked once for each request that was not known."""
+        self._num_in_vain += 1
+        return self._num_in_vain <= _FRUITLESS or self._num_in_vain % _FRUITLESS == 0
+
+    def reward(self) -> None:
+        """A template was of use."""
+        self._num_in_vain = 0

@@ -1,0 +1,131 @@
+"""Infer calls in JSON that a client repeats with other elements: only the arrays of elements are parsed.
+
+A text stays valid, and means the same around it, when one of its values is replaced by another one. So a call
+that has the same text as a known one before, between and after the tensors' `data`, and there arrays of the same
+datatypes and depths, needs no other look. Made of calls that were decoded in full, as all templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.stream import ResponseStream
+from modelserver.core.template import Curiosity, apply_settings, settings_of
+from modelserver.core.tensor import Tensor
+from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.codec import OutputForm
+from modelserver.frontends.http.head import InputHead, RequestHead
+from modelserver.frontends.http.json_tensor import decoder, num_levels, tensor_from_values
+from modelserver.frontends.http.templates import Known
+
+# Of one model and version; a client has one for each form of request that it sends.
+_MAX_TEMPLATES = 4
+_MAX_MODELS = 256
+_MAX_TEXT_BYTES = 1024
+
+
+class _Elements:
+    """What the `data` of an input must be."""
+
+    __slots__ = ("count", "datatype", "decode", "depth", "name", "shape")
+
+    def __init__(self, head: InputHead, depth: int) -> None:
+        self.name = head.name
+        self.datatype: Datatype = head.datatype
+        self.shape = head.shape
+        self.count = head.count
+        self.depth = depth
+        self.decode = decoder(head.datatype, depth).decode
+
+
+class _JsonTemplate(RequestForm):
+    """`texts` are what stands before the first `data`, between two of them, and after the last."""
+
+    __slots__ = ("elements", "form", "id", "outputs", "settings", "texts")
+
+    def __init__(
+        self, texts: Sequence[bytes], elements: Sequence[_Elements], request: InferRequest, form: OutputForm
+    ) -> None:
+        super().__init__()
+        self.texts = tuple(texts)
+        self.elements = tuple(elements)
+        self.form = form
+        self.id = request.id
+        self.outputs = request.outputs
+        self.settings: Mapping[str, Any] | None = settings_of(request)
+
+    def inputs(self, body: bytes) -> dict[str, Tensor] | None:
+        """The tensors in `body`; None when it is another call, or a wrong one."""
+        texts = self.texts
+        end = len(body) - len(texts[-1])
+        at = len(texts[0])
+        if at > end or not body.startswith(texts[0]) or not body.endswith(texts[-1]):
+            return None
+        inputs: dict[str, Tensor] = {}
+        last = len(self.elements) - 1
+        for position, item in enumerate(self.elements):
+            stop = end if position == last else body.find(texts[position + 1], at, end)
+            if stop < 0:
+                return None
+            try:
+                values = item.decode(body[at:stop])
+                inputs[item.name] = tensor_from_values(
+                    item.name, item.datatype, item.shape, item.count, item.depth, values
+                )
+            except (msgspec.MsgspecError, InvalidArgumentError, UnicodeDecodeError, RecursionError):
+                return None  # whoever decodes it in full says what is wrong
+            at = stop + len(texts[position + 1])
+        return inputs
+
+
+class JsonTemplates:
+    """Calls that are JSON as a whole: so many for so many models and versions, and short but for their data."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[str, int | None], list[_JsonTemplate]] = {}
+        self._curiosity = Curiosity()
+
+    def find(self, name: str, version: int | None, body: bytes, stream: ResponseStream) -> Known | None:
+        """The call in `body`, if it is known."""
+        for template in self._templates.get((name, version), ()):
+            inputs = template.inputs(body)
+            if inputs is None:
+                continue
+            self._curiosity.reward()
+            request = InferRequest(name, version, inputs, template.id, template.outputs, form=template, stream=stream)
+            if template.settings is not None:
+                apply_settings(request, template.settings)
+            return request, template.form
+        return None
+
+    def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, body: bytes) -> None:
+        """Remember a call that was not known and has been decoded, if that is of use."""
+        if not head.inputs or not self._curiosity.wants():
+            return
+        texts: list[bytes] = []
+        elements: list[_Elements] = []
+        at = 0
+        for item in head.inputs:
+            data = item.data
+            if not isinstance(data, msgspec.Raw):
+                return  # parsed otherwise, because of its NaN or Infinity
+            raw = bytes(data)
+            start = body.find(raw)
+            if start < at or body.find(raw, start + 1) >= 0:
+                return  # in another order than the inputs, or not the only place
+            texts.append(body[at:start])
+            elements.append(_Elements(item, num_levels(data)))
+            at = start + len(raw)
+        texts.append(body[at:])
+        if sum(map(len, texts)) > _MAX_TEXT_BYTES:
+            return
+        if len(self._templates) >= _MAX_MODELS:
+            self._templates.clear()
+        templates = self._templates.setdefault((request.model_name, request.version), [])
+        templates.insert(0, _JsonTemplate(texts, elements, request, form))
+        del templates[_MAX_TEMPLATES:]

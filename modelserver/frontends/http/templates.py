@@ -1,0 +1,73 @@
+"""Infer calls that a client repeats with other tensors: recognised by their bytes, decoded without a parser.
+
+A template is made of a call that `codec.decode_infer` has decoded. So whatever is wrong with a call is found
+there; here it is either known to be right, or not known.
+"""
+
+from __future__ import annotations
+
+import re
+
+from modelserver.core.request import InferRequest
+from modelserver.core.stream import ResponseStream
+from modelserver.core.template import Curiosity, RequestTemplate, TensorPlace, settings_of
+from modelserver.core.tensor import Buffer
+from modelserver.frontends.http.codec import OutputForm
+from modelserver.frontends.http.head import RequestHead
+
+_MAX_TEMPLATES = 512
+_MAX_HEAD_BYTES = 1024
+
+# An id that stands first, of characters that mean themselves in JSON: what follows it repeats, it does not.
+LEADING_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]+)",')
+# What would make a second "id" of the rest possible, which then would count.
+_OTHER_ID = re.compile(rb'"id"|\\')
+
+_Key = tuple[str, int | None, bytes]
+Known = tuple[InferRequest, OutputForm]
+
+
+class BinaryTemplates:
+    """Calls whose tensors follow a JSON head. So many heads, none longer than so much, are remembered."""
+
+    def __init__(self) -> None:
+        self._plain: dict[_Key, tuple[RequestTemplate, OutputForm]] = {}
+        # By what follows a leading id.
+        self._with_id: dict[_Key, tuple[RequestTemplate, OutputForm]] = {}
+        self._curiosity = Curiosity()
+
+    def find(self, name: str, version: int | None, body: Buffer, head_len: int, stream: ResponseStream) -> Known | None:
+        """The call in `body`, if it is known."""
+        text = bytes(body[:head_len])
+        if text.startswith(b'{"id"') and (match := LEADING_ID.match(text)) is not None:
+            request_id = match[1].decode()
+            found = self._with_id.get((name, version, text[match.end() :]))
+        else:
+            request_id = ""
+            found = self._plain.get((name, version, text))
+        if found is None or head_len + found[0].data_len != len(body):
+            return None
+        self._curiosity.reward()
+        template, form = found
+        return template.fill(name, version, request_id, body, head_len, stream), form
+
+    def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:
+        """Remember a call that was not known and has been decoded, if that is of use; `text` is its JSON."""
+        if len(text) > _MAX_HEAD_BYTES or not self._curiosity.wants():
+            return
+        places: list[TensorPlace] = []
+        end = 0
+        for item in head.inputs:
+            # BYTES can be wrong inside, and NumPy makes no views of nothing.
+            if not item.num_bytes or item.datatype.itemsize is None:
+                return
+            places.append(TensorPlace(item.name, item.datatype, item.shape, end, end + item.num_bytes))
+            end += item.num_bytes
+        match = LEADING_ID.match(text)
+        if match is not None and _OTHER_ID.search(text, match.end()) is not None:
+            return
+        templates, rest = (self._plain, text) if match is None else (self._with_id, text[match.end() :])
+        if len(templates) >= _MAX_TEMPLATES:
+            templates.clear()
+        template = RequestTemplate(places, end, request.outputs, settings_of(request))
+        templates[request.model_name, request.version, rest] = (template, form)
