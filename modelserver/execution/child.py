@@ -40,6 +40,7 @@ from modelserver.execution.messages import (
 )
 from modelserver.execution.packing import Payload, unpack
 from modelserver.execution.records import response_record
+from modelserver.execution.resident import Resident
 from modelserver.execution.shared_buffer import ByteView, SharedBuffer
 
 
@@ -85,6 +86,9 @@ class Host:
         if begin.is_call:
             self._channel.send(Began(result=result))
             return 0
+        if isinstance(result, Resident):
+            self._channel.send(Began())
+            return result.run()
         assert isinstance(result, BatchInstance), f"{begin.target} must return a BatchInstance, got {result!r}"
         self._channel.send(Began(has_readiness=type(result).is_ready is not BatchInstance.is_ready))
         self._serve(result)

@@ -19,6 +19,21 @@ def write_record(level: int, text: str) -> None:
         line = line[os.write(2, line) :]
 
 
+class ChildLogHandler(logging.Handler):
+    """In the child: sends what is logged home, with its traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            write_record(_level(record.levelno), self.format(record))
+        except OSError:
+            self.handleError(record)  # the server no longer reads: nobody is left to be told
+
+
+def _level(level: int) -> int:
+    """The standard level below."""
+    return max(logging.DEBUG, min(logging.ERROR, level // 10 * 10))
+
+
 def parse_line(line: bytes) -> tuple[int, str]:
     """In the server: level and text of one line of output; unmarked lines are INFO."""
     level = logging.INFO

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,8 @@ class ExitReport:
 class ChildProcess:
     """A started interpreter that runs `child.py`. One thread watches it (`watch`), another may use `channel`."""
 
-    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str], descriptors: Sequence[int] = ()) -> None:
+        """`descriptors` are inherited under their numbers. Raises OSError when no process can be started."""
         self.name = name
         self.exit_report: ExitReport | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -69,7 +70,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=passed,
+                pass_fds=(*passed, *descriptors),
                 start_new_session=True,
                 env={**_ENVIRONMENT, **os.environ, **environment},
             )

@@ -63,13 +63,31 @@ class Payload:
                 np.copyto(place.view(part.dtype).reshape(part.shape), part)
 
 
-def unpack(record: TensorRecord, payload: bytearray | ByteView) -> Tensor:
+class Unpacker:
+    """Makes the tensors that one record describes, out of any number of payloads."""
+
+    __slots__ = ("_datatype", "_dtype", "_nbytes", "_offset", "_shape", "name")
+
+    def __init__(self, record: TensorRecord) -> None:
+        self.name = record.name
+        self._datatype = Datatype(record.datatype)
+        self._dtype = self._datatype.numpy
+        self._shape = record.shape
+        self._offset = record.offset
+        self._nbytes = record.nbytes
+
+    def __call__(self, payload: bytes | bytearray | ByteView) -> Tensor:
+        """A view of `payload`, or an object array for BYTES."""
+        datatype = self._datatype
+        if datatype is Datatype.BYTES:
+            raw = np.frombuffer(payload, np.uint8, self._nbytes, self._offset)
+            return Tensor(self.name, datatype, unpack_elements(raw, self._shape))
+        return Tensor(self.name, datatype, np.ndarray(self._shape, self._dtype, payload, self._offset))
+
+
+def unpack(record: TensorRecord, payload: bytes | bytearray | ByteView) -> Tensor:
     """The tensor that `record` describes: a view of `payload`, or an object array for BYTES."""
-    datatype = Datatype(record.datatype)
-    if datatype is Datatype.BYTES:
-        raw = np.frombuffer(payload, np.uint8, record.nbytes, record.offset)
-        return Tensor(record.name, datatype, unpack_elements(raw, record.shape))
-    return Tensor(record.name, datatype, np.ndarray(record.shape, datatype.numpy, payload, record.offset))
+    return Unpacker(record)(payload)
 
 
 def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:

@@ -35,6 +35,17 @@ class Acceptor:
         self._bound.listen(_BACKLOG)
         self._resume()
 
+    def pause(self) -> None:
+        """Leave new connections in the system's backlog until `resume`. Safe to repeat."""
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._loop.remove_reader(self._bound)
+
+    def resume(self) -> None:
+        """Accept again. Safe to repeat."""
+        self._resume()
+
     def close(self) -> None:
         """Accept no more, and close the bound socket. Safe to repeat."""
         if self._bound.fileno() < 0:

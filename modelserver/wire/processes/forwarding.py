@@ -1,0 +1,242 @@
+"""The frontends of a front process: inference is decoded here, every other request goes to the core as it is.
+
+A frontend itself knows nothing of this: what runs here are its handlers for inference, over a `RemoteDataPlane`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
+from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.servicer import SERVICE
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.messages import (
+    Cancel,
+    Content,
+    CoreBundle,
+    Credit,
+    Ended,
+    Exchange,
+    HalfClose,
+    Open,
+    Piece,
+    Replied,
+    Responded,
+    Started,
+    Unary,
+)
+from modelserver.wire.processes.window import Window
+
+# What a front serves itself; it needs nothing of the core but inference.
+_LOCAL_SERVICES = ("/grpc.reflection.",)
+_LOCAL_METHODS = frozenset(f"/{SERVICE}/{name}" for name in ("ModelInfer", "ModelStreamInfer"))
+_RAW_HEADER = "inference-header-content-length"
+
+
+class HttpForwarder:
+    """Lets `local` answer inference, and the core the rest."""
+
+    def __init__(self, local: HttpFrontend, calls: ForwardedCalls) -> None:
+        self._local = local
+        self._calls = calls
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer `exchange`, now or later; never raises."""
+        head = exchange.head
+        if head.path.endswith(("/infer", "/infer/")) and not _is_raw(head.headers):
+            self._local.handle(exchange)
+        else:
+            self._calls.http(exchange)
+
+
+def _is_raw(headers: Mapping[str, str]) -> bool:
+    """Whether the body is a single tensor that only the model's config describes, which the core has."""
+    text = headers.get(_RAW_HEADER)
+    return text is not None and not text.strip("0")
+
+
+class GrpcForwarder:
+    """The method table of a front: those of `local` that it can serve itself, and the core behind the others."""
+
+    def __init__(self, local: GrpcFrontend, calls: ForwardedCalls) -> None:
+        self._local = local
+        self.methods: Mapping[str, Method] = {
+            path: method if _is_local(path) else calls.grpc(path, method) for path, method in local.methods.items()
+        }
+
+    def drain(self) -> None:
+        """Streams of inference end when what is in flight is answered; the core ends its own."""
+        self._local.drain()
+
+
+def _is_local(path: str) -> bool:
+    return path in _LOCAL_METHODS or path.startswith(_LOCAL_SERVICES)
+
+
+class _Call(Protocol):
+    """A forwarded request that waits for the core."""
+
+    def receive(self, message: Any) -> None:
+        """What the core says about it, in order."""
+
+
+class ForwardedCalls:
+    """Requests that the core answers as a whole. Event loop thread only."""
+
+    def __init__(self, link: Link[CoreBundle], numbers: count[int]) -> None:
+        """`numbers` are those of calls, unique in this process."""
+        self.link = link
+        self._next_number = numbers.__next__
+        self._calls: dict[int, _Call] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def http(self, exchange: HttpExchange) -> None:
+        """Forward an HTTP request."""
+        number = self._next_number()
+        head = exchange.head
+        self._calls[number] = _HttpCall(self, number, exchange)
+        exchange.on_disconnect = partial(self.cancel, number)
+        body = self.link.content(exchange.body)
+        self.link.send(Exchange(number, head.method, head.path, head.query, dict(head.headers), body))
+
+    def grpc(self, path: str, method: Method) -> Method:
+        """A method of the same kind that forwards its calls."""
+        if method.unary is not None:
+            return Method(unary=partial(self._unary, path))
+        return Method(stream=partial(self._stream, path))
+
+    def receive(self, message: Any) -> None:
+        """The core says something about a call."""
+        self._calls[message.call].receive(message)
+
+    def cancel(self, number: int) -> None:
+        """The client left. The core ends the call with a final message nevertheless."""
+        if number in self._calls:
+            self.link.send(Cancel(number))
+
+    def end(self, number: int) -> None:
+        """The final message has come."""
+        del self._calls[number]
+
+    def bytes_of(self, content: Content) -> Buffer:
+        """Content as what a wire sends."""
+        data = self.link.view(content)
+        return data if isinstance(data, bytes) else data.data
+
+    def start(self, work: Any) -> None:
+        """Run a coroutine as a Task that lives until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _unary(self, path: str, call: UnaryCall) -> None:
+        number = self._next_number()
+        self._calls[number] = _UnaryCall(self, call)
+        call.on_cancel = partial(self.cancel, number)
+        self.link.send(Unary(number, path, dict(call.metadata), call.deadline_ns, self.link.content(call.message)))
+
+    async def _stream(self, path: str, call: StreamCall) -> None:
+        number = self._next_number()
+        stream = _StreamCall(self, number, call)
+        self._calls[number] = stream
+        self.link.send(Open(number, path, dict(call.metadata), call.deadline_ns))
+        await stream.run()
+
+
+class _HttpCall:
+    """An exchange that the core answers, at once or piece by piece."""
+
+    def __init__(self, calls: ForwardedCalls, number: int, exchange: HttpExchange) -> None:
+        self._calls = calls
+        self._number = number
+        self._exchange = exchange
+        self._pieces: asyncio.Queue[Content | None] = asyncio.Queue()  # bounded by the window
+
+    def receive(self, message: Responded | Started | Piece | Ended) -> None:
+        if isinstance(message, Responded):
+            self._calls.end(self._number)
+            self._exchange.on_disconnect = None
+            body = self._calls.bytes_of(message.body)
+            self._exchange.respond(HttpResponse(message.status, message.headers, (body,) if body else ()))
+        elif isinstance(message, Started):
+            self._calls.start(self._pump(self._exchange.start(message.status, message.headers)))
+        elif isinstance(message, Piece):
+            self._pieces.put_nowait(message.content)
+        else:
+            self._calls.end(self._number)
+            self._pieces.put_nowait(None)
+
+    async def _pump(self, writer: ResponseWriter) -> None:
+        try:
+            while (content := await self._pieces.get()) is not None:
+                await writer.write(self._calls.bytes_of(content))
+                self._calls.link.send(Credit(self._number, 1))
+            await writer.close()
+        except ConnectionError:
+            self._calls.cancel(self._number)
+
+
+class _UnaryCall:
+    """A call with one message and one reply."""
+
+    def __init__(self, calls: ForwardedCalls, call: UnaryCall) -> None:
+        self._calls = calls
+        self._call = call
+
+    def receive(self, message: Replied | Ended) -> None:
+        self._calls.end(message.call)
+        self._call.on_cancel = None
+        if isinstance(message, Replied):
+            self._call.reply((self._calls.bytes_of(message.content),))
+        else:
+            self._call.fail(message.status, message.text)
+
+
+class _StreamCall:
+    """A call with messages both ways; its own task sends what the core answers."""
+
+    def __init__(self, calls: ForwardedCalls, number: int, call: StreamCall) -> None:
+        self._calls = calls
+        self._number = number
+        self._call = call
+        self._window = Window()
+        self._news: asyncio.Queue[Piece | Ended] = asyncio.Queue()  # bounded by the window
+
+    def receive(self, message: Piece | Credit | Ended) -> None:
+        if isinstance(message, Credit):
+            self._window.grant(message.num_pieces)
+            return
+        if isinstance(message, Ended):
+            self._calls.end(self._number)
+            self._window.close()
+        self._news.put_nowait(message)
+
+    async def run(self) -> None:
+        """Serve the call to its end. Raises RpcError for a status other than OK."""
+        reader = asyncio.get_running_loop().create_task(self._read())
+        link = self._calls.link
+        try:
+            while isinstance(message := await self._news.get(), Piece):
+                await self._call.send((self._calls.bytes_of(message.content),))
+                link.send(Credit(self._number, 1))
+            if message.status:
+                raise RpcError(message.status, message.text)
+        finally:
+            self._calls.cancel(self._number)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self) -> None:
+        link = self._calls.link
+        async for message in self._call.messages:
+            await self._window.take()
+            link.send(Piece(self._number, link.content(message)))
+        link.send(HalfClose(self._number))

@@ -1,0 +1,210 @@
+"""A front process: serves the connections that the core passes to it, and exits when the core says so."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from modelserver.allocator import tune_malloc
+from modelserver.execution.child_log import ChildLogHandler
+from modelserver.execution.resident import Resident
+from modelserver.execution.shared_buffer import SharedBuffer
+from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.logs import OWN_LOGGERS
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.http1.connection import Http1Connection
+from modelserver.wire.http2.connection import Http2Connection
+from modelserver.wire.port import Port
+from modelserver.wire.processes.counts import CountsReader
+from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
+from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred, Report
+from modelserver.wire.processes.remote import RemoteDataPlane
+from modelserver.wire.processes.setup import FrontSetup
+
+_logger = logging.getLogger(__name__)
+
+# Between two looks at what has changed, in which the core learns of closed connections and counts.
+_REPORT_S: Final = 0.1
+_NUM_LOOKS_BETWEEN_TRIMS: Final = 100
+_POLL_S: Final = 0.005
+_LAST_WORDS_S: Final = 1.0
+# Connections taken over in one turn of the loop.
+_MAX_RECEIVED: Final = 64
+
+
+def create(*, setup: dict[str, Any], descriptors: list[int]) -> Front:
+    """Called in the child process: a front that is ready. Raises ServerError when its files are no good."""
+    return Front(FrontSetup.from_arguments(setup), descriptors)
+
+
+class Front(Resident):
+    """All that the process does, on one event loop. The core waits for the constructor; then `run` serves."""
+
+    def __init__(self, setup: FrontSetup, descriptors: Sequence[int]) -> None:
+        """`descriptors` are those of `FrontSockets`."""
+        _log_to_core(setup.log_level)
+        tune_malloc()
+        self._setup = setup
+        self._num_received = 0
+        self._runner = asyncio.Runner(loop_factory=_loop_factory(setup.loop))
+        self._runner.run(self._build(descriptors))
+
+    async def _build(self, descriptors: Sequence[int]) -> None:
+        link, handover, outgoing, incoming = descriptors
+        self._end: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._handover = socket.socket(fileno=handover)
+        self._handover.setblocking(False)
+        self._link = Link(
+            "the core",
+            socket.socket(fileno=link),
+            SharedBuffer(outgoing),
+            SharedBuffer(incoming),
+            kind=CoreBundle,
+            receive=self._receive,
+            lost=self._lose_core,
+        )
+        numbers = itertools.count(1)
+        self._dataplane = RemoteDataPlane(self._link, numbers)
+        self._calls = ForwardedCalls(self._link, numbers)
+        # Their handlers of other calls than inference never run here: the forwarders see to it.
+        planes = cast(Any, self._dataplane)
+        self._http = HttpForwarder(HttpFrontend(planes, planes, self._setup.http_limits), self._calls)
+        self._grpc = GrpcForwarder(GrpcFrontend(planes, planes, self._setup.grpc_limits), self._calls)
+        self._counts = [WireCounts() for _ in self._setup.ports]
+        self._readers = [CountsReader(counts) for counts in self._counts]
+        self._ports = [
+            Port(
+                port.name,
+                http=self._http if port.has_http else None,
+                grpc=self._grpc if port.has_grpc else None,
+                limits=port.limits,
+                counts=counts,
+                http1=Http1Connection,
+                http2=Http2Connection,
+                tls=port.tls,
+            )
+            for port, counts in zip(self._setup.ports, self._counts, strict=True)
+        ]
+        for port in self._ports:
+            # One process, one loop: all its connections read into the same memory.
+            port.context.arena = self._ports[0].context.arena
+            port.context.assembly = self._ports[0].context.assembly
+
+    def run(self) -> int:
+        gc.collect()
+        gc.freeze()
+        with self._runner:
+            self._runner.run(self._serve())
+        return 0
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._handover, self._take_connections)
+        reporter = loop.create_task(self._keep_reporting())
+        for port in self._ports:
+            port.start()
+        grace_s = await self._end
+        loop.remove_reader(self._handover)
+        await asyncio.gather(*(port.stop(grace_s) for port in self._ports))
+        reporter.cancel()
+        await asyncio.gather(reporter, return_exceptions=True)
+        self._report()
+        await _until(lambda: self._link.is_empty, _LAST_WORDS_S)
+        self._link.close()
+        self._handover.close()
+
+    # What the core says.
+
+    def _receive(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            kind = type(message)
+            if kind is Inferred:
+                self._dataplane.on_inferred(message)
+            elif kind is Failed:
+                self._dataplane.on_failed(message)
+            elif kind is Drain:
+                self._finish(message.grace_s)
+            else:
+                self._calls.receive(message)
+
+    def _take_connections(self) -> None:
+        for _ in range(_MAX_RECEIVED):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
+            except BlockingIOError:
+                return
+            if not descriptors:  # the core has closed its end
+                self._finish(0.0)
+                return
+            self._num_received += 1
+            connection = socket.socket(fileno=descriptors[0])
+            connection.setblocking(False)
+            self._ports[data[0]].take(connection)
+
+    def _lose_core(self) -> None:
+        _logger.error("the core is gone")
+        self._finish(0.0)
+
+    def _finish(self, grace_s: float) -> None:
+        if not self._end.done():
+            self._end.set_result(grace_s)
+
+    # What the core is told.
+
+    async def _keep_reporting(self) -> None:
+        reported = None
+        for number in itertools.count(1):
+            state = self._state()
+            if state != reported:
+                self._report()
+                reported = state
+            self._link.tidy()
+            if number % _NUM_LOOKS_BETWEEN_TRIMS == 0 and not self._dataplane.num_inflight:
+                self._link.trim()
+            await asyncio.sleep(_REPORT_S)
+
+    def _state(self) -> tuple[object, ...]:
+        """What a report is about; equal as long as there is nothing to tell."""
+        counts = [(c.connections_opened.total(), c.open_streams, c.violations.total()) for c in self._counts]
+        return self._num_received, self._num_open, *counts
+
+    @property
+    def _num_open(self) -> int:
+        return sum(port.num_connections for port in self._ports)
+
+    def _report(self) -> None:
+        self._link.send(Report(self._num_received, self._num_open, [reader.growth() for reader in self._readers]))
+
+
+def _log_to_core(level: int) -> None:
+    handler = ChildLogHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in OWN_LOGGERS:
+        logging.getLogger(name).setLevel(level)
+
+
+def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The kind of loop that the core runs on; None is asyncio's own."""
+    if name != "uvloop":
+        return None
+    import uvloop
+
+    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return make
+
+
+async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while not condition() and loop.time() < deadline_s:  # noqa: ASYNC110 - a backlog has no waiters
+        await asyncio.sleep(_POLL_S)

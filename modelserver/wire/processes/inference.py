@@ -1,0 +1,160 @@
+"""The core's side of inference: requests that a front has decoded, and their responses on their way back."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import InternalError, ServerError
+from modelserver.execution.messages import RequestRecord, ResponseRecord, TensorRecord
+from modelserver.execution.packing import Payload, Unpacker
+from modelserver.execution.records import response_record
+from modelserver.wire.processes.link import INLINE_BYTES, Link
+from modelserver.wire.processes.messages import Content, Failed, FrontBundle, Infer, Inferred
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+_logger = logging.getLogger(__name__)
+
+# Heads that are remembered; longer or more than this come from clients that vary their requests.
+_MAX_REMEMBERED: Final = 1024
+_MAX_REMEMBERED_BYTES: Final = 1024
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(RequestRecord).decode
+
+# What equal heads say, ready for use.
+Head = tuple[RequestRecord, tuple[Unpacker, ...], RequestForm | None]
+
+
+class RemoteRequests:
+    """The requests of one front that are in flight. Event loop thread only."""
+
+    def __init__(self, dataplane: DataPlane, link: Link[FrontBundle]) -> None:
+        self._dataplane = dataplane
+        self._link = link
+        self._requests: dict[int, InferRequest] = {}
+        self._heads: dict[bytes, Head] = {}
+
+    @property
+    def num_inflight(self) -> int:
+        return len(self._requests)
+
+    def infer(self, message: Infer) -> None:
+        """Have a request executed; its responses go back over the link."""
+        call = message.call
+        try:
+            request = self._request(message)
+            # Before the request is submitted: it may be answered within that call.
+            self._requests[call] = request
+            self._dataplane.infer(request)
+        except Exception as error:
+            self._requests.pop(call, None)
+            self._link.send(_failed(call, error))
+
+    def cancel(self, call: int) -> bool:
+        """The client left; whether `call` is one of these requests."""
+        request = self._requests.get(call)
+        if request is not None:
+            request.cancel()
+        return request is not None
+
+    def close(self) -> None:
+        """The front is gone, and with it all its clients."""
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.cancel()
+
+    def answer(self, call: int, response: InferResponse) -> None:
+        """Send a response on its way, unless nobody waits for it any more."""
+        is_last = response.is_final or response.error is not None
+        request = self._requests.pop(call, None) if is_last else self._requests.get(call)
+        if request is None:
+            return
+        if response.error is not None:
+            self._link.send(_failed(call, response.error))
+            return
+        try:
+            head, content = self._pack(response)
+        except Exception as error:
+            self._requests.pop(call, None)
+            request.cancel()
+            self._link.send(_failed(call, error))
+            return
+        self._link.send(Inferred(call, request.version, head, response.is_final, content))
+
+    def _pack(self, response: InferResponse) -> tuple[bytes, Content]:
+        outputs = response.outputs
+        if len(outputs) == 1 and not response.parameters:
+            (tensor,) = outputs
+            data = tensor.data
+            # A quarter of the work for what most small answers are.
+            if data.nbytes <= INLINE_BYTES and tensor.datatype is not Datatype.BYTES:
+                record = TensorRecord(tensor.name, tensor.datatype.value, data.shape, 0, data.nbytes)
+                return _encode(ResponseRecord([record], None, None)), data.tobytes()
+        payload = Payload()
+        head = _encode(response_record(response, payload))
+        return head, self._link.tensors(payload)
+
+    def _request(self, message: Infer) -> InferRequest:
+        head = message.head
+        record, unpackers, form = self._heads.get(head) or self._read_head(head)
+        content = message.content
+        data = content if type(content) is bytes else self._link.view(content)
+        return InferRequest(
+            record.model_name,
+            record.version,
+            {unpack.name: unpack(data) for unpack in unpackers},
+            message.id.decode("utf-8", "surrogatepass"),
+            record.outputs,
+            record.parameters,
+            record.priority,
+            record.timeout_us,
+            message.deadline_ns,
+            record.sequence_id,
+            record.sequence_start,
+            record.sequence_end,
+            stream=_AnswerStream(self, message.call),
+            form=form,
+        )
+
+    def _read_head(self, head: bytes) -> Head:
+        record = _decode_request(head)
+        unpackers = tuple(map(Unpacker, record.inputs))
+        if len(head) > _MAX_REMEMBERED_BYTES or record.parameters:
+            return record, unpackers, None
+        if len(self._heads) >= _MAX_REMEMBERED:
+            self._heads.clear()
+        has_bytes = any(tensor.datatype == Datatype.BYTES.value for tensor in record.inputs)
+        found = self._heads[head] = (record, unpackers, None if has_bytes else RequestForm())
+        return found
+
+
+class _AnswerStream(ResponseStream):
+    """Sends what is delivered to it."""
+
+    __slots__ = ("_call", "_request", "_requests")
+
+    def __init__(self, requests: RemoteRequests, call: int) -> None:
+        self._requests = requests
+        self._call = call
+        self.is_finished = False
+
+    def deliver(self, response: InferResponse) -> None:
+        if not self.is_finished:
+            self.is_finished = response.is_final
+            self._requests.answer(self._call, response)
+
+
+def _failed(call: int, error: Exception) -> Failed:
+    if not isinstance(error, ServerError):
+        _logger.error("unexpected error while handling an inference request", exc_info=error)
+        error = InternalError(f"internal error: {type(error).__name__}; the server's log has the details")
+    return Failed(call, error.code.value, error.message.encode(errors="replace").decode())

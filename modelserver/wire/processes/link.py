@@ -1,0 +1,201 @@
+"""The road between a front and the core: all messages of one turn of the event loop in one datagram.
+
+Nothing here blocks. What the peer has no room for waits in order; how much that can be is bounded by what the
+users of the link may have in flight. Bytes too large for a datagram are written once into memory that both map.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from modelserver.core.tensor import Buffer
+from modelserver.execution.leases import Leases
+from modelserver.execution.packing import Payload
+from modelserver.execution.shared_buffer import Arena, ByteView, SharedBuffer
+from modelserver.wire.processes.messages import Blob, Content, CoreBundle, FrontBundle, Spilled
+
+_logger = logging.getLogger(__name__)
+
+# Below, the copies that go through the socket cost less than a lease.
+INLINE_BYTES: Final = 16 << 10
+# A datagram must fit the socket's buffer, which by default holds some 200 KiB.
+_MAX_DATAGRAM_BYTES: Final = 96 << 10
+_BUFFER_BYTES: Final = 4 << 20
+
+_encoder = msgspec.msgpack.Encoder()
+
+Bundle = TypeVar("Bundle", FrontBundle, CoreBundle)
+
+
+class Link(Generic[Bundle]):
+    """One end. Everything happens on the event loop thread, only arrays that were received may die elsewhere.
+
+    `receive` gets the messages of one datagram; what it sends is answered with at once. `lost` is called once, when
+    the peer is gone; it is not called by `close`. Nothing raises: what is sent to a peer that is gone is dropped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connection: socket.socket,
+        outgoing: SharedBuffer,
+        incoming: SharedBuffer,
+        *,
+        kind: type[Bundle],
+        receive: Callable[[Sequence[Any]], None],
+        lost: Callable[[], None],
+    ) -> None:
+        """`name` is the peer's in the log, `kind` the bundle that comes in."""
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._arena = Arena(outgoing)
+        self._leases = Leases(incoming)
+        self._decode: Callable[[memoryview], Bundle] = msgspec.msgpack.Decoder(kind).decode
+        self._receive = receive
+        self._lost = lost
+        self._messages: list[Any] = []
+        self._backlog: deque[bytes] = deque()
+        self._is_reading = False
+        self._is_closed = False
+        self._buffer = memoryview(bytearray(_MAX_DATAGRAM_BYTES))
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._loop.add_reader(connection, self._read)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was sent is on its way."""
+        return not self._messages and not self._backlog
+
+    def send(self, message: object) -> None:
+        """Send with all others of this turn."""
+        if self._is_closed:
+            return
+        if not self._messages and not self._is_reading:
+            self._loop.call_soon(self._flush)
+        self._messages.append(message)
+
+    def content(self, data: Buffer) -> Content:
+        """How `data` is put into a message."""
+        if len(data) <= INLINE_BYTES or self._is_closed:
+            return bytes(data)
+        return self._place(data)
+
+    def tensors(self, payload: Payload) -> Content:
+        """How tensors are put into a message; they are copied."""
+        if payload.nbytes <= INLINE_BYTES or self._is_closed:
+            return payload.join()
+        blob = Blob(self._arena.allocate(payload.nbytes), payload.nbytes)
+        payload.write(self._arena.buffer.view(blob.offset, blob.nbytes))
+        return blob
+
+    def view(self, content: Content) -> bytes | ByteView:
+        """The bytes of a received message: read-only, or an array whose memory goes back when it is dead."""
+        return content if type(content) is bytes else self._leases.view(content.offset, content.nbytes)  # type: ignore[union-attr]
+
+    def tidy(self) -> None:
+        """Tell the peer of leases that are no longer used; for a time without messages."""
+        if self._leases.has_returned and not self._messages:
+            self._loop.call_soon(self._flush)
+
+    def trim(self) -> None:
+        """Give memory that a quiet time does not need back to the system."""
+        self._arena.trim()
+
+    def close(self) -> None:
+        """Send nothing more, receive nothing more. Arrays that were received stay valid."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._messages.clear()
+        self._backlog.clear()
+        self._loop.remove_reader(self._connection)
+        self._loop.remove_writer(self._connection)
+        self._connection.close()
+        self._arena.buffer.close()
+        self._leases.close()
+
+    def _place(self, data: Buffer) -> Blob:
+        nbytes = len(data)
+        blob = Blob(self._arena.allocate(nbytes), nbytes)
+        self._arena.buffer.view(blob.offset, nbytes)[:] = np.frombuffer(data, np.uint8)
+        return blob
+
+    # Outgoing.
+
+    def _flush(self) -> None:
+        if self._is_closed or not (self._messages or self._leases.has_returned):
+            return
+        messages, self._messages = self._messages, []
+        datagram = _encoder.encode((self._leases.take_returned(), messages))
+        if len(datagram) > _MAX_DATAGRAM_BYTES:
+            blob = self._place(datagram)
+            datagram = _encoder.encode(((), (Spilled(blob.offset, blob.nbytes),)))
+        if self._backlog:
+            self._backlog.append(datagram)
+            return
+        try:
+            self._connection.send(datagram)
+        except BlockingIOError:
+            self._backlog.append(datagram)
+            self._loop.add_writer(self._connection, self._write_backlog)
+        except OSError:
+            self._lose()
+
+    def _write_backlog(self) -> None:
+        try:
+            while self._backlog:
+                self._connection.send(self._backlog[0])
+                self._backlog.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lose()
+            return
+        self._loop.remove_writer(self._connection)
+
+    # Incoming.
+
+    def _read(self) -> None:
+        try:
+            num_bytes = self._connection.recv_into(self._buffer)
+        except BlockingIOError:
+            return
+        except OSError:
+            num_bytes = 0
+        if num_bytes == 0:
+            self._lose()
+            return
+        self._is_reading = True
+        try:
+            messages = self._open(self._buffer[:num_bytes])
+            if messages and type(messages[0]) is Spilled:
+                messages = self._open(self._leases.view(messages[0].offset, messages[0].nbytes).data)
+            self._receive(messages)
+        except msgspec.MsgspecError:
+            _logger.exception("%s sent what is no message; the connection to it is given up", self._name)
+            self._lose()
+        finally:
+            self._is_reading = False
+            if self._messages:
+                self._flush()
+
+    def _open(self, datagram: memoryview) -> Sequence[Any]:
+        bundle = self._decode(datagram)
+        for offset in bundle.released:
+            self._arena.free(offset)
+        return bundle.messages
+
+    def _lose(self) -> None:
+        if not self._is_closed:
+            self.close()
+            self._lost()

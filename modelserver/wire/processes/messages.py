@@ -1,0 +1,191 @@
+"""What a front process and the core say to each other: msgpack records, many in one datagram.
+
+A call is one request of a client. The front numbers it; whoever answers names that number. Every call ends with
+exactly one final message from the core, also after a `Cancel`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Blob(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Bytes that are too large for a datagram: a lease of the sender's arena."""
+
+    offset: int
+    nbytes: int
+
+
+# Small bytes are in the record itself.
+Content = bytes | Blob
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """Base of all messages."""
+
+    call: int
+
+
+# ---- front to core
+
+
+class Infer(Message, tag=1):
+    """An inference request; answered by `Inferred` or `Failed`.
+
+    `head` is a serialized `RequestRecord` without id and deadline, so that equal requests have equal heads.
+    """
+
+    head: bytes
+    id: bytes
+    deadline_ns: int | None
+    content: Content
+
+
+class Cancel(Message, tag=2):
+    """The client no longer wants the answer."""
+
+
+class Exchange(Message, tag=3):
+    """A whole HTTP request; answered by `Responded`, or by `Started`, pieces and `Ended`."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: Content
+
+
+class Unary(Message, tag=4):
+    """A whole gRPC call; answered by `Replied` or `Ended`."""
+
+    path: str
+    metadata: dict[str, Any]
+    deadline_ns: int | None
+    content: Content
+
+
+class Open(Message, tag=5):
+    """A streaming gRPC call begins. Its messages follow as pieces; the core ends it with `Ended`."""
+
+    path: str
+    metadata: dict[str, Any]
+    deadline_ns: int | None
+
+
+class HalfClose(Message, tag=6):
+    """The client's last message of a streaming call has been sent."""
+
+
+class Report(msgspec.Struct, array_like=True, tag=7):
+    """How a front fares: connections taken over since its start and open now, and what it counted since the last one.
+
+    `counts` has one entry per port.
+    """
+
+    num_received: int
+    num_open: int
+    counts: list[PortCounts]
+
+
+class PortCounts(msgspec.Struct, array_like=True, frozen=True):
+    """Growth of the `WireCounts` of a port: by protocol, and by protocol and violation (their values)."""
+
+    opened: dict[str, int]
+    open: dict[str, int]
+    open_streams: int
+    violations: list[tuple[str, str, int]]
+
+
+# ---- both ways
+
+
+class Piece(Message, tag=11):
+    """The next part of a streamed request or answer."""
+
+    content: Content
+
+
+class Credit(Message, tag=12):
+    """The receiver has room for `num_pieces` more."""
+
+    num_pieces: int
+
+
+class Spilled(msgspec.Struct, array_like=True, tag=13, frozen=True):
+    """The datagram itself is too large: it lies in the sender's arena."""
+
+    offset: int
+    nbytes: int
+
+
+# ---- core to front
+
+
+class Inferred(Message, tag=21):
+    """A response to `Infer`. `head` is a serialized `ResponseRecord`, `version` that of the model that answered."""
+
+    version: int | None
+    head: bytes
+    is_final: bool
+    content: Content
+
+
+class Failed(Message, tag=22):
+    """The final response to `Infer` is an error, by its code's value."""
+
+    code: str
+    text: str
+
+
+class Responded(Message, tag=23):
+    """The whole answer to an `Exchange`."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: Content
+
+
+class Started(Message, tag=24):
+    """The head of an answer to an `Exchange` whose body follows as pieces."""
+
+    status: int
+    headers: list[tuple[str, str]]
+
+
+class Replied(Message, tag=25):
+    """The reply message of a `Unary` call."""
+
+    content: Content
+
+
+class Ended(Message, tag=26):
+    """The end of a call with a gRPC status; of an HTTP body, with status 0."""
+
+    status: int
+    text: str
+
+
+class Drain(msgspec.Struct, array_like=True, tag=27, frozen=True):
+    """Serve what is in flight and exit, after `grace_s` at the latest."""
+
+    grace_s: float
+
+
+FromFront = Infer | Cancel | Exchange | Unary | Open | HalfClose | Report | Piece | Credit | Spilled
+FromCore = Inferred | Failed | Responded | Started | Replied | Ended | Drain | Piece | Credit | Spilled
+
+
+class FrontBundle(msgspec.Struct, array_like=True, gc=False):
+    """One datagram to the core. `released` are leases of the core's arena that the front no longer uses."""
+
+    released: list[int]
+    messages: list[FromFront]
+
+
+class CoreBundle(msgspec.Struct, array_like=True, gc=False):
+    """One datagram to a front."""
+
+    released: list[int]
+    messages: list[FromCore]

@@ -1,0 +1,114 @@
+"""The data plane as the frontends of a front process see it: inference that the core answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import InvalidArgumentError
+from modelserver.execution.messages import ErrorRecord, ResponseRecord
+from modelserver.execution.packing import Payload, Unpacker
+from modelserver.execution.records import request_record
+from modelserver.wire.processes.link import INLINE_BYTES, Link
+from modelserver.wire.processes.messages import Cancel, Content, CoreBundle, Failed, Infer, Inferred
+
+# Heads of responses that are remembered; longer or more than this come from clients that vary their shapes.
+_MAX_REMEMBERED: Final = 1024
+_MAX_REMEMBERED_BYTES: Final = 1024
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_response = msgspec.msgpack.Decoder(ResponseRecord).decode
+
+
+# What equal heads of responses say, ready for use.
+Head = tuple[tuple[Unpacker, ...], dict[str, ParameterValue] | None]
+
+
+class RemoteDataPlane:
+    """Sends requests to the core and hands what comes back to their streams. Event loop thread only."""
+
+    def __init__(self, link: Link[CoreBundle], numbers: count[int]) -> None:
+        """`numbers` are those of calls, unique in this process."""
+        self._link = link
+        self._next_number = numbers.__next__
+        self._requests: dict[int, InferRequest] = {}
+        self._heads: dict[bytes, Head] = {}
+
+    @property
+    def num_inflight(self) -> int:
+        """Requests that the core has not answered."""
+        return len(self._requests)
+
+    def infer(self, request: InferRequest) -> ResponseStream:
+        """Send the request to the core; its stream brings the responses or the error.
+
+        Raises InvalidArgumentError for what cannot travel; all other errors come by the stream.
+        """
+        head, content = self._pack(request)
+        call = self._next_number()
+        self._requests[call] = request
+        request.on_cancel = partial(self._cancel, call)
+        self._link.send(Infer(call, head, request.id.encode("utf-8", "surrogatepass"), request.deadline_ns, content))
+        return request.stream
+
+    def on_inferred(self, message: Inferred) -> None:
+        """A response has come."""
+        call = message.call
+        request = self._requests.pop(call) if message.is_final else self._requests[call]
+        head = message.head
+        unpackers, parameters = self._heads.get(head) or self._read_head(head)
+        content = message.content
+        data = content if type(content) is bytes else self._link.view(content)
+        request.version = message.version
+        outputs = [unpack(data) for unpack in unpackers]
+        request.stream.deliver(InferResponse(outputs, None, parameters, message.is_final))
+
+    def on_failed(self, message: Failed) -> None:
+        """The request has failed."""
+        request = self._requests.pop(message.call)
+        error = ErrorRecord(message.code, message.text).error()
+        request.stream.deliver(InferResponse(error=error))
+
+    def _pack(self, request: InferRequest) -> tuple[bytes, Content]:
+        """What is the same in equal requests, and the tensors."""
+        form = request.form
+        inputs = request.inputs
+        if form is not None and type(form.signature) is bytes:
+            # Of a form that was sent before: its head is as it was, since BYTES tensors make none.
+            if len(inputs) == 1:
+                (tensor,) = inputs.values()
+                if tensor.data.nbytes <= INLINE_BYTES:
+                    return form.signature, tensor.data.tobytes()
+            payload = Payload()
+            for tensor in inputs.values():
+                payload.add(tensor)
+            return form.signature, self._link.tensors(payload)
+        payload = Payload()
+        record = request_record(request, payload)
+        try:
+            head = _encode(msgspec.structs.replace(record, id="", deadline_ns=None))
+        except UnicodeEncodeError:
+            raise InvalidArgumentError("a name or parameter of the request is not UTF-8") from None
+        if form is not None and all(tensor.datatype is not Datatype.BYTES for tensor in inputs.values()):
+            form.signature = head
+        return head, self._link.tensors(payload)
+
+    def _read_head(self, head: bytes) -> Head:
+        record = _decode_response(head)
+        found = (tuple(map(Unpacker, record.outputs)), record.parameters)
+        if len(head) <= _MAX_REMEMBERED_BYTES and not record.parameters:
+            if len(self._heads) >= _MAX_REMEMBERED:
+                self._heads.clear()
+            self._heads[head] = found
+        return found
+
+    def _cancel(self, call: int, _request: InferRequest) -> None:
+        if call in self._requests:
+            self._link.send(Cancel(call))

@@ -1,0 +1,221 @@
+"""Ports that several front processes serve: listens here, and has the fronts do the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from modelserver.frontends.grpc.codec import GrpcLimits
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.acceptor import Acceptor
+from modelserver.wire.address import Address, authority
+from modelserver.wire.limits import WireLimits
+from modelserver.wire.processes.dealer import Dealer
+from modelserver.wire.processes.front_process import FrontOptions, FrontProcess
+from modelserver.wire.processes.session import FrontSession
+from modelserver.wire.processes.setup import CorePlanes, FrontSetup, FrontSockets, PortSetup
+from modelserver.wire.tls import TlsFiles
+
+_logger = logging.getLogger(__name__)
+
+_TIDY_S: Final = 1.0
+# What a front that was told to exit may take beyond the grace: it cuts what is left, and ends.
+_EXIT_S: Final = 3.0
+
+
+@dataclass(slots=True)
+class FrontPort:
+    """A port of `WireProcesses`.
+
+    `counts` may be shared by the ports of a server; `name` says in the log what is served.
+    """
+
+    address: Address
+    has_http: bool = True
+    has_grpc: bool = True
+    limits: WireLimits = field(default_factory=WireLimits)
+    tls: TlsFiles | None = None
+    counts: WireCounts = field(default_factory=WireCounts)
+    name: str = "HTTP and gRPC"
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; the real one when 0 was asked for."""
+        return self.address.port
+
+
+@dataclass(frozen=True, slots=True)
+class FrontGauges:
+    """How one front fares now."""
+
+    name: str
+    pid: int | None
+    num_connections: int
+    num_inflight: int
+    num_restarts: int
+
+
+class WireProcesses:
+    """Serves `ports` by `num_fronts` processes from `start` to `stop`. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        num_fronts: int,
+        ports: Sequence[FrontPort],
+        planes: CorePlanes,
+        *,
+        http_limits: HttpLimits | None = None,
+        grpc_limits: GrpcLimits | None = None,
+        log_level: int = logging.INFO,
+        options: FrontOptions | None = None,
+    ) -> None:
+        """`log_level` is that of the server's own log."""
+        assert num_fronts >= 1, f"there is at least one front, got {num_fronts}"
+        self.ports = tuple(ports)
+        self._num_fronts = num_fronts
+        self._planes = planes
+        self._http_limits = http_limits or HttpLimits()
+        self._grpc_limits = grpc_limits or GrpcLimits()
+        self._log_level = log_level
+        self._options = options or FrontOptions()
+        self._dealer = Dealer(self._pause_accepting)
+        self._fronts: list[FrontProcess] = []
+        self._sessions: dict[FrontProcess, FrontSession] = {}
+        self._acceptors: list[Acceptor] = []
+        self._tidier: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listen, start the fronts and wait until all serve.
+
+        Raises UnavailableError, naming the flag, when an address cannot be had; else the ServerError that kept a
+        front from starting. Then `stop` need not be called.
+        """
+        loop = asyncio.get_running_loop()
+        bound = []
+        try:
+            for port in self.ports:
+                bound.append(port.address.bind())
+                port.address = replace(port.address, port=bound[-1].getsockname()[1])
+            self._acceptors = [
+                Acceptor(loop, each, partial(self._dealer.deal, index)) for index, each in enumerate(bound)
+            ]
+            setup = self._setup().share(self._num_fronts)
+            self._fronts = [
+                FrontProcess(f"wire-{number}", setup, self._options, up=self._add, down=self._remove)
+                for number in range(self._num_fronts)
+            ]
+            await self._start_fronts()
+        except BaseException:
+            for each in bound:
+                each.close()
+            await self._stop_fronts(0.0)
+            raise
+        for acceptor in self._acceptors:
+            acceptor.start()
+        self._tidier = loop.call_later(_TIDY_S, self._tidy)
+        for port in self.ports:
+            _logger.info(
+                "%s listens on %s%s, served by %d processes",
+                port.name,
+                authority(port.address.host, port.port),
+                " with TLS" if port.tls is not None else "",
+                self._num_fronts,
+            )
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left."""
+        acceptors, self._acceptors = self._acceptors, []
+        if not acceptors:
+            return
+        for acceptor in acceptors:
+            acceptor.close()
+        if self._tidier is not None:
+            self._tidier.cancel()
+        for front in self._fronts:
+            front.expect_end()
+        if self._planes.grpc is not None:
+            self._planes.grpc.drain()
+        for session in self._sessions.values():
+            session.drain(grace_s)
+        await self._stop_fronts(grace_s + _EXIT_S)
+
+    def gauges(self) -> list[FrontGauges]:
+        """Each front, in order; of one that is being restarted there is little to say."""
+        return [_gauges(front, self._sessions.get(front)) for front in self._fronts]
+
+    def _setup(self) -> FrontSetup:
+        kind = "uvloop" if type(asyncio.get_running_loop()).__module__.partition(".")[0] == "uvloop" else "asyncio"
+        ports = [
+            PortSetup(
+                f"{port.name} on {authority(port.address.host, port.port)}",
+                has_http=port.has_http,
+                has_grpc=port.has_grpc,
+                limits=port.limits,
+                tls=port.tls,
+            )
+            for port in self.ports
+        ]
+        return FrontSetup(tuple(ports), self._http_limits, self._grpc_limits, kind, self._log_level)
+
+    async def _start_fronts(self) -> None:
+        tasks = [asyncio.ensure_future(front.start()) for front in self._fronts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stop_fronts(self, timeout_s: float) -> None:
+        were_killed = await asyncio.gather(*(front.stop(timeout_s) for front in self._fronts))
+        for front, was_killed in zip(self._fronts, were_killed, strict=True):
+            if was_killed and timeout_s:
+                _logger.error("%s did not exit within %.1f s and was killed", front.name, timeout_s)
+        for front in list(self._sessions):
+            self._remove(front)
+        self._fronts = []
+
+    def _add(self, front: FrontProcess, sockets: FrontSockets) -> None:
+        session = FrontSession(
+            front.name,
+            sockets,
+            self._planes,
+            counts=[port.counts for port in self.ports],
+            lost=self._dealer.remove,
+        )
+        self._sessions[front] = session
+        self._dealer.add(session)
+
+    def _remove(self, front: FrontProcess) -> None:
+        session = self._sessions.pop(front, None)
+        if session is not None:
+            self._dealer.remove(session)
+            session.close()
+
+    def _pause_accepting(self, has_fronts: bool) -> None:
+        """While there is nobody to serve them, new connections wait in the backlog of the system."""
+        for acceptor in self._acceptors:
+            if has_fronts:
+                acceptor.resume()
+            else:
+                acceptor.pause()
+
+    def _tidy(self) -> None:
+        self._tidier = asyncio.get_running_loop().call_later(_TIDY_S, self._tidy)
+        for session in self._sessions.values():
+            session.tidy()
+
+
+def _gauges(front: FrontProcess, session: FrontSession | None) -> FrontGauges:
+    return FrontGauges(
+        front.name,
+        front.pid,
+        session.num_connections if session is not None else 0,
+        session.num_inflight if session is not None else 0,
+        front.num_restarts,
+    )

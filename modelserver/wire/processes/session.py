@@ -1,0 +1,125 @@
+"""The core's side of one front process, from its start to its end: what it asks, and how it fares."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.processes.counts import CountsShare
+from modelserver.wire.processes.exchanges import ForwardedExchanges
+from modelserver.wire.processes.inference import RemoteRequests
+from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.messages import (
+    Cancel,
+    Credit,
+    Drain,
+    Exchange,
+    FrontBundle,
+    HalfClose,
+    Infer,
+    Open,
+    Piece,
+    Report,
+    Unary,
+)
+from modelserver.wire.processes.setup import CorePlanes, FrontSockets
+
+
+class FrontSession:
+    """Answers a front and deals connections to it. Event loop thread only.
+
+    `has_room` and `num_connections` are what a dealer looks at. `close` is called when the process has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sockets: FrontSockets,
+        planes: CorePlanes,
+        *,
+        counts: Sequence[WireCounts],
+        lost: Callable[[FrontSession], None],
+    ) -> None:
+        """`counts` has an entry per port. `lost` is called once when the front hangs up before `close`."""
+        self.name = name
+        self._handover = sockets.handover
+        self._link = Link(
+            name,
+            sockets.link,
+            sockets.to_front,
+            sockets.from_front,
+            kind=FrontBundle,
+            receive=self._receive,
+            lost=lambda: lost(self),
+        )
+        self._inference = RemoteRequests(planes.dataplane, self._link)
+        self._exchanges = ForwardedExchanges(planes.http, planes.grpc, self._link)
+        self._counts = [CountsShare(each) for each in counts]
+        self._num_dealt = 0
+        self._num_received = 0
+        self._num_open = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Infer: self._inference.infer,
+            Cancel: self._cancel,
+            Exchange: self._exchanges.exchange,
+            Unary: self._exchanges.unary,
+            Open: self._exchanges.open,
+            Piece: self._exchanges.piece,
+            HalfClose: self._exchanges.piece,
+            Credit: self._exchanges.credit,
+            Report: self._report,
+        }
+
+    @property
+    def num_connections(self) -> int:
+        """Those that the front has, and those on their way to it."""
+        return self._num_open + self._num_dealt - self._num_received
+
+    @property
+    def num_inflight(self) -> int:
+        """Inference requests that are not answered."""
+        return self._inference.num_inflight
+
+    def deal(self, port_index: int, connection: socket.socket) -> bool:
+        """Give a connection to the front, and close it here; False when it takes none now. Then the caller keeps it."""
+        try:
+            socket.send_fds(self._handover, [bytes((port_index,))], [connection.fileno()])
+        except OSError:  # its queue is full, or it is about to be found dead
+            return False
+        connection.close()
+        self._num_dealt += 1
+        return True
+
+    def drain(self, grace_s: float) -> None:
+        """Have the front finish what is in flight, for `grace_s` at most, and exit."""
+        self._link.send(Drain(grace_s))
+
+    def tidy(self) -> None:
+        """Called about once a second."""
+        self._link.tidy()
+
+    def close(self) -> None:
+        """The front is gone: cancel all that its clients were waiting for. Safe to repeat."""
+        self._link.close()
+        self._handover.close()
+        self._inference.close()
+        self._exchanges.close()
+        for share in self._counts:
+            share.withdraw()
+
+    def _receive(self, messages: Sequence[Any]) -> None:
+        handlers = self._handlers
+        for message in messages:
+            handlers[type(message)](message)
+
+    def _cancel(self, message: Cancel) -> None:
+        if not self._inference.cancel(message.call):
+            self._exchanges.cancel(message.call)
+
+    def _report(self, report: Report) -> None:
+        self._num_received = report.num_received
+        self._num_open = report.num_open
+        for share, growth in zip(self._counts, report.counts, strict=True):
+            share.add(growth)

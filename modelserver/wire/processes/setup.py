@@ -1,0 +1,105 @@
+"""What a front process must know to serve: given to it at its start, as plain data."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modelserver.execution.shared_buffer import SharedBuffer
+from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
+from modelserver.frontends.grpc.codec import GrpcLimits
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.wire.limits import WireLimits
+from modelserver.wire.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+
+@dataclass(frozen=True, slots=True)
+class PortSetup:
+    """One port as a front serves it; `name` is the log's, with its address."""
+
+    name: str
+    has_http: bool
+    has_grpc: bool
+    limits: WireLimits
+    tls: TlsFiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSetup:
+    """A front: its ports, and the limits of its frontends. `loop` is "uvloop" or "asyncio"."""
+
+    ports: tuple[PortSetup, ...]
+    http_limits: HttpLimits = field(default_factory=HttpLimits)
+    grpc_limits: GrpcLimits = field(default_factory=GrpcLimits)
+    loop: str = "asyncio"
+    log_level: int = 20
+
+    def share(self, num_fronts: int) -> FrontSetup:
+        """With the part of each limit on the whole server that one of `num_fronts` may use."""
+        return replace(self, ports=tuple(replace(port, limits=_share(port.limits, num_fronts)) for port in self.ports))
+
+    def arguments(self) -> dict[str, Any]:
+        """As what msgpack carries; `from_arguments` reads it."""
+        plain = msgspec.to_builtins(self)
+        assert isinstance(plain, dict), "a dataclass becomes a dict"
+        return plain
+
+    @classmethod
+    def from_arguments(cls, arguments: dict[str, Any]) -> FrontSetup:
+        return msgspec.convert(arguments, cls)
+
+
+def _share(limits: WireLimits, num_fronts: int) -> WireLimits:
+    # Rounded up; connections are dealt evenly, so each front needs no more.
+    return replace(
+        limits,
+        max_connections=-(-limits.max_connections // num_fronts),
+        max_assembly_bytes=-(-limits.max_assembly_bytes // num_fronts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlanes:
+    """What answers in the core; a frontend is None where no port serves its protocol."""
+
+    dataplane: DataPlane
+    http: HttpFrontend | None
+    grpc: GrpcFrontend | None
+
+
+class FrontSockets:
+    """The core's ends of what connects it with one front: messages, connections, and memory both ways."""
+
+    def __init__(self, name: str) -> None:
+        self.link, self._their_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.handover, self._their_handover = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.to_front = SharedBuffer.create(f"{name}:answers")
+        self.from_front = SharedBuffer.create(f"{name}:requests")
+        self.handover.setblocking(False)
+        # What the front inherits: link, handover, its outgoing and its incoming memory.
+        self.descriptors = (
+            self._their_link.fileno(),
+            self._their_handover.fileno(),
+            self.from_front.fd,
+            self.to_front.fd,
+        )
+
+    def close_theirs(self) -> None:
+        """The front has its copies."""
+        self._their_link.close()
+        self._their_handover.close()
+
+    def close(self) -> None:
+        """Close what no session has taken over."""
+        self.close_theirs()
+        self.link.close()
+        self.handover.close()
+        self.to_front.close()
+        self.from_front.close()
