@@ -1,6 +1,6 @@
 """Feed damaged header blocks to our decoder and to libnghttp2's, and compare what they say.
 
-    python -m tests.fuzz.hpack_against_nghttp2 --blocks 1000000 --seed 1
+    PYTHONPATH=tests:. python -m fuzz.hpack_against_nghttp2 --blocks 1000000 --seed 1
 
 Exits with 1 at the first difference, and prints the blocks that lead to it. Two differences are intended, and
 counted: we refuse more than two table size updates, and numbers of more than four bytes after their first.
@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable
 
 import hpack
+from fuzz.nghttp2_inflater import Nghttp2Inflater
 
 from modelserver.wire.http2.hpack import Decoder, HpackError
 from modelserver.wire.http2.static_table import STATIC_TABLE, Field
-from tests.fuzz.nghttp2_inflater import Nghttp2Inflater
 
 _STRICTER = ("a number is too long", "table size updates")
 # Encodings that are at the border of something.

@@ -1,0 +1,73 @@
+"""Every parser of the wire, fed with noise and with damaged samples of what it expects."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import hpack
+import pytest
+from fuzz import parsers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modelserver.pb import grpc_service_pb2 as pb
+
+NAMES = st.sampled_from(
+    [*b"te key key-bin grpc-timeout grpc-encoding host content-length content-type :path :x K".split(b" "), b""]
+)
+VALUES = st.sampled_from([b"", b"1", b"5S", b"trailers", b"AA", b"AA,=", b" a", b"\r\n"]) | st.binary(max_size=10)
+
+
+def _lengthened(pieces: list[bytes]) -> bytes:
+    """The form in which targets take several pieces."""
+    return b"".join(bytes((len(piece),)) + piece for piece in pieces)
+
+
+def _infer_request() -> bytes:
+    request = pb.ModelInferRequest(model_name="model", id="id", raw_input_contents=[b"raw", bytes(5000)])
+    request.inputs.add(name="INPUT", datatype="FP32", shape=[1, 2]).contents.fp32_contents.extend([1, 2])
+    request.parameters["key"].string_param = "value"
+    return request.SerializeToString()
+
+
+SAMPLES = {
+    "infer_envelope": [_infer_request()],
+    "compressed_message": [gzip.compress(b"message" * 30), zlib.compress(bytes(200_000))],
+    "grpc_timeout": [b"12345678n", b"5S"],
+    "huffman_string": [b"\xa8\xeb\x10\x64\x9c\xbf"],
+    "request_head": [_lengthened([b"key", b"value", b"key-bin", b"AAEC", b"grpc-timeout", b"5S"])],
+    "hpack_blocks": [
+        _lengthened([hpack.Encoder().encode([(b"key", b"value" * 10), (b"a", b"b")]), b"\xbe\xbf", b"\x20\x82"])
+    ],
+}
+
+
+@pytest.mark.parametrize("name", list(parsers.PARSERS))
+@given(data=st.binary(max_size=200))
+def test_noise(name: str, data: bytes) -> None:
+    parsers.PARSERS[name](data)
+
+
+@pytest.mark.parametrize("name", list(parsers.PARSERS))
+@settings(max_examples=300)
+@given(data=st.data())
+def test_damaged_samples(name: str, data: st.DataObject) -> None:
+    sample = bytearray(data.draw(st.sampled_from(SAMPLES[name])))
+    for _ in range(data.draw(st.integers(0, 3))):
+        # The first bytes have the structure, and deserve most of the damage.
+        sample[data.draw(st.integers(0, min(len(sample), 80) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.sampled_from([len(sample), len(sample) // 2, 3]))
+    parsers.PARSERS[name](bytes(sample[:cut]))
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=8))
+def test_fields_of_requests(fields: list[tuple[bytes, bytes]]) -> None:
+    parsers.request_head(_lengthened([piece for field in fields for piece in field]))
+
+
+@given(st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=5), max_size=6), st.booleans())
+def test_blocks_of_an_encoder(lists: list[list[tuple[bytes, bytes]]], is_huffman: bool) -> None:
+    encoder = hpack.Encoder()
+    parsers.hpack_blocks(_lengthened([encoder.encode(fields, huffman=is_huffman)[:255] for fields in lists]))
