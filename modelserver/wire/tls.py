@@ -17,8 +17,8 @@ ALPN = ("h2", "http/1.1")
 # the suites of TLS 1.3 are all of that kind.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
-# Size and time of last change of each file: what tells that they were replaced.
-_Fingerprint = tuple[tuple[int, int], ...]
+# Number, time of last change and size of each file: what tells that they were replaced.
+_Fingerprint = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class TlsFiles:
             stats = [Path(path).stat() for path in (self.certificate, self.key, self.client_ca) if path]
         except OSError:
             return ()
-        return tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
 
     def _load_certificate(self, context: ssl.SSLContext) -> None:
         try:

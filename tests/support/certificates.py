@@ -73,7 +73,16 @@ class Authority:
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes = b"") -> bytes:
-    """The key as a PEM file holds it, encrypted if there is a passphrase."""
-    encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return _pem(key, serialization.NoEncryption())
+
+
+def encrypted(pem: bytes, passphrase: bytes) -> bytes:
+    """The same key, which now needs `passphrase`."""
+    key = serialization.load_pem_private_key(pem, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey), "the authority makes no other keys"
+    return _pem(key, serialization.BestAvailableEncryption(passphrase))
+
+
+def _pem(key: ec.EllipticCurvePrivateKey, encryption: serialization.KeySerializationEncryption) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)

@@ -1,0 +1,54 @@
+"""Where a port listens, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from modelserver.errors import UnavailableError
+from modelserver.wire.address import Address, authority
+
+HOST = "127.0.0.1"
+
+
+def test_port_0_is_any_free_one() -> None:
+    with Address(HOST, 0).bind() as bound:
+        assert bound.getsockname()[1] > 0
+        assert not bound.getblocking()
+
+
+def test_a_taken_port_is_named_with_the_flag_to_change() -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UnavailableError, match=rf"on {HOST}:{port}: Address already in use.*port with --grpc-port"):
+            Address(HOST, port, "--grpc-port").bind()
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("no such host", "choose another address with --metrics-address"),
+        ("192.0.2.1", "this machine has no such address, choose another with --metrics-address"),
+    ],
+)
+def test_an_impossible_address_is_named_with_the_flag_to_change(host: str, told: str) -> None:
+    with pytest.raises(UnavailableError, match=f"{host}:1234.*{told}"):
+        Address(host, 1234, "--metrics-port").bind()
+
+
+@pytest.mark.parametrize("reuse_port", [True, False])
+def test_a_port_is_shared_only_if_asked(reuse_port: bool) -> None:
+    with Address(HOST, 0, reuse_port=reuse_port).bind() as first:
+        first.listen()
+        second = Address(HOST, first.getsockname()[1], reuse_port=reuse_port)
+        if reuse_port:
+            second.bind().close()
+        else:
+            with pytest.raises(UnavailableError):
+                second.bind()
+
+
+@pytest.mark.parametrize(("host", "text"), [("::1", "[::1]:80"), ("0.0.0.0", "0.0.0.0:80"), ("name", "name:80")])
+def test_authorities(host: str, text: str) -> None:
+    assert authority(host, 80) == text
