@@ -1,51 +1,107 @@
-"""Collects an HTTP body into one buffer, with a limit that holds while it arrives."""
+"""Collects a request's body into one buffer, with limits that hold while it arrives."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from modelserver.core.tensor import Buffer
-from modelserver.errors import PayloadTooLargeError
+from modelserver.errors import PayloadTooLargeError, ServerError, UnavailableError
+from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
 
 _ALIGNMENT = 64
+# From here on it pays to receive straight into the body's own buffer.
+MIN_DIRECT_BYTES = 32 * 1024
+# A longer body gets memory of its whole size only when so much of it has come: announcing costs nothing.
+MAX_PROMISED_BYTES = 64 * 1024 * 1024
 
 
 class BodyCollector:
-    """One body that comes in pieces: `add` until `finish`.
+    """One body that comes in pieces: `add`, or `room` and `filled`, until `finish`; `drop` if it never ends.
 
-    A body of announced length that does not come in one piece is copied once, into a buffer of that size.
-    `header_length` is the size of the JSON part of an infer request: the buffer is placed so that the
-    tensors behind it are aligned. As soon as the body is known to be over `max_bytes` there is an `error`,
+    A body of announced length that does not come in one piece is collected in a buffer of that size, which is
+    placed so that the tensors behind the `header_length` bytes of JSON of an infer request are aligned. As soon
+    as the body is known to be over `max_bytes`, or the `budget` of all bodies is used up, there is an `error`,
     and what still comes is dropped.
     """
 
-    def __init__(self, content_length: int | None, header_length: int, max_bytes: int) -> None:
+    __slots__ = (
+        "_budget",
+        "_buffer",
+        "_chunks",
+        "_content_length",
+        "_header_length",
+        "_max_bytes",
+        "_num_charged",
+        "error",
+        "is_complete",
+        "num_bytes",
+    )
+
+    def __init__(
+        self, content_length: int | None, header_length: int, max_bytes: int, budget: AssemblyBudget | None = None
+    ) -> None:
         self.is_complete = False
-        self.error: PayloadTooLargeError | None = None
+        self.error: ServerError | None = None
+        self.num_bytes = 0
         self._content_length = content_length
         self._header_length = header_length
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._budget = budget
+        self._num_charged = 0
         self._chunks: list[bytes] = []
         self._buffer: memoryview | None = None
-        self._check(content_length or 0)
+        self.expect(content_length or 0)
 
-    def add(self, chunk: bytes) -> None:
-        """Take the next piece, which the caller gives away."""
-        start, self._num_bytes = self._num_bytes, self._num_bytes + len(chunk)
-        self._check(self._num_bytes)
+    def expect(self, num_bytes: int) -> None:
+        """So many bytes more are announced: better refused before they come."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            self._fail(
+                PayloadTooLargeError(
+                    f"the request body is over the limit of {self._max_bytes} bytes; "
+                    "raise it with --http-max-input-size"
+                )
+            )
+
+    def add(self, chunk: bytes | memoryview) -> None:
+        """Take the next piece. `bytes` are given away; a view's are copied, for it may be of somebody else's memory."""
+        self.expect(len(chunk))
         if self.error is not None:
+            self.num_bytes += len(chunk)
             return
-        if self._content_length is None or len(chunk) == self._content_length:
+        length = self._content_length
+        if isinstance(chunk, bytes) and (length is None or len(chunk) == length):
             self._chunks.append(chunk)
-            return
-        if self._buffer is None:
-            self._buffer = _aligned_buffer(self._content_length, self._header_length)
-        self._buffer[start : self._num_bytes] = chunk
+        else:
+            room = self._room(len(chunk))
+            room[: len(chunk)] = chunk
+        self._count(len(chunk))
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes may be received, all of them this body's; None for what is better given to `add`."""
+        length = self._content_length
+        if length is None or self.error is not None or (self._buffer is None and length < MIN_DIRECT_BYTES):
+            return None
+        return self._room(1)
+
+    def filled(self, num_bytes: int) -> None:
+        """So many bytes of `room` were received."""
+        self._count(num_bytes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a body of announced length has come."""
+        return self.num_bytes == self._content_length
 
     def finish(self) -> None:
         """The body has ended."""
         self.is_complete = True
+        self._release()
+
+    def drop(self) -> None:
+        """The body will not end; forget what came of it."""
+        self._chunks.clear()
+        self._buffer = None
+        self._release()
 
     def body(self) -> Buffer:
         """The whole body, once it is complete and there is no error."""
@@ -53,13 +109,39 @@ class BodyCollector:
             return self._buffer
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes and self.error is None:
-            self._chunks.clear()
-            self._buffer = None
-            self.error = PayloadTooLargeError(
-                f"the request body is over the limit of {self._max_bytes} bytes; raise it with --http-max-input-size"
-            )
+    def _room(self, num_bytes: int) -> memoryview:
+        """The rest of the buffer, with space for `num_bytes` at least."""
+        length = self._content_length
+        assert length is not None, "a body of unknown length has no buffer"
+        buffer = self._buffer
+        if buffer is None:
+            buffer = _aligned_buffer(min(length, max(MAX_PROMISED_BYTES, num_bytes)), self._header_length)
+        elif len(buffer) < self.num_bytes + num_bytes:
+            grown = _aligned_buffer(length, self._header_length)
+            grown[: self.num_bytes] = buffer[: self.num_bytes]
+            buffer = grown
+        self._buffer = buffer
+        return buffer[self.num_bytes :]
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if self._budget is None or self.num_bytes <= FREE_BYTES:
+            return
+        num_uncharged = self.num_bytes - FREE_BYTES - self._num_charged
+        if self._budget.charge(num_uncharged):
+            self._num_charged += num_uncharged
+        else:
+            self._fail(UnavailableError("the server is receiving too many large requests at once; try again later"))
+
+    def _fail(self, error: ServerError) -> None:
+        if self.error is None:
+            self.error = error
+            self.drop()
+
+    def _release(self) -> None:
+        if self._budget is not None:
+            self._budget.release(self._num_charged)
+            self._num_charged = 0
 
 
 def _aligned_buffer(num_bytes: int, header_length: int) -> memoryview:

@@ -1,29 +1,203 @@
-"""The head of an HTTP/1.1 answer, and what a request's head says about its body."""
+"""The head of an HTTP/1.1 request: from its bytes to one record.
+
+llhttp parses, strictly; here are the rules that it leaves to us (RFC 9112, 3 and 6). Everything depends on the
+bytes of the head only, never on how they arrived or what came before: equal heads may share one record.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from http import HTTPStatus
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+import httptools
 
-Headers = list[tuple[str, str]]
+from modelserver.frontends.http.exchange import HttpHead
+from modelserver.telemetry.wire import Violation
+from modelserver.wire.limits import HeadLimits, WireLimits
+
+END_OF_HEAD = b"\r\n\r\n"
+
+_REQUEST_LINE = re.compile(rb"[A-Z-]+ (\S+) HTTP/(\d\.\d)\r\n")
+_ABSOLUTE_FORM = re.compile(r"(?i:https?)://([^/?#]+)([^?]*)(.*)")
+_HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 
 
-def answer_head(status: int, headers: Headers, framing: str) -> bytes:
-    """The bytes before an answer's body; `framing` are the header lines that say where the answer ends."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    return f"{_STATUS_LINES[status]}{lines}{framing}\r\n".encode("latin-1")
+class RefusedError(Exception):
+    """What came is no request that we serve: answer `status`, say why, and close."""
+
+    def __init__(self, status: int, message: str, violation: Violation = Violation.PROTOCOL) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.violation = violation
 
 
-def split_target(target: bytes) -> tuple[str, str]:
-    """The decoded path and the query of a request target; one in absolute form loses its host."""
-    text = target.decode("latin-1")
-    if not text.startswith("/"):
-        parts = urlsplit(text)
-        text = f"{parts.path or '/'}?{parts.query}"
-    path, _, query = text.partition("?")
+class RequestHead:
+    """A checked head: what the frontend sees of it, and what it says about the body and the connection.
+
+    `content_length` is 0 where there is none. `has_plain_body` tells that the body is just that many bytes,
+    not too many, which the client sends without being asked. `json_length` says where the tensors of an infer
+    request begin, if the client tells the truth.
+    """
+
+    __slots__ = (
+        "content_length",
+        "expects_continue",
+        "has_plain_body",
+        "http",
+        "is_chunked",
+        "is_head",
+        "is_http_1_0",
+        "json_length",
+        "keeps_alive",
+    )
+
+    def __init__(self, http: HttpHead, max_body_bytes: int, *, is_http_1_0: bool) -> None:
+        headers = http.headers
+        connection = headers.get("connection")
+        options = [option.strip().lower() for option in connection.split(",")] if connection else []
+        self.http = http
+        self.content_length = content_length(headers) or 0
+        self.is_chunked = "transfer-encoding" in headers
+        self.json_length = json_length(headers)
+        self.is_http_1_0 = is_http_1_0
+        self.is_head = http.method == "HEAD"
+        self.keeps_alive = "close" not in options and (not is_http_1_0 or "keep-alive" in options)
+        # An HTTP/1.0 client does not know what it asks for (RFC 9110, 10.1.1).
+        has_body = self.is_chunked or self.content_length > 0
+        self.expects_continue = "expect" in headers and has_body and not is_http_1_0
+        is_too_long = self.content_length > max_body_bytes
+        self.has_plain_body = not self.is_chunked and not self.expects_continue and not is_too_long
+
+
+def check_beginning(data: bytes, limits: HeadLimits) -> None:
+    """Raise RefusedError if `data`, the beginning of a head or all of it, cannot become one.
+
+    Judges the same bytes the same way whatever follows, so that what is refused does not depend on how it
+    was cut into reads.
+    """
+    limit = limits.max_http1_bytes
+    beginning = data[:limit]
+    start = 2 if beginning.startswith(b"\r\n") else 0  # an empty line before a request is borne (RFC 9112, 2.2)
+    first = beginning[start : start + 1]
+    if first and not b"A" <= first <= b"Z" and beginning != b"\r":
+        raise RefusedError(400, "this is not HTTP/1.1: a request begins with a method in capital letters")
+    if beginning.count(b"\n") != beginning.count(b"\r\n"):
+        raise RefusedError(400, "this is not valid HTTP/1.1: a line ends without a carriage return")
+    if len(data) > limit:
+        if b"\r\n" not in beginning[start:]:
+            raise _target_too_long(limits)
+        raise RefusedError(
+            431, f"the request line and headers are over the limit of {limit} bytes", Violation.HEAD_TOO_LARGE
+        )
+
+
+def read_head(data: bytes, wire_limits: WireLimits) -> RequestHead:
+    """The record of a whole head, up to and including its empty line. Raises RefusedError."""
+    limits = wire_limits.head
+    check_beginning(data, limits)
+    data = data.removeprefix(b"\r\n")
+    lines = _Lines()
+    parser = httptools.HttpRequestParser(lines)
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        pass  # an offer that we do not take, or CONNECT
+    except httptools.HttpParserError as error:
+        is_framing = "Content-Length" in str(error) or "Transfer-Encoding" in str(error)
+        violation = Violation.SMUGGLING if is_framing else Violation.PROTOCOL
+        raise RefusedError(400, f"this is not valid HTTP/1.1: {error}", violation) from None
+    request_line = _REQUEST_LINE.match(data)
+    if request_line is None or not lines.is_complete:
+        raise RefusedError(400, "this is not valid HTTP/1.1: the first line is not method, target and version")
+    version = request_line[2]
+    if version not in (b"1.0", b"1.1"):
+        raise RefusedError(505, f"HTTP/{version.decode()} is not served here, use HTTP/1.1")
+    if len(lines.target) > limits.max_target_bytes:
+        raise _target_too_long(limits)
+    if len(lines.fields) > limits.max_http1_fields:
+        raise RefusedError(
+            431, f"the request has over {limits.max_http1_fields} header lines", Violation.HEAD_TOO_LARGE
+        )
+    headers = _headers(lines.fields)
+    is_http_1_0 = version == b"1.0"
+    _check_host(lines.fields, headers, is_http_1_0=is_http_1_0)
+    _check_framing(headers, is_http_1_0=is_http_1_0, is_upgrade=parser.should_upgrade())
+    method = parser.get_method().decode("latin-1")
+    if method == "CONNECT":
+        raise RefusedError(405, "this server is no proxy: CONNECT is not served")
+    path, query = _split_target(lines.target.decode("latin-1"), headers)
+    http = HttpHead(method, path, headers, query)
+    return RequestHead(http, wire_limits.max_body_bytes, is_http_1_0=is_http_1_0)
+
+
+class _Lines:
+    """What llhttp reports of one head."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.is_complete = False
+
+    def on_url(self, piece: bytes) -> None:
+        self.target += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.is_complete = True
+
+
+def _target_too_long(limits: HeadLimits) -> RefusedError:
+    message = f"the request target is over the limit of {limits.max_target_bytes} bytes"
+    return RefusedError(414, message, Violation.HEAD_TOO_LARGE)
+
+
+def _headers(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By lower-case name; lines of the same name are joined (RFC 9110, 5.3). `_` and `-` stay what they are."""
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers
+
+
+def _check_host(fields: list[tuple[bytes, bytes]], headers: Mapping[str, str], *, is_http_1_0: bool) -> None:
+    """RFC 9112, 3.2: exactly one, and one that could be a host."""
+    num_hosts = sum(name.lower() == b"host" for name, _ in fields)
+    if num_hosts > 1 or (num_hosts == 0 and not is_http_1_0):
+        raise RefusedError(400, f"a request must have one Host header, this one has {num_hosts}", Violation.SMUGGLING)
+    if not _HOST.fullmatch(headers.get("host", "")):
+        raise RefusedError(400, "the Host header is no host and port", Violation.SMUGGLING)
+
+
+def _check_framing(headers: Mapping[str, str], *, is_http_1_0: bool, is_upgrade: bool) -> None:
+    """What two readers could read differently; llhttp has refused the rest of it (RFC 9112, 6)."""
+    coding = headers.get("transfer-encoding")
+    if coding is not None and is_http_1_0:
+        raise RefusedError(400, "HTTP/1.0 has no Transfer-Encoding", Violation.SMUGGLING)
+    if coding is not None and coding.lower() != "chunked":
+        raise RefusedError(
+            501, f"Transfer-Encoding '{coding:.40}' is not served, use chunked or a Content-Length", Violation.SMUGGLING
+        )
+    if is_upgrade and (coding is not None or headers.get("content-length", "0") != "0"):
+        raise RefusedError(400, "a request to upgrade must not have a body", Violation.SMUGGLING)
+    expectation = headers.get("expect")
+    if expectation is not None and expectation.lower() != "100-continue":
+        raise RefusedError(417, f"the expectation '{expectation:.40}' is not known, only 100-continue is")
+
+
+def _split_target(target: str, headers: dict[str, str]) -> tuple[str, str]:
+    """The decoded path and the query. One in absolute form decides on the host (RFC 9112, 3.2.2)."""
+    if not target.startswith("/") and target != "*":
+        absolute = _ABSOLUTE_FORM.fullmatch(target)
+        if absolute is None or not _HOST.fullmatch(absolute[1]):
+            raise RefusedError(400, "the request target must be a path, or a URL that begins with http://")
+        headers["host"] = absolute[1]
+        target = (absolute[2] or "/") + absolute[3]
+    path, _, query = target.partition("?")
     return (unquote(path) if "%" in path else path), query
 
 

@@ -1,0 +1,133 @@
+"""Bodies in chunks (RFC 9112, 7.1), read as strictly as llhttp reads heads.
+
+llhttp itself would do, but it does not say where in the received bytes a body ended, nor what the bytes beside
+the body were; with pipelined requests both must be known.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from modelserver.telemetry.wire import Violation
+from modelserver.wire.body import BodyCollector
+from modelserver.wire.http1.head import RefusedError
+
+# Sizes of up to 15 digits: more than any body has bytes. Blanks around the size are what smugglers use.
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e]*)?")
+_TRAILER_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[\t\x20-\x7e\x80-\xff]*")
+# What decides where a request ends or whom it is for has no place behind its body (RFC 9110, 6.5.1).
+_FORBIDDEN_TRAILERS = frozenset({b"content-length", b"transfer-encoding", b"host"})
+
+MAX_EXTENSION_BYTES = 16 * 1024
+MAX_TRAILER_BYTES = 16 * 1024
+_MAX_SIZE_DIGITS = 15
+# Each chunk costs time, however small it is: so many are free, the others need this size on average.
+MAX_TINY_CHUNKS = 10_000
+_MIN_AVERAGE_BYTES = 64
+
+
+class _Part(enum.Enum):
+    """What comes next."""
+
+    SIZE = enum.auto()
+    DATA = enum.auto()
+    END_OF_DATA = enum.auto()
+    TRAILER = enum.auto()
+    NOTHING = enum.auto()
+
+
+class ChunkedBody:
+    """Hands the data of one chunked body to `body`: `feed` until `is_complete`."""
+
+    __slots__ = ("_line", "_num_chunks", "_num_extension_bytes", "_num_missing", "_num_trailer_bytes", "_part", "body")
+
+    def __init__(self, body: BodyCollector) -> None:
+        self.body = body
+        self._part = _Part.SIZE
+        self._line = b""  # the beginning of a line that is not complete
+        self._num_missing = 0  # of the chunk that is being received
+        self._num_chunks = 0
+        self._num_extension_bytes = 0
+        self._num_trailer_bytes = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the body was read."""
+        return self._part is _Part.NOTHING
+
+    def feed(self, data: bytes, at: int) -> int:
+        """Read `data` from `at` on; returns where it stopped, before the end only when the body is complete.
+
+        Raises RefusedError. Stops to collect when `body` has an error.
+        """
+        size = len(data)
+        while at < size and self._part is not _Part.NOTHING:
+            if self._part is _Part.DATA:
+                taken = min(self._num_missing, size - at)
+                self.body.add(data[at : at + taken])
+                at += taken
+                self._num_missing -= taken
+                if self._num_missing == 0:
+                    self._part = _Part.END_OF_DATA
+                continue
+            end = data.find(b"\n", at)
+            if end < 0:
+                self._line += data[at:]
+                self._check_line_length(len(self._line) - 1)  # a carriage return may be among them
+                return size
+            line = self._line + data[at:end]
+            self._line = b""
+            at = end + 1
+            if not line.endswith(b"\r"):
+                raise _invalid("a line ends without a carriage return")
+            self._check_line_length(len(line) - 1)
+            self._read_line(line[:-1])
+        return at
+
+    def _check_line_length(self, num_bytes: int) -> None:
+        if self._part is _Part.TRAILER:
+            if self._num_trailer_bytes + num_bytes > MAX_TRAILER_BYTES:
+                raise RefusedError(
+                    431, f"the trailers are over the limit of {MAX_TRAILER_BYTES} bytes", Violation.HEAD_TOO_LARGE
+                )
+        elif num_bytes > _MAX_SIZE_DIGITS + MAX_EXTENSION_BYTES - self._num_extension_bytes:
+            raise _invalid(f"chunk extensions are over the limit of {MAX_EXTENSION_BYTES} bytes")
+
+    def _read_line(self, line: bytes) -> None:
+        if self._part is _Part.SIZE:
+            self._read_size(line)
+        elif self._part is _Part.TRAILER:
+            self._read_trailer(line)
+        elif line:
+            raise _invalid("a chunk is longer than its size says")
+        else:
+            self._part = _Part.SIZE
+
+    def _read_size(self, line: bytes) -> None:
+        match = _SIZE_LINE.fullmatch(line)
+        if match is None:
+            raise _invalid("a chunk has no valid size")
+        self._num_extension_bytes += len(match[2] or b"")
+        self._num_missing = int(match[1], 16)
+        if self._num_missing == 0:
+            self._part = _Part.TRAILER
+            return
+        self._part = _Part.DATA
+        self.body.expect(self._num_missing)
+        self._num_chunks += 1
+        if self._num_chunks > MAX_TINY_CHUNKS + self.body.num_bytes // _MIN_AVERAGE_BYTES:
+            raise _invalid(f"the body has too many small chunks, use some of at least {_MIN_AVERAGE_BYTES} bytes")
+
+    def _read_trailer(self, line: bytes) -> None:
+        if not line:
+            self._part = _Part.NOTHING
+            return
+        self._num_trailer_bytes += len(line)
+        match = _TRAILER_LINE.fullmatch(line)
+        if match is None or match[1].lower() in _FORBIDDEN_TRAILERS:
+            raise _invalid(f"'{line[:40].decode('latin-1')}' is no trailer")
+
+
+def _invalid(message: str) -> RefusedError:
+    return RefusedError(400, f"this is not a valid chunked body: {message}", Violation.SMUGGLING)

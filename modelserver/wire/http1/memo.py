@@ -1,0 +1,68 @@
+"""The heads that one connection has sent lately: clients repeat theirs byte for byte."""
+
+from __future__ import annotations
+
+import re
+
+from modelserver.frontends.http.exchange import HttpHead
+from modelserver.wire.http1.head import RequestHead, read_head
+from modelserver.wire.limits import WireLimits
+
+_MAX_HEADS = 8
+_MAX_HEAD_BYTES = 2048
+
+_LENGTH_LINE = re.compile(rb"(?i:\r\ncontent-length:)[ \t]*(\d+)[ \t]*\r\n")
+# More digits than any body has bytes are left to the parser and its errors.
+_MAX_DIGITS = 15
+
+
+class HeadMemo:
+    """Gives for the bytes of a head what `read_head` gives, mostly without calling it.
+
+    Full, it is cleared: a client whose heads all differ gains nothing by it, and is not to pay for
+    bookkeeping. A head that differs from the last one parsed in nothing but the number of its Content-Length
+    is made from that one. What a client sent as a secret may lie here, and goes with the connection.
+    """
+
+    __slots__ = ("_head", "_heads", "_limits", "_prefix", "_suffix")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._heads: dict[bytes, RequestHead] = {}
+        # The last head that was parsed and announces a body: `_prefix` + digits + `_suffix`.
+        self._head: RequestHead | None = None
+        self._prefix = self._suffix = b""
+
+    def get(self, data: bytes) -> RequestHead:
+        """The record of a whole head. Raises RefusedError."""
+        head = self._heads.get(data)
+        if head is not None:
+            return head
+        head = self._of_other_length(data)
+        if head is None:
+            head = read_head(data, self._limits)
+            if len(data) > _MAX_HEAD_BYTES:
+                return head
+            self._keep_shape(data, head)
+        if len(self._heads) >= _MAX_HEADS:
+            self._heads.clear()
+        self._heads[data] = head
+        return head
+
+    def _keep_shape(self, data: bytes, head: RequestHead) -> None:
+        line = _LENGTH_LINE.search(data)
+        # Whether an upgrade is refused depends on the length, so such a head is not the model of others.
+        if line is not None and "upgrade" not in head.http.headers:
+            self._head, self._prefix, self._suffix = head, data[: line.start(1)], data[line.end(1) :]
+
+    def _of_other_length(self, data: bytes) -> RequestHead | None:
+        shape = self._head
+        if shape is None or not (data.startswith(self._prefix) and data.endswith(self._suffix)):
+            return None
+        digits = data[len(self._prefix) : len(data) - len(self._suffix)]
+        if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+            return None
+        http = shape.http
+        headers = {**http.headers, "content-length": digits.decode()}
+        http = HttpHead(http.method, http.path, headers, http.query)
+        return RequestHead(http, self._limits.max_body_bytes, is_http_1_0=shape.is_http_1_0)

@@ -1,0 +1,128 @@
+"""What one connection sends: answers of one moment leave in one write, large buffers without being copied."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from modelserver.core.tensor import Buffer
+from modelserver.wire.http1.patience import Progress
+from modelserver.wire.outbox import Outbox
+
+# Below this one write is cheaper than avoiding a copy.
+_MAX_JOINED_BYTES = 32 * 1024
+# More than this is not collected: the transport is to tell when the peer does not keep up.
+_MAX_COLLECTED_BYTES = 64 * 1024
+
+
+class Outgoing:
+    """Collects while `is_collecting`, and otherwise until the outbox flushes at the end of the loop's turn."""
+
+    __slots__ = (
+        "_is_in_outbox",
+        "_num_collected",
+        "_num_written",
+        "_outbox",
+        "_parts",
+        "_progress",
+        "_room",
+        "_transport",
+        "is_collecting",
+        "is_paused",
+    )
+
+    def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
+        self.is_collecting = False
+        self.is_paused = False  # the peer does not read, or not fast enough
+        self._transport = transport
+        self._outbox = outbox
+        self._parts: list[Buffer] = []
+        self._num_collected = 0
+        self._num_written = 0
+        self._is_in_outbox = False
+        self._room: asyncio.Future[None] | None = None  # of who waits for the peer to read
+        self._progress: Progress | None = None
+
+    def add(self, head: bytes, body: Sequence[Buffer], num_body_bytes: int) -> None:
+        """Send `head` and the buffers of `body` soon; they are not changed afterwards."""
+        if num_body_bytes <= _MAX_JOINED_BYTES:
+            self._parts.append(b"".join((head, *body)))
+        else:
+            self._parts.append(head)
+            self._parts += body
+        self._num_collected += len(head) + num_body_bytes
+        if self._num_collected > _MAX_COLLECTED_BYTES:
+            self.flush()
+        elif not self.is_collecting and not self._is_in_outbox:
+            self._is_in_outbox = True
+            self._outbox.add(self)
+
+    def flush(self) -> None:
+        """Send what is collected."""
+        self._is_in_outbox = False
+        parts = self._parts
+        if not parts:
+            return
+        num_bytes = self._num_collected
+        self._num_collected = 0
+        self._num_written += num_bytes
+        self._parts = []
+        if self._transport.is_closing():
+            return
+        if len(parts) == 1:
+            self._transport.write(parts[0])
+        elif num_bytes <= _MAX_JOINED_BYTES:
+            self._transport.write(b"".join(parts))
+        else:
+            self._write_each(parts)
+
+    def _write_each(self, parts: list[Buffer]) -> None:
+        # Not `writelines`: asyncio's forgets the back-pressure from Python 3.12 on, and joins before it.
+        small: list[Buffer] = []
+        num_small_bytes = 0
+        for part in parts:
+            num_small_bytes += len(part)
+            if num_small_bytes <= _MAX_JOINED_BYTES:
+                small.append(part)
+                continue
+            if small:
+                self._transport.write(b"".join(small))
+                small.clear()
+            num_small_bytes = 0
+            self._transport.write(part)
+        if small:
+            self._transport.write(b"".join(small))
+
+    async def room(self) -> None:
+        """Wait until the peer has read enough for more to be sent, or has left."""
+        while self.is_paused:
+            if self._room is None:
+                self._room = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._room)
+
+    def pause(self) -> None:
+        """The transport holds enough."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """The transport takes more."""
+        self.is_paused = False
+        room, self._room = self._room, None
+        if room is not None:
+            room.set_result(None)
+
+    def close(self) -> None:
+        """The connection is lost: forget what was not sent."""
+        self._parts = []
+        self._num_collected = 0
+        self.resume()
+
+    def stalled_s(self, now_s: float) -> float:
+        """For how long the peer has taken nothing of what waits for it."""
+        num_waiting = self._transport.get_write_buffer_size()
+        if num_waiting == 0:
+            self._progress = None
+            return 0.0
+        if self._progress is None:
+            self._progress = Progress()
+        return self._progress.paused_s(now_s, self._num_written - num_waiting)
