@@ -73,6 +73,9 @@ async def call_unary(
 class OpenStream:
     """A streaming call in progress; leave it by `finish`, `cancel` or by reading its end."""
 
+    # Whether the wire that this plays offers `send_now`.
+    sends_now = True
+
     def __init__(self, method: Method, metadata: Mapping[str, str | bytes] | None = None) -> None:
         assert method.stream is not None, "the method does not stream"
         self._requests: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
@@ -81,7 +84,8 @@ class OpenStream:
         # Cleared by a test to play a client that does not read.
         self.has_room = asyncio.Event()
         self.has_room.set()
-        call = StreamCall(self._messages(), self._take, metadata or {})
+        send_now = self._take_now if self.sends_now else None
+        call = StreamCall(self._messages(), self._take, metadata or {}, send_now=send_now)
         self.task = asyncio.ensure_future(method.stream(call))
 
     async def _messages(self) -> AsyncIterator[bytes]:
@@ -94,6 +98,11 @@ class OpenStream:
     async def _take(self, parts: Parts) -> None:
         await self.has_room.wait()
         self._replies.put_nowait(b"".join(parts))
+
+    def _take_now(self, parts: Parts) -> bool:
+        if self.has_room.is_set():
+            self._replies.put_nowait(b"".join(parts))
+        return self.has_room.is_set()
 
     def send(self, request: Message | bytes) -> None:
         self._requests.put_nowait(request if isinstance(request, bytes) else request.SerializeToString())

@@ -44,12 +44,17 @@ class UnaryCall:
 
 @dataclass(slots=True)
 class StreamCall:
-    """A bidirectional call: `messages` ends when the client half-closes; `send` waits for room."""
+    """A bidirectional call: `messages` ends when the client half-closes; `send` waits for room.
+
+    `send_now`, of wires that have it, sends a message if that takes no waiting; else it returns False and has
+    done nothing. It is never called while a `send` is in progress, and does not raise.
+    """
 
     messages: AsyncIterator[Buffer]
     send: Callable[[Parts], Awaitable[None]]
     metadata: Metadata = field(default_factory=dict)
     deadline_ns: int | None = None
+    send_now: Callable[[Parts], bool] | None = None
 
 
 class RpcError(Exception):

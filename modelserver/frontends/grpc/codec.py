@@ -87,21 +87,20 @@ def request_id(message: Buffer) -> str:
 
 def encode_infer_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
     """A serialized ModelInferResponse in parts, tensors as raw_output_contents. The response must not be an error."""
-    outputs = response.outputs
-    if len(outputs) == 1 and not request.id and not response.parameters:
-        # The usual answer, and the hot one; the same bytes as below.
-        output = outputs[0]
-        data = output.data
+    if _is_lone(request, response):
+        output = response.outputs[0]
         raw = _raw_bytes(output)
         head = envelope.lone_output_fields(
-            request.model_name, request.version, output.name, output.datatype, data.shape, len(raw)
+            request.model_name, request.version, output.name, output.datatype, output.data.shape, len(raw)
         )
         return head, raw
-    return _response_parts(request, outputs, response.parameters)
+    return _response_parts(request, response.outputs, response.parameters)
 
 
 def encode_stream_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
     """A serialized ModelStreamInferResponse in parts, with the parameter that tells whether more will follow."""
+    if _is_lone(request, response):
+        return _lone_stream_parts(request, response.outputs[0], is_final=response.is_final)
     parts = _response_parts(request, response.outputs, response.parameters)
     parts.append(_IS_FINAL if response.is_final else _IS_NOT_FINAL)
     return (envelope.infer_response_head(sum(map(len, parts))), *parts)
@@ -180,6 +179,21 @@ def _too_many(head: RequestHead, limits: GrpcLimits) -> ServerError:
         f"the request has {len(head.inputs)} inputs and names {num_outputs} outputs, "
         f"at most {limits.max_tensors} of each are allowed"
     )
+
+
+def _is_lone(request: InferRequest, response: InferResponse) -> bool:
+    """Whether this is the usual response, and the hot one, of which all but the data is known bytes."""
+    return len(response.outputs) == 1 and not request.id and not response.parameters
+
+
+def _lone_stream_parts(request: InferRequest, output: Tensor, *, is_final: bool) -> Sequence[Buffer]:
+    raw = _raw_bytes(output)
+    size = len(raw)
+    fields = envelope.lone_output_fields(
+        request.model_name, request.version, output.name, output.datatype, output.data.shape, size
+    )
+    flag = _IS_FINAL if is_final else _IS_NOT_FINAL
+    return envelope.infer_response_head(len(fields) + size + len(flag)) + fields, raw, flag
 
 
 def _raw_bytes(output: Tensor) -> Buffer:

@@ -49,7 +49,7 @@ class GrpcFrontend:
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._limits = limits
-        self._decode = InferDecoder(limits).decode
+        self._decoder = InferDecoder(limits)
         self._tasks = Tasks()
         self._streams: set[InferStream] = set()
         self._draining = asyncio.Event()
@@ -101,7 +101,7 @@ class GrpcFrontend:
     def _model_infer(self, call: UnaryCall) -> None:
         reply = UnaryReply(call)
         try:
-            request = self._decode(call.message, reply)
+            request = self._decoder.decode(call.message, reply)
             request.deadline_ns = call.deadline_ns
             reply.request = request
             call.on_cancel = request.cancel
@@ -113,7 +113,7 @@ class GrpcFrontend:
     async def _model_stream_infer(self, call: StreamCall) -> None:
         if self._draining.is_set():
             raise UnavailableError("the server is shutting down and accepts no new streams")
-        stream = InferStream(call, self._dataplane, self._limits)
+        stream = InferStream(call, self._dataplane, self._decoder, self._limits)
         self._streams.add(stream)
         try:
             await stream.run()

@@ -21,6 +21,11 @@ PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 LIMIT = 4  # of the frontend fixture
 
 
+@pytest.fixture(params=[True, False], ids=["at once", "by the task"], autouse=True)
+def _sends_now(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenStream, "sends_now", request.param)
+
+
 def message(request_id: str, model: str = "echo", **parameters: bool) -> pb.ModelInferRequest:
     data = np.array([1, 2], np.float32)
     request = pb.ModelInferRequest(model_name=model, id=request_id, raw_input_contents=[data.tobytes()])
