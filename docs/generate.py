@@ -26,7 +26,8 @@ from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
-from modelserver.wire import listener
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.limits import WireLimits
 
 DOCS = Path(__file__).resolve().parent
 CONFIGURATION = DOCS / "configuration.md"
@@ -134,7 +135,11 @@ class _Model:
 
 def metrics() -> str:
     server = ServerMetrics(
-        lambda: [_Model()], lambda: {"m": LoadCounts()}, server_version="", host=HostGauges(interval_s=1.0)
+        lambda: [_Model()],
+        lambda: {"m": LoadCounts()},
+        server_version="",
+        host=HostGauges(interval_s=1.0),
+        wire=WireCounts(),
     )
     lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
     for family in server.collect():
@@ -166,18 +171,8 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "name of an input", f"{http.max_name_len} characters", "", "400, INVALID_ARGUMENT"
     yield "dimensions of a shape", str(http.max_rank), "", "400, INVALID_ARGUMENT"
     yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"
-    yield (
-        "HTTP request line and headers",
-        f"{listener.MAX_HEAD_BYTES} bytes",
-        "",
-        "431, the connection is closed",
-    )
-    yield (
-        "gRPC message",
-        f"{ServerOptions().grpc_max_request_size} bytes",
-        "`--grpc-max-request-size`",
-        "RESOURCE_EXHAUSTED",
-    )
+    message_size = f"{ServerOptions().grpc_max_request_size} bytes"
+    yield "gRPC message", message_size, "`--grpc-max-request-size`", "RESOURCE_EXHAUSTED"
     grpc = DEFAULT_LIMITS
     yield "inputs, and requested outputs, of a gRPC request", str(grpc.max_tensors), "", "RESOURCE_EXHAUSTED"
     yield "unanswered requests of one `ModelStreamInfer` call", str(grpc.max_stream_inflight), "", "reading pauses"
@@ -189,11 +184,57 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "name of a model", f"{model_name._LONGEST_NAME_BYTES} bytes", "", "400, INVALID_ARGUMENT"
 
 
+def wire_limits() -> str:
+    lines = ["| limit | default | flag | over it |", "|---|---|---|---|"]
+    lines += [f"| {what} | {default} | {flag} | {over} |" for what, default, flag, over in _wire_limits()]
+    return "\n".join(lines) + "\n"
+
+
+def _wire_limits() -> Iterator[tuple[str, str, str, str]]:
+    limits = WireLimits()
+    times, http_head, http2, keepalive = limits.times, limits.head, limits.http2, limits.keepalive
+    yield (
+        "connections of a port",
+        str(limits.max_connections),
+        "`--max-connections`",
+        "503, or GOAWAY ENHANCE_YOUR_CALM",
+    )
+    yield "file descriptors", "90 % of `ulimit -n`", "", "as above"
+    yield "time to the end of the first head, or of the TLS handshake", f"{times.head_s:g} s", "", "408, or closed"
+    yield "request target", f"{http_head.max_target_bytes} bytes", "", "414"
+    yield "request line and headers, HTTP/1.1", f"{http_head.max_http1_bytes} bytes", "", "431"
+    yield "headers, HTTP/1.1", str(http_head.max_http1_fields), "", "431"
+    list_size = f"{http_head.max_http2_list_bytes} bytes by RFC 9113's count"
+    yield "headers, HTTP/2", list_size, "", "431, RESOURCE_EXHAUSTED"
+    block = f"{http_head.max_header_block_bytes} bytes, {http_head.max_continuations} CONTINUATION frames"
+    yield "a header block", block, "", "GOAWAY"
+    yield "pipelined requests, HTTP/1.1", str(limits.max_pipelined), "", "the connection is read no further"
+    streams = "`--max-concurrent-streams`"
+    yield "requests in flight, HTTP/2 connection", str(http2.max_concurrent_streams), streams, "REFUSED_STREAM"
+    yield "a pause within a body", f"{times.body_pause_s:g} s", "", "408, CANCEL"
+    rate = f"{times.body_rate} bytes/s over {times.body_window_s:g} s"
+    yield "pace of a body", rate, "", "408, CANCEL"
+    yield "received bytes of unfinished requests", f"{limits.max_assembly_bytes}", "", "503, RESOURCE_EXHAUSTED"
+    yield "a reader that takes nothing", f"{times.slow_reader_s:g} s", "", "CANCEL, or closed"
+    yield "idle HTTP/1.1 connection", f"{times.http1_idle_s:g} s", "`--http-idle-timeout`", "closed"
+    yield "idle HTTP/2 connection", f"{times.http2_idle_s:g} s", "", "GOAWAY"
+    buckets = (
+        ("resets of unfinished requests, HTTP/2 connection", http2.resets_burst, http2.resets_per_s),
+        ("frames that do nothing, HTTP/2 connection", http2.glitches_burst, http2.glitches_per_s),
+    )
+    for what, burst, rate_per_s in buckets:
+        yield what, f"{burst}, then {rate_per_s} a second", "", "GOAWAY ENHANCE_YOUR_CALM"
+    yield "answers to SETTINGS and PING that wait", str(http2.max_control_frames), "", "GOAWAY ENHANCE_YOUR_CALM"
+    strikes = f"{keepalive.max_ping_strikes} sooner than after {keepalive.min_ping_interval_s:g} s"
+    yield "pings of a client", strikes, "`--grpc-http2-max-ping-strikes`, ...", "GOAWAY too_many_pings"
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "flags": markdown,
     "fields": config_fields,
     "metrics": metrics,
     "limits": limits,
+    "wire_limits": wire_limits,
 }
 
 

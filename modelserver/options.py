@@ -26,6 +26,7 @@ from modelserver.flags import (
 )
 
 SERVER = "Server"
+PORTS = "Ports and TLS"
 LOGGING = "Logging"
 REPOSITORY = "Model repository"
 BACKENDS = "Backends"
@@ -58,7 +59,15 @@ class ServerOptions:
     exit_timeout_secs: int = field(default=30, metadata=flag(SERVER, "Seconds that requests in flight and queued are given to finish after SIGTERM or SIGINT.", minimum=0))
     config: str = field(default="", metadata=flag(SERVER, "YAML file of options: a mapping from flag names to values.", metavar="FILE", is_ours=True))
     tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
-    wire: str = field(default="native", metadata=flag(SERVER, "What carries HTTP: native is our own, grpcio is uvicorn, kept as the reference. gRPC is carried by grpcio either way.", choices=("native", "grpcio"), is_ours=True))
+    wire: str = field(default="native", metadata=flag(SERVER, "What carries HTTP and gRPC: native is our own, grpcio is uvicorn and grpcio, kept as the reference.", choices=("native", "grpcio"), is_ours=True))
+
+    shared_ports: bool = field(default=True, metadata=flag(PORTS, "Answer HTTP and gRPC on the HTTP port as well as on the gRPC port; the two may then be one. false: each port answers its own protocol only.", is_ours=True))
+    max_connections: int = field(default=10_000, metadata=flag(PORTS, "Connections that a port may have at a time; further ones are refused.", minimum=1, is_ours=True))
+    max_concurrent_streams: int = field(default=1000, metadata=flag(PORTS, "Requests that an HTTP/2 connection may have in flight; further ones wait at the client.", minimum=1, maximum=_INT_MAX, is_ours=True))
+    http_idle_timeout: int = field(default=75, metadata=flag(PORTS, "Seconds after which an HTTP/1.1 connection without a request is closed.", minimum=1, is_ours=True))
+    tls_cert: str = field(default="", metadata=flag(PORTS, "Certificate of the server, in PEM form and followed by those between it and the authority's: TLS on every port, that of the metrics too. Read again when it changes.", metavar="FILE", is_ours=True))
+    tls_key: str = field(default="", metadata=flag(PORTS, "Private key of --tls-cert.", metavar="FILE", is_ours=True))
+    tls_client_ca: str = field(default="", metadata=flag(PORTS, "Certificates of the authorities one of which must have signed every client's certificate.", metavar="FILE", is_ours=True))
 
     log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs what only helps to find faults, and a line per inference request.", minimum=0))
     log_info: bool = field(default=True, metadata=flag(LOGGING, "Log what happens in the life of server and models."))
@@ -114,11 +123,11 @@ class ServerOptions:
     grpc_infer_thread_count: int = field(default=2, metadata=flag(GRPC, "One event loop serves all calls, whatever this says.", state=_NOT_YET, minimum=1))
     grpc_infer_allocation_pool_size: int = field(default=8, metadata=flag(GRPC, "Messages kept for reuse; ours are not.", state=_NOT_YET, minimum=0))
     grpc_max_response_pool_size: int = field(default=_INT_MAX, metadata=flag(GRPC, "Responses of a stream kept for a slow reader; ours wait for it.", state=_NOT_YET, minimum=1))
-    grpc_use_ssl: bool = field(default=False, metadata=flag(GRPC, "Serve TLS.", state=_REFUSED))
-    grpc_use_ssl_mutual: bool = field(default=False, metadata=flag(GRPC, "Serve TLS and ask clients for a certificate.", state=_REFUSED))
-    grpc_server_cert: str = field(default="", metadata=flag(GRPC, "Certificate of the server.", state=_NOT_YET, metavar="FILE"))
-    grpc_server_key: str = field(default="", metadata=flag(GRPC, "Private key of the server.", state=_NOT_YET, metavar="FILE"))
-    grpc_root_cert: str = field(default="", metadata=flag(GRPC, "Certificate that clients' are checked against.", state=_NOT_YET, metavar="FILE"))
+    grpc_use_ssl: bool = field(default=False, metadata=flag(GRPC, "Serve TLS on the gRPC port, and gRPC on no other."))
+    grpc_use_ssl_mutual: bool = field(default=False, metadata=flag(GRPC, "As --grpc-use-ssl, and clients must show a certificate that --grpc-root-cert vouches for."))
+    grpc_server_cert: str = field(default="", metadata=flag(GRPC, "Certificate of the server for --grpc-use-ssl. Read again when it changes.", metavar="FILE"))
+    grpc_server_key: str = field(default="", metadata=flag(GRPC, "Private key of --grpc-server-cert.", metavar="FILE"))
+    grpc_root_cert: str = field(default="", metadata=flag(GRPC, "Certificates of the authorities one of which must have signed every client's certificate, for --grpc-use-ssl-mutual.", metavar="FILE"))
     grpc_restricted_protocol: tuple[str, ...] = field(default=(), metadata=flag(GRPC, "Groups of methods that need a metadata key.", state=_REFUSED, metavar="API[,API...]:KEY=VALUE"))
 
     allow_metrics: bool = field(default=True, metadata=flag(METRICS, "Serve metrics for Prometheus."))
@@ -175,6 +184,8 @@ class ServerOptions:
             )
         if not self.allow_http and not self.allow_grpc:
             raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
+        _check_ports(self)
+        _check_tls(self)
         missing = [path for path in self.backend_directory if not Path(path).is_dir()]
         if missing:
             raise InvalidArgumentError(f"--backend-directory: there is no directory {missing[0]}")
@@ -186,6 +197,17 @@ class ServerOptions:
                     f"{option.flag_name} is not enforced yet, so the server does not start with it: "
                     "protect the port by a proxy and leave the flag out"
                 )
+
+    @property
+    def is_one_port(self) -> bool:
+        """HTTP and gRPC have the same address."""
+        same = self.http_port == self.grpc_port != 0 and self.http_address == self.grpc_address
+        return same and self.allow_http and self.allow_grpc
+
+    @property
+    def is_grpc_tls(self) -> bool:
+        """The gRPC port has a certificate of its own; Triton's second flag includes the first."""
+        return self.grpc_use_ssl or self.grpc_use_ssl_mutual
 
     @property
     def backend_options(self) -> dict[str, dict[str, str]]:
@@ -248,6 +270,41 @@ def _describe(name: str, hint: object, default: object, metadata: typing.Mapping
     kind = typing.get_args(hint)[0] if is_repeated or is_nullable else hint
     assert isinstance(kind, type), f"option {name} has no plain type"
     return Option(name, kind, is_repeated, is_nullable, typing.cast(OptionValue, default), metadata["flag"])
+
+
+def _check_ports(options: ServerOptions) -> None:
+    if not options.is_one_port:
+        return
+    port = f"--http-port and --grpc-port are both {options.http_port}"
+    if options.wire != "native":
+        raise InvalidArgumentError(f"{port}: only --wire=native carries both protocols on one port")
+    if not options.shared_ports:
+        raise InvalidArgumentError(f"{port}: --shared-ports=false needs two ports")
+    if options.is_grpc_tls:
+        raise InvalidArgumentError(
+            f"{port}: --grpc-use-ssl is for a gRPC port of its own; use --tls-cert and --tls-key for one that is shared"
+        )
+
+
+def _check_tls(options: ServerOptions) -> None:
+    """Flags that need each other; whether the files are any good is found when they are read."""
+    for flags, needed in (
+        (("tls_cert", "tls_key", "tls_client_ca"), ("tls_cert", "tls_key")),
+        (("grpc_use_ssl", "grpc_use_ssl_mutual"), ("grpc_server_cert", "grpc_server_key")),
+        (("grpc_use_ssl_mutual",), ("grpc_root_cert",)),
+    ):
+        given = [name for name in flags if getattr(options, name)]
+        missing = [name for name in needed if not getattr(options, name)]
+        if given and options.wire != "native":
+            raise InvalidArgumentError(
+                f"{_flag_name(given[0])} needs --wire=native: --wire=grpcio does not do TLS here"
+            )
+        if given and missing:
+            raise InvalidArgumentError(f"{_flag_name(given[0])} needs {_flag_name(missing[0])}: say which file it is")
+
+
+def _flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _split_backend_setting(text: str) -> tuple[str, str, str]:

@@ -11,21 +11,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
 
 from modelserver.allocator import tune_malloc
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.exchange import Frontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
+from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, make_ports
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.devices import gpu_ids
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
@@ -33,9 +32,8 @@ from modelserver.repository.repository import ModelRepository
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
-from modelserver.wire.http1.server import Http1Server
-from modelserver.wire.listener import HttpOptions
-from modelserver.wire.reference.grpcio_server import GrpcioOptions, GrpcioServer
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.address import authority
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +42,6 @@ STAGE_GRACE_S = 5.0
 # What stopping after a start that failed may take: nothing was promised to anyone yet.
 FAILED_START_STOP_S = 1.0
 _DRAIN_POLL_S = 0.005
-
-
-class Wire(Protocol):
-    """A listener."""
-
-    @property
-    def port(self) -> int: ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self, grace_s: float) -> None: ...
 
 
 class Server:
@@ -73,35 +60,37 @@ class Server:
         self.controlplane = ControlPlane(self.repository)
         # Set when a stage of the stop overran or was forced: threads or requests may be left.
         self.is_abandoned = False
+        self._counts = WireCounts()
         self._wires: dict[str, Wire] = {}
         self._started: AsyncExitStack | None = None
         self._stop_deadline: float | None = None
 
     @property
     def http_port(self) -> int:
-        return self._wires["HTTP"].port
+        return self._wires[HTTP].port
 
     @property
     def grpc_port(self) -> int:
-        return self._wires["gRPC"].port
+        return self._wires[GRPC].port
 
     @property
     def metrics_port(self) -> int:
-        return self._wires["metrics"].port
+        return self._wires[METRICS].port
 
     @property
     def addresses(self) -> dict[str, str]:
         """Where each protocol is served, for people."""
+        options = self.options
+        scheme = "https" if options.tls_cert else "http"
         hosts = {
-            "HTTP": ("http://", self.options.http_address, ""),
-            "gRPC": ("", self.options.grpc_address, ""),
-            "metrics": ("http://", self.options.metrics_address or self.options.http_address, "/metrics"),
+            HTTP: (f"{scheme}://", options.http_address, ""),
+            GRPC: ("", options.grpc_address, ""),
+            METRICS: (f"{scheme}://", options.metrics_address or options.http_address, "/metrics"),
         }
         found = {}
         for name, wire in self._wires.items():
             scheme, host, path = hosts[name]
-            host = f"[{host}]" if ":" in host else host
-            found[name] = f"{scheme}{host}:{wire.port}{path}"
+            found[name] = f"{scheme}{authority(host, wire.port)}{path}"
         return dict(sorted(found.items()))
 
     async def start(self) -> None:
@@ -115,11 +104,11 @@ class Server:
             logger.warning("%s", sentence)
         if self.options.tune_malloc:
             tune_malloc()
+        ports = make_ports(self.options, self._frontends(), self._counts)
         async with AsyncExitStack() as stack:
-            await self._open(stack, "metrics", self._metrics_wire())
+            await self._open(stack, ports, METRICS)
             self._on_stop(stack, "models", self.repository.stop)
-            await self._open(stack, "HTTP", self._http_wire())
-            await self._open(stack, "gRPC", self._grpc_wire())
+            await self._open(stack, ports, HTTP, GRPC)
             await self.repository.start()
             self._on_stop(stack, "requests in flight", self._drain)
             self._started = stack.pop_all()
@@ -156,65 +145,45 @@ class Server:
                 self.is_abandoned = True
         return 1 if self.is_abandoned else 0
 
-    def _metrics_wire(self) -> Wire | None:
+    def _frontends(self) -> Frontends:
         options = self.options
-        if not options.allow_metrics:
-            return None
+        limits = HttpLimits(max_body_bytes=options.http_max_input_size)
+        return Frontends(
+            http=HttpFrontend(self.dataplane, self.controlplane, limits) if options.allow_http else None,
+            grpc=GrpcFrontend(self.dataplane, self.controlplane) if options.allow_grpc else None,
+            metrics=MetricsFrontend(self._metrics().collect) if options.allow_metrics else None,
+        )
+
+    def _metrics(self) -> ServerMetrics:
+        options = self.options
         switches = options.metrics_switches
-        metrics = ServerMetrics(
+        return ServerMetrics(
             self.repository.models,
             self.repository.load_counts,
             server_version=self.version,
             refusals=self.dataplane.refusals,
             host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
+            wire=self._counts if options.wire == "native" else None,
             options=MetricsOptions(
                 has_duration_counters=switches["counter_latencies"],
                 has_duration_histograms=switches["histogram_latencies"],
             ),
         )
-        address = options.metrics_address or options.http_address
-        return self._http_server(
-            MetricsFrontend(metrics.collect),
-            address,
-            options.metrics_port,
-            HttpOptions(reuse_port=options.reuse_http_port, port_flag="--metrics-port"),
-        )
 
-    def _http_wire(self) -> Wire | None:
-        options = self.options
-        if not options.allow_http:
-            return None
-        frontend = HttpFrontend(
-            self.dataplane, self.controlplane, HttpLimits(max_body_bytes=options.http_max_input_size)
-        )
-        return self._http_server(
-            frontend,
-            options.http_address,
-            options.http_port,
-            HttpOptions(reuse_port=options.reuse_http_port, max_body_bytes=options.http_max_input_size),
-        )
-
-    def _http_server(self, frontend: Frontend, host: str, port: int, options: HttpOptions) -> Wire:
-        if self.options.wire == "native":
-            return Http1Server(frontend, host, port, options)
-        # Imported when asked for: our own wire needs none of it.
-        from modelserver.wire.reference.uvicorn_server import UvicornServer
-
-        return UvicornServer(frontend, host, port, options)
-
-    def _grpc_wire(self) -> Wire | None:
-        options = self.options
-        if not options.allow_grpc:
-            return None
-        frontend = GrpcFrontend(self.dataplane, self.controlplane)
-        return GrpcioServer(frontend, options.grpc_address, options.grpc_port, grpcio_options(options))
-
-    async def _open(self, stack: AsyncExitStack, name: str, wire: Wire | None) -> None:
-        if wire is None:
+    async def _open(self, stack: AsyncExitStack, ports: Mapping[str, Wire], *names: str) -> None:
+        """Listen on these ports, those that there are; they stop together, each with the whole of the grace."""
+        named = [(name, ports[name]) for name in names if name in ports]
+        if not named:
             return
-        await wire.start()
-        self._wires[name] = wire
-        self._on_stop(stack, name, wire.stop)
+        wires = {id(wire): wire for _, wire in named}.values()
+
+        async def stop(grace_s: float) -> None:
+            await asyncio.gather(*(wire.stop(grace_s) for wire in wires))
+
+        self._on_stop(stack, " and ".join(name for name, _ in named), stop)
+        for wire in wires:
+            await wire.start()
+        self._wires.update(named)
 
     def _on_stop(self, stack: AsyncExitStack, name: str, stop: Callable[[float], Awaitable[object]]) -> None:
         """Make `stop` a stage of stopping: it is told the seconds left and cut off a little after them."""
@@ -277,25 +246,10 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
     )
 
 
-def grpcio_options(options: ServerOptions) -> GrpcioOptions:
-    """The gRPC wire's part of the options."""
-    return GrpcioOptions(
-        reuse_port=options.reuse_grpc_port,
-        max_receive_bytes=options.grpc_max_request_size,
-        response_compression_level=options.grpc_infer_response_compression_level,
-        keepalive_time_ms=options.grpc_keepalive_time,
-        keepalive_timeout_ms=options.grpc_keepalive_timeout,
-        keepalive_permit_without_calls=options.grpc_keepalive_permit_without_calls,
-        http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
-        http2_min_recv_ping_interval_without_data_ms=options.grpc_http2_min_recv_ping_interval_without_data,
-        http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
-        max_connection_age_ms=options.grpc_max_connection_age,
-        max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
-    )
-
-
 def _warn_ineffective(options: ServerOptions) -> None:
     flags = [option.flag_name for option in ineffective(options)]
     flags += [f"--metrics-config={key}" for key in ineffective_metrics_settings(options)]
     if flags:
         logger.warning("accepted, has no effect yet: %s", ", ".join(flags))
+    if options.grpc_server_cert and not options.is_grpc_tls:
+        logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port serves no TLS by it")

@@ -28,7 +28,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.repository",),
     ("modelserver.dataplane", "modelserver.controlplane", "modelserver.shared_memory"),
     ("modelserver.frontends",),
-    ("modelserver.server", "modelserver.signals", "modelserver.cli", "modelserver.bench", "modelserver.wire", "modelserver.__main__"),
+    (
+        "modelserver.server",
+        "modelserver.ports",
+        "modelserver.signals",
+        "modelserver.cli",
+        "modelserver.bench",
+        "modelserver.wire",
+        "modelserver.__main__",
+    ),
 )
 LAYER_OF = {prefix: number for number, prefixes in enumerate(LAYERS) for prefix in prefixes}
 

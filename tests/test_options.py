@@ -135,12 +135,7 @@ def test_a_mistake_is_named_with_what_was_expected(arguments: list[str], parts: 
 
 @pytest.mark.parametrize(
     "argument",
-    [
-        "--http-restricted-api=health:k=v",
-        "--grpc-restricted-protocol=health:k=v",
-        "--grpc-use-ssl",
-        "--grpc-use-ssl-mutual",
-    ],
+    ["--http-restricted-api=health:k=v", "--grpc-restricted-protocol=health:k=v"],
 )
 def test_protection_that_is_not_there_is_refused_not_ignored(argument: str) -> None:
     with pytest.raises(InvalidArgumentError, match="not enforced yet"):
@@ -259,7 +254,7 @@ def test_the_reference_lists_every_flag_with_its_state() -> None:
     text = markdown()
     for option in option_table():
         assert f"`{option.flag_name}`" in text
-    assert text.count(FlagState.REFUSED.value) == 4
+    assert text.count(FlagState.REFUSED.value) == 2
 
 
 def test_the_reference_is_printed_by_the_module() -> None:
@@ -273,13 +268,42 @@ def test_the_reference_is_printed_by_the_module() -> None:
     assert printed.stdout == markdown()
 
 
+GRPC_TLS = {"grpc_server_cert": "c", "grpc_server_key": "k"}
+ONE_PORT = {"http_port": 7000, "grpc_port": 7000}
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"allow_http": False, "allow_grpc": False}, "leaves nothing to serve"),
+        ({"tls_cert": "c"}, "--tls-cert needs --tls-key: say which file it is"),
+        ({"tls_key": "k"}, "--tls-key needs --tls-cert"),
+        ({"tls_client_ca": "a"}, "--tls-client-ca needs --tls-cert"),
+        ({"tls_cert": "c", "tls_key": "k", "wire": "grpcio"}, "--tls-cert needs --wire=native"),
+        ({"grpc_use_ssl": True}, "--grpc-use-ssl needs --grpc-server-cert"),
+        ({"grpc_use_ssl": True, "grpc_server_cert": "c"}, "--grpc-use-ssl needs --grpc-server-key"),
+        ({**GRPC_TLS, "grpc_use_ssl_mutual": True}, "--grpc-use-ssl-mutual needs --grpc-root-cert"),
+        ({**GRPC_TLS, "grpc_use_ssl": True, "wire": "grpcio"}, "--grpc-use-ssl needs --wire=native"),
+        ({**ONE_PORT, "wire": "grpcio"}, "both 7000: only --wire=native carries both protocols on one port"),
+        ({**ONE_PORT, "shared_ports": False}, "both 7000: --shared-ports=false needs two ports"),
+        ({**ONE_PORT, **GRPC_TLS, "grpc_use_ssl": True}, "both 7000: .* use --tls-cert and --tls-key"),
         ({"backend_directory": ("/no/such/place",)}, "--backend-directory: there is no directory /no/such/place"),
     ],
 )
 def test_options_that_cannot_work_together_are_refused(fields: dict[str, object], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         ServerOptions(model_repository=(".",), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_one"),
+    [
+        (ONE_PORT, True),
+        ({"http_port": 0, "grpc_port": 0}, False),
+        ({**ONE_PORT, "allow_http": False}, False),
+        ({**ONE_PORT, "grpc_address": "127.0.0.1"}, False),
+        ({}, False),
+    ],
+)
+def test_equal_ports_are_one(fields: dict[str, object], is_one: bool) -> None:
+    assert ServerOptions(model_repository=(".",), **fields).is_one_port is is_one

@@ -171,7 +171,7 @@ def test_liveness_answers_and_readiness_waits_while_models_load(tmp_path: Path) 
         port = probe.getsockname()[1]
     with serving_process(tmp_path, f"--http-port={port}") as server:
         url = f"127.0.0.1:{port}"
-        server.wait_for("gRPC server listens")
+        server.wait_for("gRPC.* listens")
         assert get(url, "/v2/health/live")[0] == 200
         assert get(url, "/v2/health/ready")[0] == 400
         server.wait_until_started()

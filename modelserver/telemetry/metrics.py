@@ -17,6 +17,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.statistics import HistogramSnapshot, ModelStatistics, StatisticsSnapshot
+from modelserver.telemetry.wire import WireCounts, wire_families
 
 
 class MeasuredModel(Protocol):
@@ -187,6 +188,7 @@ class ServerMetrics:
         server_version: str,
         refusals: RefusalCounts | None = None,
         host: HostGauges | None = None,
+        wire: WireCounts | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
         self._models = models
@@ -194,6 +196,7 @@ class ServerMetrics:
         self._server_version = server_version
         self._refusals = refusals or RefusalCounts()
         self._host = host
+        self._wire = wire
         self._options = options or MetricsOptions()
         self._process = ProcessCollector(registry=None)
 
@@ -214,6 +217,8 @@ class ServerMetrics:
         families += [_histogram(name, text, samples, pick) for name, text, pick in histograms]
         families += _load_families(self._load_counts())
         families.append(_refusal_family(self._refusals))
+        if self._wire is not None:
+            families += wire_families(self._wire)
         if self._host is not None:
             families += _host_families(self._host)
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from collections import Counter
 
+from prometheus_client.core import Metric
+
 
 class Protocol(enum.Enum):
     """What a connection speaks; the values are the `protocol` labels of the metrics."""
@@ -43,6 +45,42 @@ class Violation(enum.Enum):
     ASSEMBLY_BUDGET = "assembly_budget"
 
 
+# Which of them there are in a protocol: their counters begin at 0 and not with the first.
+_POSSIBLE = {
+    Protocol.UNKNOWN: (Violation.TOO_MANY_CONNECTIONS, Violation.BAD_PREFACE, Violation.TLS, Violation.SLOW_HEAD),
+    Protocol.HTTP1: (
+        Violation.PROTOCOL,
+        Violation.SMUGGLING,
+        Violation.HEAD_TOO_LARGE,
+        Violation.BODY_TOO_LARGE,
+        Violation.SLOW_HEAD,
+        Violation.SLOW_BODY,
+        Violation.SLOW_READER,
+        Violation.ASSEMBLY_BUDGET,
+    ),
+    Protocol.HTTP2: (
+        Violation.PROTOCOL,
+        Violation.FRAME_SIZE,
+        Violation.FLOW_CONTROL,
+        Violation.COMPRESSION,
+        Violation.HEAD_TOO_LARGE,
+        Violation.BODY_TOO_LARGE,
+        Violation.TOO_MANY_CONTINUATIONS,
+        Violation.TOO_MANY_RESETS,
+        Violation.TOO_MANY_GLITCHES,
+        Violation.TOO_MANY_CONTROL_FRAMES,
+        Violation.TOO_MANY_SETTINGS,
+        Violation.TOO_MANY_PINGS,
+        Violation.TOO_MANY_STREAMS,
+        Violation.SLOW_HEAD,
+        Violation.SLOW_BODY,
+        Violation.SLOW_READER,
+        Violation.NO_PING_ANSWER,
+        Violation.ASSEMBLY_BUDGET,
+    ),
+}
+
+
 class WireCounts:
     """Counts since the start of the server. Event loop thread only."""
 
@@ -65,3 +103,25 @@ class WireCounts:
     def violated(self, protocol: Protocol, violation: Violation) -> None:
         """A peer went over a limit: its request or its connection was ended."""
         self.violations[protocol, violation] += 1
+
+
+def wire_families(counts: WireCounts) -> list[Metric]:
+    """The families of our own wire, over all ports of the server."""
+    opened = Metric("modelserver_connections", "Connections since start, by what they spoke", "counter")
+    is_open = Metric("modelserver_open_connections", "Connections that are open, by what they speak", "gauge")
+    for protocol in Protocol:
+        labels = {"protocol": protocol.value}
+        opened.add_sample(f"{opened.name}_total", labels, counts.connections_opened[protocol])
+        is_open.add_sample(is_open.name, labels, counts.connections_open[protocol])
+    streams = Metric("modelserver_open_streams", "HTTP/2 streams that are open: requests in progress", "gauge")
+    streams.add_sample(streams.name, {}, counts.open_streams)
+    violations = Metric(
+        "modelserver_peer_violations",
+        "Requests and connections that were ended because a peer broke a rule or went over a limit",
+        "counter",
+    )
+    possible = {(protocol, violation): 0 for protocol, kinds in _POSSIBLE.items() for violation in kinds}
+    for (protocol, violation), count in {**possible, **counts.violations}.items():
+        labels = {"protocol": protocol.value, "reason": violation.value}
+        violations.add_sample(f"{violations.name}_total", labels, count)
+    return [opened, is_open, streams, violations]

@@ -22,21 +22,28 @@ from support.http_calls import LENGTH, binary_body, fp32
 from modelserver.errors import UnavailableError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.routes import HttpFrontend
-from modelserver.wire.http1.server import Http1Server
-from modelserver.wire.listener import HttpOptions
+from modelserver.wire.address import Address
+from modelserver.wire.limits import WireLimits
+from modelserver.wire.native_server import NativeServer
 from modelserver.wire.reference.uvicorn_server import UvicornServer
 
-AnyServer = Http1Server | UvicornServer
-HttpServer: type[AnyServer] = Http1Server
+AnyServer = NativeServer | UvicornServer
+
+
+def _native(frontend: Frontend, address: Address, limits: WireLimits | None = None) -> NativeServer:
+    return NativeServer(address, http=frontend, limits=limits)
+
+
+make_server: Callable[..., AnyServer] = _native
 
 ADDRESS = "127.0.0.1"
 LIMIT = 8 << 20
 
 
-@pytest.fixture(autouse=True, params=[Http1Server, UvicornServer])
+@pytest.fixture(autouse=True, params=[_native, UvicornServer], ids=["native", "uvicorn"])
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test of this file runs on each of the servers."""
-    monkeypatch.setitem(globals(), "HttpServer", request.param)
+    monkeypatch.setitem(globals(), "make_server", request.param)
 
 
 class FunctionFrontend:
@@ -65,7 +72,7 @@ def _mirror(exchange: HttpExchange) -> None:
 
 @asynccontextmanager
 async def _serve(frontend: Frontend, grace_s: float = 5, **options: Any) -> AsyncIterator[AnyServer]:
-    server = HttpServer(frontend, ADDRESS, 0, HttpOptions(**({"max_body_bytes": LIMIT} | options)))
+    server = make_server(frontend, Address(ADDRESS, 0, **options), WireLimits(max_body_bytes=LIMIT))
     await server.start()
     try:
         yield server
@@ -172,7 +179,7 @@ async def _send_raw(server: AnyServer, data: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.parametrize("data", [b"\x16\x03\x01 certainly not HTTP\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("data", [b"certainly not HTTP\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"])
 async def test_what_is_not_http_is_refused(data: bytes) -> None:
     async with _serve(FunctionFrontend(_mirror)) as server:
         head, _, body = (await _send_raw(server, data)).partition(b"\r\n\r\n")
@@ -326,7 +333,7 @@ def test_on_uvloop() -> None:
 
 
 async def test_stop_may_come_twice_or_before_start() -> None:
-    server = HttpServer(FunctionFrontend(_mirror), ADDRESS, 0)
+    server = make_server(FunctionFrontend(_mirror), Address(ADDRESS, 0))
     await server.stop(1)
     await server.start()
     await server.stop(1)
@@ -335,25 +342,25 @@ async def test_stop_may_come_twice_or_before_start() -> None:
 
 async def test_a_taken_port_is_refused_with_the_flag_to_change() -> None:
     async with _serve(FunctionFrontend(_mirror)) as server:
-        second = HttpServer(FunctionFrontend(_mirror), ADDRESS, server.port, HttpOptions(port_flag="--metrics-port"))
+        second = make_server(FunctionFrontend(_mirror), Address(ADDRESS, server.port, "--metrics-port"))
         with pytest.raises(UnavailableError, match=f"{ADDRESS}:{server.port}.*--metrics-port"):
             await second.start()
 
 
 async def test_an_address_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UnavailableError, match="no such host"):
-        await HttpServer(FunctionFrontend(_mirror), "no such host", 0).start()
+        await make_server(FunctionFrontend(_mirror), Address("no such host", 0)).start()
 
 
 async def test_an_address_of_another_machine_is_refused_with_the_flag_to_change() -> None:
-    options = HttpOptions(port_flag="--metrics-port")
+    server = make_server(FunctionFrontend(_mirror), Address("192.0.2.1", 0, "--metrics-port"))
     with pytest.raises(UnavailableError, match="no such address, choose another with --metrics-address"):
-        await HttpServer(FunctionFrontend(_mirror), "192.0.2.1", 0, options).start()
+        await server.start()
 
 
 async def test_a_port_may_be_shared() -> None:
     async with _serve(FunctionFrontend(_mirror), reuse_port=True) as first:
-        second = HttpServer(FunctionFrontend(_mirror), ADDRESS, first.port, HttpOptions(reuse_port=True))
+        second = make_server(FunctionFrontend(_mirror), Address(ADDRESS, first.port, reuse_port=True))
         await second.start()
         assert second.port == first.port
         await second.stop(1)
@@ -369,7 +376,7 @@ def _loopback_addresses() -> list[str]:
 
 @pytest.mark.parametrize("host", _loopback_addresses())
 async def test_listens_on_names_and_ipv6(host: str) -> None:
-    server = HttpServer(FunctionFrontend(_mirror), host, 0)
+    server = make_server(FunctionFrontend(_mirror), Address(host, 0))
     await server.start()
     async with httpx.AsyncClient() as client:
         url_host = f"[{host}]" if ":" in host else host

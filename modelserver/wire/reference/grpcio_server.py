@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Frontend, Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.wire.address import Address, authority
+from modelserver.wire.limits import WireLimits
 
 _logger = logging.getLogger(__name__)
 
@@ -24,66 +25,63 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcioOptions:
-    """What an operator can set, under Triton's names without `grpc-`; None leaves grpcio's default."""
+def channel_arguments(limits: WireLimits, *, reuse_port: bool = False) -> list[tuple[str, int]]:
+    """The limits as grpcio takes them; what it has no argument for has no effect here."""
+    keepalive = limits.keepalive
+    arguments: dict[str, int | None] = {
+        "grpc.so_reuseport": int(reuse_port),
+        "grpc.max_receive_message_length": limits.max_message_bytes,
+        "grpc.max_send_message_length": _INT32_MAX,
+        "grpc.keepalive_time_ms": _ms(keepalive.ping_after_s),
+        "grpc.keepalive_timeout_ms": _ms(keepalive.ping_timeout_s),
+        "grpc.keepalive_permit_without_calls": int(keepalive.ping_without_calls),
+        "grpc.http2.max_pings_without_data": keepalive.max_pings_without_data,
+        "grpc.http2.min_ping_interval_without_data_ms": _ms(keepalive.min_ping_interval_s),
+        "grpc.http2.max_ping_strikes": keepalive.max_ping_strikes,
+        "grpc.max_connection_age_ms": _ms(keepalive.max_age_s),
+        "grpc.max_connection_age_grace_ms": _ms(keepalive.max_age_grace_s),
+        "grpc.default_compression_level": _COMPRESSION_LEVELS[limits.grpc_compression] or None,
+    }
+    return [(name, value) for name, value in arguments.items() if value is not None]
 
-    reuse_port: bool = False
-    max_receive_bytes: int = _INT32_MAX
-    max_send_bytes: int = _INT32_MAX
-    response_compression_level: str = "none"
-    keepalive_time_ms: int = 7_200_000
-    keepalive_timeout_ms: int = 20_000
-    keepalive_permit_without_calls: bool = False
-    http2_max_pings_without_data: int = 2
-    http2_min_recv_ping_interval_without_data_ms: int = 300_000
-    http2_max_ping_strikes: int = 2
-    max_connection_age_ms: int | None = None
-    max_connection_age_grace_ms: int | None = None
 
-    def channel_arguments(self) -> list[tuple[str, int]]:
-        """The same as grpcio's channel arguments."""
-        arguments: dict[str, int | None] = {
-            "grpc.so_reuseport": int(self.reuse_port),
-            "grpc.max_receive_message_length": self.max_receive_bytes,
-            "grpc.max_send_message_length": self.max_send_bytes,
-            "grpc.keepalive_time_ms": self.keepalive_time_ms,
-            "grpc.keepalive_timeout_ms": self.keepalive_timeout_ms,
-            "grpc.keepalive_permit_without_calls": int(self.keepalive_permit_without_calls),
-            "grpc.http2.max_pings_without_data": self.http2_max_pings_without_data,
-            "grpc.http2.min_ping_interval_without_data_ms": self.http2_min_recv_ping_interval_without_data_ms,
-            "grpc.http2.max_ping_strikes": self.http2_max_ping_strikes,
-            "grpc.max_connection_age_ms": self.max_connection_age_ms,
-            "grpc.max_connection_age_grace_ms": self.max_connection_age_grace_ms,
-            "grpc.default_compression_level": _COMPRESSION_LEVELS[self.response_compression_level] or None,
-        }
-        return [(name, value) for name, value in arguments.items() if value is not None]
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
 
 
 class GrpcioServer:
     """Listens on one address from `start` to `stop`. Used on the event loop thread."""
 
-    def __init__(self, frontend: Frontend, host: str, port: int, options: GrpcioOptions | None = None) -> None:
-        """`port` 0 takes any free one; `self.port` is the real one after `start`."""
+    def __init__(self, frontend: Frontend, address: Address, limits: WireLimits | None = None) -> None:
         self._frontend = frontend
-        self._host = host
-        self._options = options or GrpcioOptions()
+        self._address = address
+        self._limits = limits or WireLimits()
         self._server: grpc.aio.Server | None = None
-        self.port = port
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; the real one when 0 was asked for."""
+        return self._address.port
 
     async def start(self) -> None:
-        """Raises UnavailableError when the address cannot be listened on."""
+        """Listen. Raises UnavailableError, naming the flag, when the address cannot be had."""
         if self.port:
-            _check_address(self._host, self.port, reuse_port=self._options.reuse_port)
-        server = grpc.aio.server(options=self._options.channel_arguments())
+            # grpcio would not tell why it cannot, and prints to stderr.
+            self._address.bind().close()
+        reuse_port = self._address.reuse_port
+        server = grpc.aio.server(options=channel_arguments(self._limits, reuse_port=reuse_port))
         server.add_generic_rpc_handlers((_MethodTable(self._frontend.methods),))
         try:
-            self.port = server.add_insecure_port(_authority(self._host, self.port))
+            port = server.add_insecure_port(authority(self._address.host, self.port))
         except RuntimeError as error:
-            raise _address_error(self._host, self.port, str(error)) from None
+            raise UnavailableError(
+                f"cannot listen for gRPC on {authority(self._address.host, self.port)}: {error}; choose another "
+                f"address with {self._address.address_flag} or another port with {self._address.port_flag}"
+            ) from None
+        self._address = replace(self._address, port=port)
         await server.start()
         self._server = server
-        _logger.info("gRPC server listens on %s", _authority(self._host, self.port))
+        _logger.info("gRPC listens on %s", authority(self._address.host, port))
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls at once, give those in flight `grace_s` seconds to finish, then cancel them."""
@@ -214,29 +212,3 @@ def _join(parts: Parts) -> bytes:
 def _deadline_ns(context: grpc.aio.ServicerContext[bytes, bytes]) -> int | None:
     remaining_s = context.time_remaining()
     return None if remaining_s is None else time.monotonic_ns() + int(remaining_s * 1e9)
-
-
-def _authority(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _check_address(host: str, port: int, *, reuse_port: bool) -> None:
-    """Bind once ourselves: grpcio would not tell why it cannot, and prints to stderr."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if reuse_port:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise _address_error(host, port, error.strerror or str(error)) from None
-
-
-def _address_error(host: str, port: int, reason: str) -> ServerError:
-    return UnavailableError(
-        f"cannot listen for gRPC on {_authority(host, port)}: {reason}; "
-        "choose another address with --grpc-address or another port with --grpc-port"
-    )

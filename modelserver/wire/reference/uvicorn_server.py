@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any, cast
 
 import uvicorn
@@ -18,42 +19,64 @@ from uvicorn.server import ServerState
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import error_response, message_response
+from modelserver.wire.address import Address
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.head import content_length, json_length
-from modelserver.wire.listener import MAX_HEAD_BYTES, Connection, HttpListener, HttpOptions
+from modelserver.wire.limits import WireLimits
 
 _Message = MutableMapping[str, Any]
 _Send = Callable[[Any], Awaitable[None]]
 
+_BACKLOG = 2048
+_ABORT_WAIT_S = 1.0
 _TASKS_WAIT_S = 1.0
 
 
 class UvicornServer:
     """An HTTP listener for one frontend. Everything happens on the event loop that calls `start`."""
 
-    def __init__(self, frontend: Frontend, host: str, port: int, options: HttpOptions | None = None) -> None:
-        self._listener = HttpListener(host, port, options or HttpOptions())
+    def __init__(self, frontend: Frontend, address: Address, limits: WireLimits | None = None) -> None:
+        self._address = address
+        self._limits = limits or WireLimits()
         self._app = _App(frontend)
         self._state = ServerState()
+        self._listener: asyncio.AbstractServer | None = None
 
     @property
     def port(self) -> int:
         """The port that is listened on; the real one when 0 was asked for."""
-        return self._listener.port
+        return self._address.port
 
     async def start(self) -> None:
         """Listen. Raises UnavailableError, naming the flag, when the address cannot be had."""
         loop = asyncio.get_running_loop()
-        options = self._listener.options
         config = self._config()
         config.load()
-        await self._listener.start(lambda: _Connection(config, self._state, options.max_body_bytes, loop))
+        bound = self._address.bind()
+        self._address = replace(self._address, port=bound.getsockname()[1])
+        self._listener = await loop.create_server(
+            lambda: _Connection(config, self._state, self._limits, loop), sock=bound, backlog=_BACKLOG
+        )
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more, let requests in flight finish for `grace_s`, then cut what is left."""
-        await self._listener.stop(cast("set[Connection]", self._state.connections), grace_s)
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        listener.close()
+        connections = cast("set[_Connection]", self._state.connections)
+        for connection in list(connections):
+            connection.shutdown()
+        if connections:
+            await asyncio.wait([connection.closed for connection in connections], timeout=grace_s)
+        left = list(connections)
+        for connection in left:
+            connection.abort()
+        if left:
+            await asyncio.wait([connection.closed for connection in left], timeout=_ABORT_WAIT_S)
         if self._state.tasks:
             await asyncio.wait(list(self._state.tasks), timeout=_TASKS_WAIT_S)
+        await listener.wait_closed()
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
@@ -67,7 +90,7 @@ class UvicornServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=int(self._listener.options.keep_alive_s),
+            timeout_keep_alive=int(self._limits.times.http1_idle_s),
         )
 
 
@@ -78,7 +101,7 @@ class _Connection(HttpToolsProtocol):
         self,
         config: uvicorn.Config,
         server_state: ServerState,
-        max_body_bytes: int,
+        limits: WireLimits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(config, server_state, {}, loop)
@@ -86,14 +109,15 @@ class _Connection(HttpToolsProtocol):
         self.on_lost: Callable[[], None] | None = None
         # Bytes received since a request line began; None while no header section is open.
         self._head_bytes: int | None = None
-        self._max_body_bytes = max_body_bytes
+        self._max_head_bytes = limits.head.max_http1_bytes
+        self._max_body_bytes = limits.max_body_bytes
         self._body: BodyCollector  # of the request that is being received
 
     def data_received(self, data: bytes) -> None:
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(431, f"the request line and headers are over the limit of {MAX_HEAD_BYTES} bytes")
+            if self._head_bytes > self._max_head_bytes:
+                self._refuse(431, f"the request line and headers are over the limit of {self._max_head_bytes} bytes")
                 return
         super().data_received(data)
 

@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 from modelserver.core.datatype import Datatype
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.wire.address import Address
 from modelserver.wire.reference.grpcio_server import GrpcioServer
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +33,7 @@ class Served:
         models = [EchoModel(f"echo_{datatype.value}", datatype) for datatype in Datatype]
         self.controlplane = EchoControlPlane(IndexEntry("echo", 1, ModelState.READY))
         frontend = GrpcFrontend(echo_dataplane(self.model, self.held, *models), self.controlplane)  # type: ignore[arg-type]
-        self._server = GrpcioServer(frontend, "127.0.0.1", 0)
+        self._server = GrpcioServer(frontend, Address("127.0.0.1", 0))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-grpcio")
 

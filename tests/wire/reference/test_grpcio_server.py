@@ -26,7 +26,9 @@ from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
-from modelserver.wire.reference.grpcio_server import GrpcioOptions, GrpcioServer
+from modelserver.wire.address import Address
+from modelserver.wire.limits import KeepaliveLimits, WireLimits
+from modelserver.wire.reference.grpcio_server import GrpcioServer, channel_arguments
 
 HOST = "127.0.0.1"
 NOT_SERVING = health_pb2.HealthCheckResponse(status="NOT_SERVING").SerializeToString()
@@ -45,10 +47,12 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(*models: EchoModel, options: GrpcioOptions | None = None) -> AsyncIterator[Running]:
+async def serving(
+    *models: EchoModel, limits: WireLimits | None = None, reuse_port: bool = False
+) -> AsyncIterator[Running]:
     dataplane = echo_dataplane(*models)
     frontend = GrpcFrontend(dataplane, EchoControlPlane(), health_watch_interval_s=0.01)  # type: ignore[arg-type]
-    server = GrpcioServer(frontend, HOST, 0, options)
+    server = GrpcioServer(frontend, Address(HOST, 0, "--grpc-port", reuse_port), limits)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(
@@ -167,7 +171,7 @@ async def test_handlers_see_the_metadata() -> None:
         seen.append(call.metadata)
         call.reply((f"{call.metadata['key']} {sorted(call.metadata)} {len(call.metadata)}".encode(),))
 
-    server = GrpcioServer(_Frontend({"/s/m": Method(unary=handle)}), HOST, 0)
+    server = GrpcioServer(_Frontend({"/s/m": Method(unary=handle)}), Address(HOST, 0))
     await server.start()
     async with grpc.aio.insecure_channel(f"{HOST}:{server.port}") as channel:
         reply = await channel.unary_unary("/s/m")(b"", metadata=(("key", "a"), ("key", "b"), ("bin-bin", b"\x00")))
@@ -275,8 +279,9 @@ async def test_busy_port_is_named_with_its_flag(capfd: pytest.CaptureFixture[str
         busy.bind((HOST, 0))
         busy.listen()
         port = busy.getsockname()[1]
-        server = GrpcioServer(GrpcFrontend(echo_dataplane(), EchoControlPlane()), HOST, port)  # type: ignore[arg-type]
-        with pytest.raises(UnavailableError, match=rf"gRPC on {HOST}:{port}: Address already in use.*--grpc-port"):
+        frontend = GrpcFrontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
+        server = GrpcioServer(frontend, Address(HOST, port, "--grpc-port"))
+        with pytest.raises(UnavailableError, match=rf"listen on {HOST}:{port}: Address already in use.*--grpc-port"):
             await server.start()
     assert capfd.readouterr().err == ""
 
@@ -285,15 +290,14 @@ async def test_busy_port_is_named_with_its_flag(capfd: pytest.CaptureFixture[str
 async def test_impossible_address_is_named_with_its_flag(host: str) -> None:
     frontend = GrpcFrontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
     with pytest.raises(UnavailableError, match=f"{host}:1234.*--grpc-address"):
-        await GrpcioServer(frontend, host, 1234).start()
+        await GrpcioServer(frontend, Address(host, 1234, "--grpc-port")).start()
 
 
 @pytest.mark.parametrize("reuse_port", [True, False])
 async def test_two_servers_share_a_port_only_if_asked(reuse_port: bool) -> None:
-    options = GrpcioOptions(reuse_port=reuse_port)
-    async with serving(options=options) as running:
+    async with serving(reuse_port=reuse_port) as running:
         frontend = GrpcFrontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
-        second = GrpcioServer(frontend, HOST, running.server.port, options)
+        second = GrpcioServer(frontend, Address(HOST, running.server.port, "--grpc-port", reuse_port))
         if reuse_port:
             await second.start()
             assert second.port == running.server.port
@@ -304,7 +308,7 @@ async def test_two_servers_share_a_port_only_if_asked(reuse_port: bool) -> None:
 
 
 async def test_size_limit_is_the_callers_fault() -> None:
-    async with serving(EchoModel(), options=GrpcioOptions(max_receive_bytes=1000)) as running:
+    async with serving(EchoModel(), limits=WireLimits(max_message_bytes=1000)) as running:
         await running.infer(message(16))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.infer(message(1000))
@@ -314,8 +318,8 @@ async def test_size_limit_is_the_callers_fault() -> None:
 @pytest.mark.parametrize(("level", "is_smaller"), [("none", False), ("low", True), ("medium", True), ("high", True)])
 async def test_response_compression(level: str, is_smaller: bool) -> None:
     size = 1 << 18
-    options = GrpcioOptions(response_compression_level=level)
-    async with serving(EchoModel(), options=options) as running, _counting_proxy(running.server.port) as proxy:
+    limits = WireLimits(grpc_compression=level)
+    async with serving(EchoModel(), limits=limits) as running, _counting_proxy(running.server.port) as proxy:
         async with grpc.aio.insecure_channel(f"{HOST}:{proxy.port}") as channel:
             reply = await channel.unary_unary(f"{SERVICE}ModelInfer")(message(size))
         assert pb.ModelInferResponse.FromString(reply).raw_output_contents[0] == bytes(4 * size)
@@ -372,7 +376,7 @@ async def _counting_proxy(target: int) -> AsyncIterator[_Proxy]:
 
 
 def test_options_are_tritons_channel_arguments() -> None:
-    arguments = dict(GrpcioOptions().channel_arguments())
+    arguments = dict(channel_arguments(WireLimits()))
     assert arguments == {
         "grpc.so_reuseport": 0,
         "grpc.max_receive_message_length": (1 << 31) - 1,
@@ -384,7 +388,7 @@ def test_options_are_tritons_channel_arguments() -> None:
         "grpc.http2.min_ping_interval_without_data_ms": 300_000,
         "grpc.http2.max_ping_strikes": 2,
     }
-    aged = dict(GrpcioOptions(max_connection_age_ms=5, max_connection_age_grace_ms=6).channel_arguments())
+    aged = dict(channel_arguments(WireLimits(keepalive=KeepaliveLimits(max_age_s=0.005, max_age_grace_s=0.006))))
     assert (aged["grpc.max_connection_age_ms"], aged["grpc.max_connection_age_grace_ms"]) == (5, 6)
 
 
@@ -418,13 +422,14 @@ import grpc.aio
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.wire.address import Address
 from modelserver.wire.reference.grpcio_server import GrpcioServer
 
 ready, done = threading.Event(), threading.Event()
 
 async def serve():
     global port
-    server = GrpcioServer(GrpcFrontend(echo_dataplane(EchoModel()), EchoControlPlane()), "127.0.0.1", 0)
+    server = GrpcioServer(GrpcFrontend(echo_dataplane(EchoModel()), EchoControlPlane()), Address("127.0.0.1", 0))
     await server.start()
     port = server.port
     ready.set()

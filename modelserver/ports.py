@@ -1,0 +1,170 @@
+"""Which ports the server has, what each of them answers, and within which limits: made from the options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.status import message_response
+from modelserver.options import ServerOptions
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.address import Address
+from modelserver.wire.limits import Http2Limits, KeepaliveLimits, TimeLimits, WireLimits
+from modelserver.wire.native_server import NativeServer
+from modelserver.wire.tls import TlsFiles
+
+HTTP, GRPC, METRICS = "HTTP", "gRPC", "metrics"
+
+
+class Wire(Protocol):
+    """A port that is listened on from `start` to `stop`."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def start(self) -> None:
+        """Raises UnavailableError, naming the flag, when the address cannot be had."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontends:
+    """What there is to serve; None where a flag takes it away."""
+
+    http: HttpFrontend | None
+    grpc: GrpcFrontend | None
+    metrics: HttpFrontend | None
+
+
+def make_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
+    """The ports by what they are for; one that is for two things is there twice.
+
+    Raises InvalidArgumentError when a file that a TLS flag names is no good.
+    """
+    make = _native_ports if options.wire == "native" else _reference_ports
+    return make(options, frontends, counts)
+
+
+def wire_limits(options: ServerOptions) -> WireLimits:
+    """The limits of our own wire."""
+    age_ms, grace_ms = options.grpc_max_connection_age, options.grpc_max_connection_age_grace
+    return WireLimits(
+        max_connections=options.max_connections,
+        max_body_bytes=options.http_max_input_size,
+        max_message_bytes=options.grpc_max_request_size,
+        times=TimeLimits(http1_idle_s=options.http_idle_timeout),
+        http2=Http2Limits(max_concurrent_streams=options.max_concurrent_streams),
+        keepalive=KeepaliveLimits(
+            ping_after_s=options.grpc_keepalive_time / 1000,
+            ping_timeout_s=options.grpc_keepalive_timeout / 1000,
+            ping_without_calls=options.grpc_keepalive_permit_without_calls,
+            min_ping_interval_s=options.grpc_http2_min_recv_ping_interval_without_data / 1000,
+            max_ping_strikes=options.grpc_http2_max_ping_strikes,
+            max_pings_without_data=options.grpc_http2_max_pings_without_data,
+            max_age_s=None if age_ms is None else age_ms / 1000,
+            max_age_grace_s=None if grace_ms is None else grace_ms / 1000,
+        ),
+        grpc_compression=options.grpc_infer_response_compression_level,
+    )
+
+
+def _http_address(options: ServerOptions) -> Address:
+    return Address(options.http_address, options.http_port, "--http-port", options.reuse_http_port)
+
+
+def _grpc_address(options: ServerOptions) -> Address:
+    return Address(options.grpc_address, options.grpc_port, "--grpc-port", options.reuse_grpc_port)
+
+
+def _metrics_address(options: ServerOptions) -> Address:
+    host = options.metrics_address or options.http_address
+    return Address(host, options.metrics_port, "--metrics-port", options.reuse_http_port)
+
+
+def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
+    limits = wire_limits(options)
+    every_tls = _tls_files(options)
+    grpc_tls = _grpc_tls_files(options) or every_tls
+    # A gRPC port that has a certificate of its own was asked to protect gRPC: no other port must offer it.
+    is_shared = options.shared_ports and not options.is_grpc_tls
+    http, grpc = frontends.http, frontends.grpc
+    ports: dict[str, Wire] = {}
+    if frontends.metrics is not None:
+        ports[METRICS] = NativeServer(
+            _metrics_address(options),
+            http=frontends.metrics,
+            limits=limits,
+            counts=counts,
+            tls=every_tls,
+            name="metrics",
+        )
+    if http is not None:
+        ports[HTTP] = NativeServer(
+            _http_address(options),
+            http=http,
+            grpc=grpc if is_shared else None,
+            limits=limits,
+            counts=counts,
+            tls=every_tls,
+            name="HTTP and gRPC" if is_shared and grpc is not None else "HTTP",
+        )
+    if grpc is not None and options.is_one_port:
+        ports[GRPC] = ports[HTTP]
+    elif grpc is not None and not options.is_grpc_tls:
+        from modelserver.wire.reference.grpcio_server import GrpcioServer
+
+        ports[GRPC] = GrpcioServer(grpc, _grpc_address(options), limits)
+    elif grpc is not None:
+        has_http = options.shared_ports and http is not None
+        ports[GRPC] = NativeServer(
+            _grpc_address(options),
+            http=http if has_http else NoHttp(),
+            grpc=grpc,
+            limits=limits,
+            counts=counts,
+            tls=grpc_tls,
+            name="gRPC and HTTP" if has_http else "gRPC",
+        )
+    return ports
+
+
+def _reference_ports(options: ServerOptions, frontends: Frontends, _counts: WireCounts) -> dict[str, Wire]:
+    # Imported when asked for: our own wire needs none of it.
+    from modelserver.wire.reference.grpcio_server import GrpcioServer
+    from modelserver.wire.reference.uvicorn_server import UvicornServer
+
+    limits = wire_limits(options)
+    ports: dict[str, Wire] = {}
+    if frontends.metrics is not None:
+        ports[METRICS] = UvicornServer(frontends.metrics, _metrics_address(options), limits)
+    if frontends.http is not None:
+        ports[HTTP] = UvicornServer(frontends.http, _http_address(options), limits)
+    if frontends.grpc is not None:
+        ports[GRPC] = GrpcioServer(frontends.grpc, _grpc_address(options), limits)
+    return ports
+
+
+def _tls_files(options: ServerOptions) -> TlsFiles | None:
+    if not options.tls_cert:
+        return None
+    return TlsFiles(options.tls_cert, options.tls_key, options.tls_client_ca)
+
+
+def _grpc_tls_files(options: ServerOptions) -> TlsFiles | None:
+    if not options.is_grpc_tls:
+        return None
+    client_ca = options.grpc_root_cert if options.grpc_use_ssl_mutual else ""
+    flags = ("--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert")
+    return TlsFiles(options.grpc_server_cert, options.grpc_server_key, client_ca, flags)
+
+
+class NoHttp:
+    """In place of the HTTP frontend where gRPC only is served."""
+
+    def handle(self, exchange: HttpExchange) -> None:
+        exchange.respond(message_response(404, "this port serves gRPC and no HTTP: see --http-port and --shared-ports"))
