@@ -98,6 +98,11 @@ class ForwardedCalls:
         self._calls: dict[int, _Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_inflight(self) -> int:
+        """Requests that the core has not answered."""
+        return len(self._calls)
+
     def http(self, exchange: HttpExchange) -> None:
         """Forward an HTTP request."""
         number = self._next_number()

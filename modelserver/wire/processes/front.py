@@ -8,27 +8,20 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from modelserver.allocator import tune_malloc
 from modelserver.execution.child_log import ChildLogHandler
 from modelserver.execution.resident import Resident
-from modelserver.execution.shared_buffer import SharedBuffer
-from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.logs import OWN_LOGGERS
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.port import Port
+from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.counts import CountsReader
-from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
-from modelserver.wire.processes.link import Link
-from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred, Report
-from modelserver.wire.processes.remote import RemoteDataPlane
+from modelserver.wire.processes.messages import Report
 from modelserver.wire.processes.setup import FrontSetup
-
-_logger = logging.getLogger(__name__)
 
 # Between two looks at what has changed, in which the core learns of closed connections and counts.
 _REPORT_S: Final = 0.1
@@ -61,29 +54,16 @@ class Front(Resident):
         self._end: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._handover = socket.socket(fileno=handover)
         self._handover.setblocking(False)
-        self._link = Link(
-            "the core",
-            socket.socket(fileno=link),
-            SharedBuffer(outgoing),
-            SharedBuffer(incoming),
-            kind=CoreBundle,
-            receive=self._receive,
-            lost=self._lose_core,
+        self._core = core = Core(
+            (link, outgoing, incoming), self._setup.http_limits, self._setup.grpc_limits, drain=self._finish
         )
-        numbers = itertools.count(1)
-        self._dataplane = RemoteDataPlane(self._link, numbers)
-        self._calls = ForwardedCalls(self._link, numbers)
-        # Their handlers of other calls than inference never run here: the forwarders see to it.
-        planes = cast(Any, self._dataplane)
-        self._http = HttpForwarder(HttpFrontend(planes, planes, self._setup.http_limits), self._calls)
-        self._grpc = GrpcForwarder(GrpcFrontend(planes, planes, self._setup.grpc_limits), self._calls)
         self._counts = [WireCounts() for _ in self._setup.ports]
         self._readers = [CountsReader(counts) for counts in self._counts]
         self._ports = [
             Port(
                 port.name,
-                http=self._http if port.has_http else None,
-                grpc=self._grpc if port.has_grpc else None,
+                http=core.http if port.has_http else None,
+                grpc=core.grpc if port.has_grpc else None,
                 limits=port.limits,
                 counts=counts,
                 http1=Http1Connection,
@@ -116,23 +96,9 @@ class Front(Resident):
         reporter.cancel()
         await asyncio.gather(reporter, return_exceptions=True)
         self._report()
-        await _until(lambda: self._link.is_empty, _LAST_WORDS_S)
-        self._link.close()
+        await _until(lambda: self._core.link.is_empty, _LAST_WORDS_S)
+        self._core.link.close()
         self._handover.close()
-
-    # What the core says.
-
-    def _receive(self, messages: Sequence[Any]) -> None:
-        for message in messages:
-            kind = type(message)
-            if kind is Inferred:
-                self._dataplane.on_inferred(message)
-            elif kind is Failed:
-                self._dataplane.on_failed(message)
-            elif kind is Drain:
-                self._finish(message.grace_s)
-            else:
-                self._calls.receive(message)
 
     def _take_connections(self) -> None:
         for _ in range(_MAX_RECEIVED):
@@ -148,10 +114,6 @@ class Front(Resident):
             connection.setblocking(False)
             self._ports[data[0]].take(connection)
 
-    def _lose_core(self) -> None:
-        _logger.error("the core is gone")
-        self._finish(0.0)
-
     def _finish(self, grace_s: float) -> None:
         if not self._end.done():
             self._end.set_result(grace_s)
@@ -165,9 +127,9 @@ class Front(Resident):
             if state != reported:
                 self._report()
                 reported = state
-            self._link.tidy()
-            if number % _NUM_LOOKS_BETWEEN_TRIMS == 0 and not self._dataplane.num_inflight:
-                self._link.trim()
+            self._core.link.tidy()
+            if number % _NUM_LOOKS_BETWEEN_TRIMS == 0 and not self._core.num_inflight:
+                self._core.link.trim()
             await asyncio.sleep(_REPORT_S)
 
     def _state(self) -> tuple[object, ...]:
@@ -180,7 +142,7 @@ class Front(Resident):
         return sum(port.num_connections for port in self._ports)
 
     def _report(self) -> None:
-        self._link.send(Report(self._num_received, self._num_open, [reader.growth() for reader in self._readers]))
+        self._core.link.send(Report(self._num_received, self._num_open, [reader.growth() for reader in self._readers]))
 
 
 def _log_to_core(level: int) -> None:

@@ -31,6 +31,23 @@ _decode_response = msgspec.msgpack.Decoder(ResponseRecord).decode
 Head = tuple[tuple[Unpacker, ...], dict[str, ParameterValue] | None]
 
 
+class _SentHead:
+    """The head of a request of some form, which equal requests to the same model have too.
+
+    Of no form with BYTES tensors: how long these are is part of the head.
+    """
+
+    __slots__ = ("_model_name", "_version", "head")
+
+    def __init__(self, model_name: str, version: int | None, head: bytes) -> None:
+        self._model_name = model_name
+        self._version = version
+        self.head = head
+
+    def is_of(self, request: InferRequest) -> bool:
+        return self._version == request.version and self._model_name == request.model_name
+
+
 class RemoteDataPlane:
     """Sends requests to the core and hands what comes back to their streams. Event loop thread only."""
 
@@ -80,16 +97,16 @@ class RemoteDataPlane:
         """What is the same in equal requests, and the tensors."""
         form = request.form
         inputs = request.inputs
-        if form is not None and type(form.signature) is bytes:
-            # Of a form that was sent before: its head is as it was, since BYTES tensors make none.
+        sent = form.signature if form is not None else None
+        if isinstance(sent, _SentHead) and sent.is_of(request):
             if len(inputs) == 1:
                 (tensor,) = inputs.values()
                 if tensor.data.nbytes <= INLINE_BYTES:
-                    return form.signature, tensor.data.tobytes()
+                    return sent.head, tensor.data.tobytes()
             payload = Payload()
             for tensor in inputs.values():
                 payload.add(tensor)
-            return form.signature, self._link.tensors(payload)
+            return sent.head, self._link.tensors(payload)
         payload = Payload()
         record = request_record(request, payload)
         try:
@@ -97,7 +114,7 @@ class RemoteDataPlane:
         except UnicodeEncodeError:
             raise InvalidArgumentError("a name or parameter of the request is not UTF-8") from None
         if form is not None and all(tensor.datatype is not Datatype.BYTES for tensor in inputs.values()):
-            form.signature = head
+            form.signature = _SentHead(request.model_name, request.version, head)
         return head, self._link.tensors(payload)
 
     def _read_head(self, head: bytes) -> Head:

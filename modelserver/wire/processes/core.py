@@ -1,0 +1,77 @@
+"""The core as a front process sees it: frontends that answer, by asking it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from modelserver.execution.shared_buffer import SharedBuffer
+from modelserver.frontends.grpc.codec import GrpcLimits
+from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
+from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred
+from modelserver.wire.processes.remote import RemoteDataPlane
+
+_logger = logging.getLogger(__name__)
+
+
+class Core:
+    """`http` and `grpc` are frontends for any number of ports. Made and used on the running event loop."""
+
+    def __init__(
+        self,
+        descriptors: Sequence[int],
+        http_limits: HttpLimits,
+        grpc_limits: GrpcLimits,
+        *,
+        drain: Callable[[float], None],
+    ) -> None:
+        """`descriptors`: the link, the memory that this process writes, and that of the core.
+
+        `drain` is called with the seconds of grace when the core wants this process to end, or is gone.
+        """
+        connection, outgoing, incoming = descriptors
+        self._drain = drain
+        self.link = Link(
+            "the core",
+            socket.socket(fileno=connection),
+            SharedBuffer(outgoing),
+            SharedBuffer(incoming),
+            kind=CoreBundle,
+            receive=self._receive,
+            lost=self._lose,
+        )
+        numbers = itertools.count(1)
+        self._calls = ForwardedCalls(self.link, numbers)
+        self.dataplane = RemoteDataPlane(self.link, numbers)
+        # Their handlers of other calls than inference never run here: the forwarders see to it.
+        planes = cast(Any, self.dataplane)
+        self.http = HttpForwarder(HttpFrontend(planes, planes, http_limits), self._calls)
+        self.grpc = GrpcForwarder(GrpcFrontend(planes, planes, grpc_limits), self._calls)
+
+    @property
+    def num_inflight(self) -> int:
+        """What the core has not answered."""
+        return self.dataplane.num_inflight + self._calls.num_inflight
+
+    def _receive(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            kind = type(message)
+            if kind is Inferred:
+                self.dataplane.on_inferred(message)
+            elif kind is Failed:
+                self.dataplane.on_failed(message)
+            elif kind is Drain:
+                self._drain(message.grace_s)
+            else:
+                self._calls.receive(message)
+
+    def _lose(self) -> None:
+        _logger.error("the core is gone")
+        self._drain(0.0)
