@@ -24,6 +24,8 @@ LEADING_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]+)",')
 _OTHER_ID = re.compile(rb'"id"|\\')
 
 _Key = tuple[str, int | None, bytes]
+# A template, the outputs' form, and the id where it is part of the key.
+_Remembered = tuple[RequestTemplate, OutputForm, str]
 Known = tuple[InferRequest, OutputForm]
 
 
@@ -31,24 +33,25 @@ class BinaryTemplates:
     """Calls whose tensors follow a JSON head. So many heads, none longer than so much, are remembered."""
 
     def __init__(self) -> None:
-        self._plain: dict[_Key, tuple[RequestTemplate, OutputForm]] = {}
+        self._plain: dict[_Key, _Remembered] = {}
         # By what follows a leading id.
-        self._with_id: dict[_Key, tuple[RequestTemplate, OutputForm]] = {}
+        self._with_id: dict[_Key, _Remembered] = {}
         self._curiosity = Curiosity()
 
     def find(self, name: str, version: int | None, body: Buffer, head_len: int, stream: ResponseStream) -> Known | None:
         """The call in `body`, if it is known."""
         text = bytes(body[:head_len])
         if text.startswith(b'{"id"') and (match := LEADING_ID.match(text)) is not None:
-            request_id = match[1].decode()
             found = self._with_id.get((name, version, text[match.end() :]))
         else:
-            request_id = ""
+            match = None
             found = self._plain.get((name, version, text))
         if found is None or head_len + found[0].data_len != len(body):
             return None
         self._curiosity.reward()
-        template, form = found
+        template, form, request_id = found
+        if match is not None:
+            request_id = match[1].decode()
         return template.fill(name, version, request_id, body, head_len, stream), form
 
     def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:
@@ -70,4 +73,4 @@ class BinaryTemplates:
         if len(templates) >= _MAX_TEMPLATES:
             templates.clear()
         template = RequestTemplate(places, end, request.outputs, settings_of(request))
-        templates[request.model_name, request.version, rest] = (template, form)
+        templates[request.model_name, request.version, rest] = (template, form, request.id)
