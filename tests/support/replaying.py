@@ -33,10 +33,14 @@ def recording(protocol: str, name: str) -> bytes:
 
 
 class ReplayHttp:
-    """Answers every request with what it was."""
+    """Answers every request with what it was; `requests` are method, path, query and body of all."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, str, bytes]] = []
 
     def handle(self, exchange: HttpExchange) -> None:
         head = exchange.head
+        self.requests.append((head.method, head.path, head.query, bytes(exchange.body)))
         seen = [head.method, head.path, head.query, dict(head.headers), _digest(exchange.body)]
         exchange.respond(HttpResponse(200, [("content-type", "application/json")], (json.dumps(seen).encode(),)))
 
@@ -79,7 +83,8 @@ def _digest(data: Buffer) -> str:
     return f"{len(data)} {hashlib.sha256(data).hexdigest()[:16]}"
 
 
-def replay_context(limits: WireLimits | None = None) -> WireContext:
+def replay_context(limits: WireLimits | None = None, http: ReplayHttp | None = None) -> WireContext:
     """A port of its own, on the running loop."""
     loop = asyncio.get_running_loop()
-    return WireContext(loop, ReplayHttp(), ReplayGrpc(), limits or WireLimits(), WireCounts(), Outbox(loop))
+    handlers = http or ReplayHttp(), ReplayGrpc()
+    return WireContext(loop, *handlers, limits or WireLimits(), WireCounts(), Outbox(loop))

@@ -1,0 +1,50 @@
+"""However a client's bytes are cut on their way, single bytes included, the same bytes come back."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from fuzz.conversation import converse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.replaying import recording, recordings
+
+from modelserver.telemetry.wire import Protocol
+from modelserver.wire.http1.connection import Http1Connection
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def cut(data: bytes, ends: set[int]) -> list[bytes]:
+    """`data` in pieces that end at `ends`, taken modulo its length."""
+    places = sorted({end % len(data) for end in ends} | {0, len(data)})
+    return [data[start:end] for start, end in pairwise(places)]
+
+
+def http1_answer(pieces: list[bytes]) -> bytes:
+    # Whether a client is invited to send a body depends on whether it has begun to.
+    return converse(Http1Connection, Protocol.HTTP1, pieces).replace(CONTINUE, b"")
+
+
+@cache
+def http1_whole(name: str) -> bytes:
+    return http1_answer([recording("http1", name)])
+
+
+ENDS = st.sets(st.integers(0, 100_000), max_size=12)
+
+
+@pytest.mark.parametrize("name", recordings("http1"))
+def test_http1_byte_by_byte(name: str) -> None:
+    data, whole = recording("http1", name), http1_whole(name)
+    assert whole.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert http1_answer([data[at : at + 1] for at in range(len(data))]) == whole
+
+
+@pytest.mark.parametrize("name", recordings("http1"))
+@settings(max_examples=50)
+@given(ends=ENDS)
+def test_http1_in_pieces(name: str, ends: set[int]) -> None:
+    assert http1_answer(cut(recording("http1", name), ends)) == http1_whole(name)
