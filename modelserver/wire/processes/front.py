@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -23,9 +22,13 @@ from modelserver.wire.processes.counts import CountsReader
 from modelserver.wire.processes.messages import Report
 from modelserver.wire.processes.setup import FrontSetup
 
-# Between two looks at what has changed, in which the core learns of closed connections and counts.
-_REPORT_S: Final = 0.1
-_NUM_LOOKS_BETWEEN_TRIMS: Final = 100
+# Between two looks whether there is something to report, with and without open connections.
+_LOOK_S: Final = 0.1
+_IDLE_LOOK_S: Final = 1.0
+# Reported is also without news, so that the core knows that this process does not hang.
+_SILENCE_S: Final = 5.0
+# Without a request in flight, before memory goes back to the system.
+_IDLE_S: Final = 15.0
 _POLL_S: Final = 0.005
 _LAST_WORDS_S: Final = 1.0
 # Connections taken over in one turn of the loop.
@@ -121,16 +124,22 @@ class Front(Resident):
     # What the core is told.
 
     async def _keep_reporting(self) -> None:
-        reported = None
-        for number in itertools.count(1):
+        loop = asyncio.get_running_loop()
+        reported: object = None
+        reported_s = busy_s = loop.time()
+        while True:
+            now_s = loop.time()
             state = self._state()
-            if state != reported:
+            if state != reported or now_s - reported_s >= _SILENCE_S:
                 self._report()
-                reported = state
+                reported, reported_s = state, now_s
             self._core.link.tidy()
-            if number % _NUM_LOOKS_BETWEEN_TRIMS == 0 and not self._core.num_inflight:
+            if self._core.num_inflight:
+                busy_s = now_s
+            elif now_s - busy_s >= _IDLE_S:
                 self._core.link.trim()
-            await asyncio.sleep(_REPORT_S)
+                busy_s = now_s
+            await asyncio.sleep(_LOOK_S if self._num_open else _IDLE_LOOK_S)
 
     def _state(self) -> tuple[object, ...]:
         """What a report is about; equal as long as there is nothing to tell."""

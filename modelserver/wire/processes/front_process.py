@@ -23,9 +23,13 @@ _TARGET: Final = "modelserver.wire.processes.front:create"
 
 @dataclass(frozen=True, slots=True)
 class FrontOptions:
-    """Patience with a front, and when it is started again."""
+    """Patience with a front, and when it is started again.
+
+    A front that says nothing for `max_silence_s` hangs, and is killed.
+    """
 
     start_timeout_s: float = 60.0
+    max_silence_s: float = 30.0
     restart: RestartOptions = field(default_factory=RestartOptions)
 
 
@@ -79,15 +83,21 @@ class FrontProcess:
             self._is_stopping = True
             self._changed.notify_all()
 
+    def kill(self) -> None:
+        """End the front at once; its stack goes to the log. Unless its end is expected, it is started again."""
+        with self._changed:
+            if self._child is not None:
+                self._child.dump_stack()
+                self._child.kill()
+
     async def stop(self, timeout_s: float) -> bool:
         """Wait for the front's end, which was asked for; after `timeout_s` it is killed. Whether that was needed."""
         self.expect_end()
+        if self._thread.ident is None:  # never started
+            return False
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         if not done:
-            with self._changed:
-                if self._child is not None:
-                    self._child.dump_stack()
-                    self._child.kill()
+            self.kill()
             await self._ended
         self._thread.join()
         return not done

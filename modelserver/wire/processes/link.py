@@ -184,6 +184,10 @@ class Link(Generic[Bundle]):
         except msgspec.MsgspecError:
             _logger.exception("%s sent what is no message; the connection to it is given up", self._name)
             self._lose()
+        except Exception:
+            # The messages behind it are lost, and somebody waits for each of them.
+            _logger.exception("a message of %s met a fault here; the connection to it is given up", self._name)
+            self._lose()
         finally:
             self._is_reading = False
             if self._messages:

@@ -88,6 +88,8 @@ class WireProcesses:
         self._sessions: dict[FrontProcess, FrontSession] = {}
         self._acceptors: list[Acceptor] = []
         self._tidier: asyncio.TimerHandle | None = None
+        self._is_listening = False
+        self._is_stopping = False
 
     async def start(self) -> None:
         """Listen, start the fronts and wait until all serve.
@@ -115,8 +117,10 @@ class WireProcesses:
                 each.close()
             await self._stop_fronts(0.0)
             raise
+        self._is_listening = True
         for acceptor in self._acceptors:
             acceptor.start()
+        self._pause_accepting(bool(self._dealer.sessions))
         self._tidier = loop.call_later(_TIDY_S, self._tidy)
         for port in self.ports:
             _logger.info(
@@ -129,9 +133,10 @@ class WireProcesses:
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left."""
-        acceptors, self._acceptors = self._acceptors, []
-        if not acceptors:
+        if not self._is_listening:
             return
+        self._is_listening, self._is_stopping = False, True
+        acceptors, self._acceptors = self._acceptors, []
         for acceptor in acceptors:
             acceptor.close()
         if self._tidier is not None:
@@ -189,7 +194,10 @@ class WireProcesses:
             lost=self._dealer.remove,
         )
         self._sessions[front] = session
-        self._dealer.add(session)
+        if self._is_stopping:
+            session.drain(0.0)
+        else:
+            self._dealer.add(session)
 
     def _remove(self, front: FrontProcess) -> None:
         session = self._sessions.pop(front, None)
@@ -199,6 +207,8 @@ class WireProcesses:
 
     def _pause_accepting(self, has_fronts: bool) -> None:
         """While there is nobody to serve them, new connections wait in the backlog of the system."""
+        if not self._is_listening:
+            return
         for acceptor in self._acceptors:
             if has_fronts:
                 acceptor.resume()
@@ -207,8 +217,11 @@ class WireProcesses:
 
     def _tidy(self) -> None:
         self._tidier = asyncio.get_running_loop().call_later(_TIDY_S, self._tidy)
-        for session in self._sessions.values():
-            session.tidy()
+        now_s = asyncio.get_running_loop().time()
+        for front, session in self._sessions.items():
+            if session.silence_s(now_s) > self._options.max_silence_s:
+                _logger.error("%s hangs: it said nothing for %.1f s; killing it", front.name, session.silence_s(now_s))
+                front.kill()
 
 
 def _gauges(front: FrontProcess, session: FrontSession | None) -> FrontGauges:

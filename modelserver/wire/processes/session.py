@@ -60,6 +60,8 @@ class FrontSession:
         self._num_dealt = 0
         self._num_received = 0
         self._num_open = 0
+        self._has_spoken = True
+        self._silent_since_s = 0.0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Infer: self._inference.infer,
             Cancel: self._cancel,
@@ -96,9 +98,13 @@ class FrontSession:
         """Have the front finish what is in flight, for `grace_s` at most, and exit."""
         self._link.send(Drain(grace_s))
 
-    def tidy(self) -> None:
-        """Called about once a second."""
+    def silence_s(self, now_s: float) -> float:
+        """How long nothing has come from the front, which reports every few seconds; asked about once a second."""
         self._link.tidy()
+        if self._has_spoken:
+            self._has_spoken = False
+            self._silent_since_s = now_s
+        return now_s - self._silent_since_s
 
     def close(self) -> None:
         """The front is gone: cancel all that its clients were waiting for. Safe to repeat."""
@@ -110,6 +116,7 @@ class FrontSession:
             share.withdraw()
 
     def _receive(self, messages: Sequence[Any]) -> None:
+        self._has_spoken = True
         handlers = self._handlers
         for message in messages:
             handlers[type(message)](message)
