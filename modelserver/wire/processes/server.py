@@ -28,9 +28,9 @@ _TIDY_S: Final = 1.0
 _EXIT_S: Final = 3.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FrontPort:
-    """A port of `WireProcesses`.
+    """What a port of `WireProcesses` shall be.
 
     `counts` may be shared by the ports of a server; `name` says in the log what is served.
     """
@@ -42,11 +42,6 @@ class FrontPort:
     tls: TlsFiles | None = None
     counts: WireCounts = field(default_factory=WireCounts)
     name: str = "HTTP and gRPC"
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on; the real one when 0 was asked for."""
-        return self.address.port
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +71,7 @@ class WireProcesses:
     ) -> None:
         """`log_level` is that of the server's own log."""
         assert num_fronts >= 1, f"there is at least one front, got {num_fronts}"
-        self.ports = tuple(ports)
+        self._ports = list(ports)
         self._num_fronts = num_fronts
         self._planes = planes
         self._http_limits = http_limits or HttpLimits()
@@ -91,18 +86,30 @@ class WireProcesses:
         self._is_listening = False
         self._is_stopping = False
 
+    @property
+    def wires(self) -> tuple[FrontedPort, ...]:
+        """The ports, in the order in which they were given."""
+        return tuple(FrontedPort(self, index) for index in range(len(self._ports)))
+
+    def port_of(self, index: int) -> int:
+        """The port that is listened on; the real one when 0 was asked for."""
+        return self._ports[index].address.port
+
     async def start(self) -> None:
         """Listen, start the fronts and wait until all serve.
 
         Raises UnavailableError, naming the flag, when an address cannot be had; else the ServerError that kept a
-        front from starting. Then `stop` need not be called.
+        front from starting; then `stop` need not be called. Does nothing once it is started.
         """
+        if self._is_listening:
+            return
         loop = asyncio.get_running_loop()
         bound = []
         try:
-            for port in self.ports:
+            for index, port in enumerate(self._ports):
                 bound.append(port.address.bind())
-                port.address = replace(port.address, port=bound[-1].getsockname()[1])
+                address = replace(port.address, port=bound[-1].getsockname()[1])
+                self._ports[index] = replace(port, address=address)
             self._acceptors = [
                 Acceptor(loop, each, partial(self._dealer.deal, index)) for index, each in enumerate(bound)
             ]
@@ -122,17 +129,20 @@ class WireProcesses:
             acceptor.start()
         self._pause_accepting(bool(self._dealer.sessions))
         self._tidier = loop.call_later(_TIDY_S, self._tidy)
-        for port in self.ports:
+        for port in self._ports:
             _logger.info(
                 "%s listens on %s%s, served by %d processes",
                 port.name,
-                authority(port.address.host, port.port),
+                authority(port.address.host, port.address.port),
                 " with TLS" if port.tls is not None else "",
                 self._num_fronts,
             )
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left."""
+        """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left.
+
+        Does nothing when called again.
+        """
         if not self._is_listening:
             return
         self._is_listening, self._is_stopping = False, True
@@ -157,13 +167,13 @@ class WireProcesses:
         kind = "uvloop" if type(asyncio.get_running_loop()).__module__.partition(".")[0] == "uvloop" else "asyncio"
         ports = [
             PortSetup(
-                f"{port.name} on {authority(port.address.host, port.port)}",
+                f"{port.name} on {authority(port.address.host, port.address.port)}",
                 has_http=port.has_http,
                 has_grpc=port.has_grpc,
                 limits=port.limits,
                 tls=port.tls,
             )
-            for port in self.ports
+            for port in self._ports
         ]
         return FrontSetup(tuple(ports), self._http_limits, self._grpc_limits, kind, self._log_level)
 
@@ -190,7 +200,7 @@ class WireProcesses:
             front.name,
             sockets,
             self._planes,
-            counts=[port.counts for port in self.ports],
+            counts=[port.counts for port in self._ports],
             lost=self._dealer.remove,
         )
         self._sessions[front] = session
@@ -222,6 +232,27 @@ class WireProcesses:
             if session.silence_s(now_s) > self._options.max_silence_s:
                 _logger.error("%s hangs: it said nothing for %.1f s; killing it", front.name, session.silence_s(now_s))
                 front.kill()
+
+
+class FrontedPort:
+    """One port of `WireProcesses` as its users see any port. Ports of the same processes start and stop together."""
+
+    def __init__(self, processes: WireProcesses, index: int) -> None:
+        self.processes = processes
+        self._index = index
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; the real one when 0 was asked for."""
+        return self.processes.port_of(self._index)
+
+    async def start(self) -> None:
+        """As `WireProcesses.start`."""
+        await self.processes.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """As `WireProcesses.stop`."""
+        await self.processes.stop(grace_s)
 
 
 def _gauges(front: FrontProcess, session: FrontSession | None) -> FrontGauges:
