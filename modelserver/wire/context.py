@@ -11,6 +11,7 @@ from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.arena import Arena
 from modelserver.wire.assembly import AssemblyBudget
+from modelserver.wire.http2.deadlines import DeadlineWheel
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.outbox import Outbox
 
@@ -45,8 +46,10 @@ class WireContext:
     # The maker of several ports may have them share one of each.
     arena: Arena = field(default_factory=Arena)
     assembly: AssemblyBudget = field(init=False)
+    deadlines: DeadlineWheel = field(init=False)
     # No connection of this port takes further requests.
     is_draining: bool = False
 
     def __post_init__(self) -> None:
         self.assembly = AssemblyBudget(self.limits.max_assembly_bytes)
+        self.deadlines = DeadlineWheel(self.loop)

@@ -1,0 +1,138 @@
+"""From header blocks to streams: what a block means, and whether its request may begin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from modelserver.frontends.grpc.status import Status
+from modelserver.telemetry.wire import Violation
+from modelserver.wire.grpc.status import trailers_only
+from modelserver.wire.http2.frame import END_STREAM, ConnectionFault, ErrorCode, protocol_fault
+from modelserver.wire.http2.head import HeadReader, MalformedError, check_trailers
+from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
+from modelserver.wire.http2.protection import Closed
+from modelserver.wire.http2.refused_stream import RefusedStream
+from modelserver.wire.http2.rest_exchange import RestExchange
+from modelserver.wire.http2.route import Refusal, Route
+from modelserver.wire.http2.routes import find_route
+from modelserver.wire.http2.static_table import Field
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+    from modelserver.wire.http2.stream import Http2Stream
+
+# Blocks that are remembered, and their size.
+_MAX_KNOWN: Final = 64
+_MAX_KNOWN_BYTES: Final = 512
+
+
+class Admission:
+    """Decodes the header blocks of a connection, all of them, since they share one table.
+
+    `known` maps blocks to their routes. It is valid while the table stays as it is, and cleared otherwise.
+    """
+
+    __slots__ = ("_connection", "_decoder", "_heads", "known")
+
+    def __init__(self, connection: Http2Connection) -> None:
+        self._connection = connection
+        self._decoder = Decoder(connection.context.limits.head.max_http2_list_bytes)
+        self._heads = HeadReader()
+        self.known: dict[bytes, Route] = {}
+
+    def take(self, stream_id: int, flags: int, block: bytes) -> None:
+        """A complete block came on a stream: its request begins, or its trailers. Raises ConnectionFault."""
+        connection = self._connection
+        if not stream_id & 1:
+            raise protocol_fault(f"HEADERS on stream {stream_id}: clients open streams with odd ids")
+        stream = connection.streams.get(stream_id)
+        if stream is not None:
+            self._take_trailers(stream, flags, self._decode(block))
+        elif stream_id <= connection.last_stream_id:
+            self._decode(block)
+            self._check_late(stream_id)
+        else:
+            self._open(stream_id, flags, block)
+
+    def _decode(self, block: bytes) -> tuple[Field, ...] | None:
+        """The fields, or None for a list over the limit."""
+        decoder = self._decoder
+        generation = decoder.generation
+        try:
+            return decoder.decode(block)
+        except HeaderListTooLargeError:
+            self._connection.count(Violation.HEAD_TOO_LARGE)
+            return None
+        except HpackError as error:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        finally:
+            if decoder.generation != generation:
+                self.known.clear()
+
+    def _check_late(self, stream_id: int) -> None:
+        """HEADERS on a stream that is closed: in flight when we reset it, or wrong."""
+        how = self._connection.closed.get(stream_id)
+        if how is Closed.RESET_BY_US:
+            return
+        if how is not None:
+            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which was {how.value}")
+        raise protocol_fault(f"HEADERS open stream {stream_id} after a later one")
+
+    def _take_trailers(self, stream: Http2Stream, flags: int, fields: tuple[Field, ...] | None) -> None:
+        if stream.is_ended:
+            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS after the end of stream {stream.id}")
+        if not flags & END_STREAM:
+            raise protocol_fault(f"a second header block that does not end stream {stream.id}")
+        try:
+            check_trailers(fields or ())
+        except MalformedError as error:
+            raise protocol_fault(f"the trailers of stream {stream.id} are wrong: {error}") from None
+        self._connection.end_of(stream)
+
+    def _open(self, stream_id: int, flags: int, block: bytes) -> None:
+        connection, decoder = self._connection, self._decoder
+        generation = decoder.generation
+        found: Route | Refusal | None = self.known.get(block)
+        # Decoded even when the stream is refused: the table must follow.
+        fields = () if found is not None else self._decode(block)
+        if not connection.admits(stream_id):
+            return
+        if found is None:
+            found = self._find(stream_id, fields)
+        if isinstance(found, Route):
+            if decoder.generation == generation:
+                self._remember(block, found)
+            stream = found.open(connection, stream_id, found)
+            connection.streams[stream_id] = stream
+            if flags & END_STREAM:
+                connection.end_of(stream)
+            elif isinstance(stream, RestExchange):
+                stream.check_head()
+        elif found is not None:
+            refused = RefusedStream(connection, stream_id)
+            refused.is_ended = bool(flags & END_STREAM)
+            connection.streams[stream_id] = refused
+            refused.answer(found)
+
+    def _find(self, stream_id: int, fields: tuple[Field, ...] | None) -> Route | Refusal | None:
+        """What the fields lead to; None for a request that is malformed: its stream is reset here."""
+        if fields is None:
+            return _TOO_LARGE
+        try:
+            head = self._heads.read(fields)
+        except MalformedError:
+            self._connection.refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return None
+        return find_route(self._connection.context, head)
+
+    def _remember(self, block: bytes, route: Route) -> None:
+        if len(block) <= _MAX_KNOWN_BYTES:
+            if len(self.known) >= _MAX_KNOWN:
+                self.known.clear()
+            self.known[block] = route
+
+
+# An answer that clients of HTTP and of gRPC understand: which of them it was is not known.
+_TOO_LARGE: Final = Refusal(
+    trailers_only(Status.RESOURCE_EXHAUSTED, "the header list of the request is over the announced limit", 431)
+)

@@ -1,0 +1,125 @@
+"""How a connection ends: in two steps so that no request is lost, or at once (RFC 9113, 6.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from modelserver.wire.http2.frame import MAX_31_BITS, ErrorCode, goaway, ping
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+
+# The ping whose answer shows that the client has seen the first GOAWAY.
+_MARKER: Final = b"leaving!"
+# For a client that does not answer it.
+_MARKER_TIMEOUT_S: Final = 5.0
+# What is read, and dropped, after the last word.
+_MAX_DISCARDED_BYTES: Final = 1024 * 1024
+
+
+class _Step(enum.Enum):
+    OPEN = "open"
+    ANNOUNCED = "announced"  # the client knows that it should open no further streams
+    FINAL = "final"  # newer streams are ignored
+    HUNG_UP = "hung up"  # nothing is sent any more
+
+
+class Closing:
+    """The end of one connection.
+
+    Gracefully: a GOAWAY that allows all streams and a PING; when that is answered, a GOAWAY with the last stream;
+    when all streams are done, the end of the sending side; and when the client closes, or after a while, the end.
+    """
+
+    def __init__(self, connection: Http2Connection) -> None:
+        self._connection = connection
+        self._step = _Step.OPEN
+        self._timers: list[asyncio.TimerHandle] = []
+        self._num_discarded = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the connection closes as soon as its streams are done."""
+        return self._step is _Step.FINAL
+
+    @property
+    def has_begun(self) -> bool:
+        return self._step is not _Step.OPEN
+
+    @property
+    def has_hung_up(self) -> bool:
+        return self._step is _Step.HUNG_UP
+
+    def announce(self, grace_s: float | None = None) -> None:
+        """Begin the graceful end; after `grace_s` it is no longer graceful. Safe to repeat."""
+        if self._step is not _Step.OPEN:
+            return
+        self._step = _Step.ANNOUNCED
+        connection = self._connection
+        connection.sender.control += (goaway(MAX_31_BITS, ErrorCode.NO_ERROR), ping(_MARKER))
+        connection.schedule_flush()
+        self._later(_MARKER_TIMEOUT_S, self._refuse)
+        if grace_s is not None:
+            self._later(grace_s, connection.abort)
+
+    def ping_answered(self, payload: bytes) -> None:
+        """A PING of ours came back."""
+        if payload == _MARKER:
+            self._refuse()
+
+    def close_if_done(self) -> None:
+        """Hang up if all streams are done and their answers are with the transport."""
+        connection = self._connection
+        if self.is_due and not connection.streams and not connection.sender.has_ready:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Send what is there as the last, take nothing more, and wait a little for the client to close.
+
+        Closing at once, with something unread, would reset the connection, and the reset can overtake the last
+        answers.
+        """
+        if self._step is _Step.HUNG_UP:
+            return
+        self._step = _Step.HUNG_UP
+        connection, transport = self._connection, self._connection.transport
+        connection.leave_streams()
+        connection.receiver.discard()
+        connection.sender.flush()
+        connection.sender.shut()
+        if transport.is_closing():
+            return
+        if not transport.can_write_eof():  # TLS
+            transport.close()
+            return
+        transport.write_eof()
+        self._later(connection.context.limits.times.linger_s, transport.close)
+
+    def count_discarded(self, num_bytes: int) -> None:
+        """Something came after the last word."""
+        self._num_discarded += num_bytes
+        if self._num_discarded > _MAX_DISCARDED_BYTES:
+            self._connection.abort()
+
+    def cancel_timers(self) -> None:
+        """The connection is lost."""
+        self._step = _Step.HUNG_UP
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _refuse(self) -> None:
+        """The client knows: what it opens from now on was opened in spite of that."""
+        if self._step is not _Step.ANNOUNCED:
+            return
+        self._step = _Step.FINAL
+        connection = self._connection
+        connection.last_admissible_id = connection.last_stream_id
+        connection.sender.control.append(goaway(connection.last_stream_id, ErrorCode.NO_ERROR))
+        connection.schedule_flush()
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._timers.append(self._connection.context.loop.call_later(delay_s, act))

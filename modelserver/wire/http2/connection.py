@@ -1,0 +1,309 @@
+"""One HTTP/2 connection on asyncio: REST exchanges and gRPC calls, answered from their callbacks (RFC 9113)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.wire.context import WireContext
+from modelserver.wire.http2.closing import Closing
+from modelserver.wire.http2.control import ControlFrames
+from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, goaway, rst_stream, too_much
+from modelserver.wire.http2.keepalive import PingStrikes
+from modelserver.wire.http2.message import MessageAssembly
+from modelserver.wire.http2.patience import Patience
+from modelserver.wire.http2.protection import Closed, ClosedStreams, TokenBucket
+from modelserver.wire.http2.receiver import Receiver
+from modelserver.wire.http2.sender import Sender
+from modelserver.wire.http2.settings import announcement
+from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
+
+
+class Http2Connection(asyncio.BufferedProtocol):
+    """From the first byte to the close. Everything is called on the event loop thread.
+
+    This is what the halves and the streams of a connection share: `receiver` and `control` take what comes,
+    `sender` holds what goes, `closing` and `patience` end it. While it reads, a connection collects its answers
+    and sends them at the end of that; else at the end of the loop's turn.
+    """
+
+    sender: Sender
+    transport: asyncio.Transport
+
+    def __init__(self, context: WireContext) -> None:
+        limits = context.limits
+        self.context = context
+        self.streams: dict[int, Http2Stream] = {}
+        self.closed = ClosedStreams()
+        self.control = ControlFrames(self)
+        self.strikes = PingStrikes(limits.keepalive)
+        # What each stream may receive at first.
+        self.initial_window = limits.http2.initial_window_bytes
+        self.num_opened = 0
+        self.last_stream_id = 0
+        # Streams above it are ignored: set when the connection is about to close.
+        self.last_admissible_id = MAX_31_BITS
+        # How many streams may be open now; calls whose client has left count until their handlers are done.
+        self.max_open = limits.http2.max_concurrent_streams
+        self.is_flush_due = False
+        self.is_lost = False
+        self.has_heard = False
+        self.receiver = Receiver(self)
+        self._num_abandoned = 0
+        # Open streams, as far as the metrics know.
+        self._num_counted = 0
+        self._num_control_frames = 0
+        self._is_reading = True
+        self._resets = TokenBucket(limits.http2.resets_burst, limits.http2.resets_per_s)
+        self._glitches = TokenBucket(limits.http2.glitches_burst, limits.http2.glitches_per_s)
+
+    def begin(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Take over a transport, from which `data` was read already. Called once, in place of connection_made."""
+        context = self.context
+        self.transport = transport
+        self.sender = Sender(self, transport)
+        self.closing = Closing(self)
+        self.patience = Patience(self, context.loop.time())
+        context.connections.add(self)
+        context.counts.opened(Protocol.HTTP2)
+        transport.set_write_buffer_limits(high=context.limits.write_buffer_bytes)
+        self.sender.control.append(announcement(context.limits))
+        self.is_flush_due = True
+        try:
+            self.receiver.feed(data)
+        except ConnectionFault as fault:
+            self.fail(fault)
+        else:
+            self._after_reading()
+
+    # Called by the transport.
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the arena has one size
+        return self.receiver.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.closing.has_hung_up:
+            self.closing.count_discarded(nbytes)
+        self.has_heard = True
+        self.is_flush_due = True  # which keeps answers from flushing: that is done here, once
+        try:
+            self.receiver.received(nbytes)
+        except ConnectionFault as fault:
+            self.fail(fault)
+        else:
+            self._after_reading()
+
+    def eof_received(self) -> None:
+        """A client that has finished sending has left: the transport closes."""
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason makes no difference
+        self.is_lost = True
+        self.context.connections.discard(self)
+        self.context.counts.closed(Protocol.HTTP2)
+        self.closing.cancel_timers()
+        self.leave_streams()
+        self._count_streams()
+        self.receiver.discard()
+
+    def pause_writing(self) -> None:
+        self.sender.set_paused(True)
+
+    def resume_writing(self) -> None:
+        self.sender.set_paused(False)
+        self._set_reading()
+        self.schedule_flush()
+
+    # Called by the port.
+
+    def sweep(self, now_s: float) -> None:
+        self.patience.sweep(now_s)
+        self._after_reading()
+
+    def shutdown(self) -> None:
+        self.closing.announce()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    # Reading.
+
+    def pinged(self) -> None:
+        """The peer sent a PING. Raises ConnectionFault when it does that too often."""
+        if not self.strikes.count(self.context.loop.time(), has_streams=bool(self.streams)):
+            raise too_much(Violation.TOO_MANY_PINGS)
+
+    def _after_reading(self) -> None:
+        if self.receiver.has_backlog:
+            self._set_reading()
+            self.context.loop.call_soon(self._go_on)
+        elif self.sender.is_paused:
+            self._set_reading()
+        self.flush()
+
+    def _go_on(self) -> None:
+        """Read what was left over, for which the connection had no turn."""
+        if not self.receiver.has_backlog:
+            return
+        self.is_flush_due = True
+        try:
+            self.receiver.go_on()
+        except ConnectionFault as fault:
+            self.fail(fault)
+            return
+        self._set_reading()
+        self._after_reading()
+
+    def _set_reading(self) -> None:
+        """Read on, unless there is enough to do, or the peer does not take what it asked for."""
+        limit = self.context.limits.max_queued_bytes
+        is_reading = not self.receiver.has_backlog and not self.sender.holds_more_than(limit)
+        if is_reading == self._is_reading or self.transport.is_closing():
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    # Sending.
+
+    def schedule_flush(self) -> None:
+        """There is something to send; it leaves at the end of this turn of the loop."""
+        if not self.is_flush_due:
+            self.is_flush_due = True
+            self.context.outbox.add(self)
+
+    def flush(self) -> None:
+        """Send what is collected, in one write."""
+        self.is_flush_due = False
+        sender = self.sender
+        if sender.answers:
+            self.strikes.forgive()
+        if sender.flush():
+            self.schedule_flush()
+        if not sender.is_paused:
+            self._num_control_frames = 0
+        if len(self.streams) != self._num_counted:
+            self._count_streams()
+        if self.closing.is_due:
+            self.closing.close_if_done()
+
+    def answer_control(self, frame: bytes) -> None:
+        """Answer a control frame. Raises ConnectionFault when the peer makes us pile up answers."""
+        self._num_control_frames += 1
+        if self._num_control_frames > self.context.limits.http2.max_control_frames:
+            raise too_much(Violation.TOO_MANY_CONTROL_FRAMES)
+        self.sender.control.append(frame)
+
+    def _count_streams(self) -> None:
+        num_open = len(self.streams)
+        self.context.counts.open_streams += num_open - self._num_counted
+        self._num_counted = num_open
+        self.update_max_open()
+
+    # Streams.
+
+    def new_assembly(self) -> MessageAssembly:
+        return MessageAssembly(self.context.assembly, self.context.limits.max_message_bytes)
+
+    def admits(self, stream_id: int) -> bool:
+        """Whether the stream may open; one that may not is refused, or ignored after a GOAWAY."""
+        if stream_id > self.last_admissible_id:
+            return False
+        self.last_stream_id = stream_id
+        if len(self.streams) < self.max_open:
+            return True
+        self.count(Violation.TOO_MANY_STREAMS)
+        # A client that does not know our limit yet is not to blame.
+        self.refuse(stream_id, ErrorCode.REFUSED_STREAM, is_counted=not self.control.num_unacknowledged)
+        return False
+
+    def refuse(self, stream_id: int, code: ErrorCode, *, is_counted: bool = True) -> None:
+        """Reset a stream that was never opened. Raises ConnectionFault when that happens too often."""
+        self.sender.answers.append(rst_stream(stream_id, code))
+        self.closed.add(stream_id, Closed.RESET_BY_US)
+        if is_counted:
+            self.count_reset()
+
+    def end_of(self, stream: Http2Stream) -> None:
+        """The client has ended its side. Raises ConnectionFault when it announced another length."""
+        stream.is_ended = True
+        stream.check_length(is_complete=True)
+        stream.end()
+
+    def finish(self, stream: Http2Stream) -> None:
+        """Our side has ended: the last frame of the answer is among those to be sent."""
+        if stream.is_ended:
+            self._close(stream, Closed.ENDED)
+        else:
+            # The client may stop sending (RFC 9113, 8.1).
+            self.sender.answers.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
+            self._close(stream, Closed.RESET_BY_US)
+
+    def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
+        """Give a stream up."""
+        self.sender.answers.append(rst_stream(stream.id, code))
+        self._leave(stream, Closed.RESET_BY_US)
+        self.schedule_flush()
+
+    def reset_by_peer(self, stream: Http2Stream) -> None:
+        """The client has cancelled. Raises ConnectionFault when it does that too often."""
+        self._leave(stream, Closed.RESET_BY_PEER)
+        self.count_reset()
+
+    def leave_streams(self) -> None:
+        """The client is gone: nothing more is sent on any stream."""
+        for stream in list(self.streams.values()):
+            self._leave(stream, Closed.RESET_BY_PEER)
+
+    def settle_abandoned(self) -> None:
+        """The handler of a stream that was closed before is done."""
+        self._num_abandoned -= 1
+        self.update_max_open()
+
+    def update_max_open(self) -> None:
+        """Room for streams is what handlers are not busy with; none while too much is waiting to be sent."""
+        limits = self.context.limits
+        has_room = self.sender.num_queued_bytes <= limits.max_queued_bytes
+        self.max_open = limits.http2.max_concurrent_streams - self._num_abandoned if has_room else 0
+
+    def _leave(self, stream: Http2Stream, how: Closed) -> None:
+        was_running = stream.phase == RUNNING
+        self._close(stream, how)
+        if was_running:
+            stream.cancel()
+
+    def _close(self, stream: Http2Stream, how: Closed) -> None:
+        del self.streams[stream.id]
+        self.closed.add(stream.id, how)
+        if stream.phase == RUNNING:
+            stream.phase = ABANDONED
+            self._num_abandoned += 1
+        else:
+            stream.phase = DONE
+        self.sender.drop(stream)
+        stream.release()
+
+    # What the peer may not do.
+
+    def count(self, violation: Violation) -> None:
+        """A limit ended a request."""
+        self.context.counts.violated(Protocol.HTTP2, violation)
+
+    def count_reset(self) -> None:
+        """A stream ended without an answer. Raises ConnectionFault when there are too many."""
+        if not self._resets.take():
+            raise too_much(Violation.TOO_MANY_RESETS)
+
+    def count_glitches(self, number: int) -> None:
+        """Something came that means nothing. Raises ConnectionFault when there is too much of it."""
+        if not self._glitches.take(number):
+            raise too_much(Violation.TOO_MANY_GLITCHES)
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """Tell the peer what it did wrong, and hang up."""
+        if self.is_lost or self.closing.has_hung_up:
+            return
+        self.count(fault.violation)
+        self.sender.answers.append(goaway(self.last_stream_id, fault.code, fault.text))
+        self.closing.hang_up()

@@ -1,0 +1,176 @@
+"""Frames that are about the connection, or about a stream but not its content (RFC 9113, 6.3 to 6.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from modelserver.wire.http2 import settings
+from modelserver.wire.http2.frame import (
+    ACK,
+    CONTINUATION,
+    GOAWAY,
+    MAX_31_BITS,
+    PING,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    SETTINGS_ACK,
+    WINDOW_UPDATE,
+    ConnectionFault,
+    ErrorCode,
+    ping_ack,
+    protocol_fault,
+    unpack_u32,
+)
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+
+# WINDOW_UPDATEs that cost the peer nothing: so many at first, for each stream, and for each turn of sending.
+_FREE_WINDOW_UPDATES: Final = 64
+_FREE_PER_STREAM: Final = 8
+_FREE_PER_TURN: Final = 4
+
+
+class ControlFrames:
+    """Acts on the control frames that the peer sends on one connection.
+
+    All methods that take a frame raise ConnectionFault for what breaks the rules. Frames without effect are
+    counted against the peer.
+    """
+
+    __slots__ = ("_connection", "_num_window_updates", "_takers", "num_unacknowledged")
+
+    def __init__(self, connection: Http2Connection) -> None:
+        self._connection = connection
+        # SETTINGS of ours that the peer has not acknowledged.
+        self.num_unacknowledged = 1
+        self._num_window_updates = 0
+        self._takers: dict[int, Callable[[int, int, bytes], None]] = {
+            PRIORITY: self._take_priority,
+            RST_STREAM: self._take_rst_stream,
+            SETTINGS: self._take_settings,
+            PUSH_PROMISE: _refuse_push_promise,
+            PING: self._take_ping,
+            GOAWAY: _check_goaway,
+            WINDOW_UPDATE: self._take_window_update,
+            CONTINUATION: _refuse_continuation,
+        }
+
+    def knows(self, kind: int) -> bool:
+        """Whether frames of this type have a meaning."""
+        return kind in self._takers
+
+    def take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """A whole frame of a known type."""
+        self._takers[kind](flags, stream_id, payload)
+
+    def take_window_update(self, stream_id: int, increment: int) -> None:
+        """The peer lets us send more."""
+        connection = self._connection
+        if not increment:
+            raise protocol_fault(f"WINDOW_UPDATE of 0 on stream {stream_id}")
+        sender = connection.sender
+        self._num_window_updates += 1
+        num_free = _FREE_PER_STREAM * connection.num_opened + _FREE_PER_TURN * sender.num_turns
+        if self._num_window_updates > _FREE_WINDOW_UPDATES + num_free:
+            connection.count_glitches(1)
+        if not stream_id:
+            sender.window += increment
+            if sender.window > MAX_31_BITS:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31-1 bytes")
+            return
+        stream = connection.streams.get(stream_id)
+        if stream is None:
+            self._check_not_idle("WINDOW_UPDATE", stream_id)
+        elif stream.send_window + increment > MAX_31_BITS:
+            connection.reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            connection.count_reset()
+        else:
+            stream.send_window += increment
+            sender.add_window(stream)
+
+    def _take_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        _check_length("WINDOW_UPDATE", payload, 4)
+        self.take_window_update(stream_id, unpack_u32(payload)[0] & MAX_31_BITS)
+
+    def _take_priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        """Priorities are obsolete (RFC 9113, 5.3.2): checked, and not heeded."""
+        if not stream_id:
+            raise protocol_fault("PRIORITY on stream 0")
+        _check_length("PRIORITY", payload, 5)
+        check_dependency(stream_id, payload)
+        self._connection.count_glitches(1)
+
+    def _take_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        _check_length("RST_STREAM", payload, 4)
+        self._check_not_idle("RST_STREAM", stream_id)
+        stream = self._connection.streams.get(stream_id)
+        if stream is not None:
+            self._connection.reset_by_peer(stream)
+
+    def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise protocol_fault(f"SETTINGS on stream {stream_id}")
+        if flags & ACK:
+            self._take_settings_ack(payload)
+            return
+        connection = self._connection
+        sender = connection.sender
+        for identifier, value in settings.read_settings(payload, connection.context.limits.http2.max_settings):
+            if identifier == settings.INITIAL_WINDOW_SIZE:
+                sender.set_initial_window(value, connection.streams)
+            elif identifier == settings.MAX_FRAME_SIZE:
+                sender.set_max_frame(value)
+            elif identifier == settings.HEADER_TABLE_SIZE and value < settings.DEFAULT_HEADER_TABLE_BYTES:
+                sender.forget_table()
+        connection.answer_control(SETTINGS_ACK)
+
+    def _take_settings_ack(self, payload: bytes) -> None:
+        _check_length("SETTINGS with ACK", payload, 0)
+        if not self.num_unacknowledged:
+            raise protocol_fault("an acknowledgement of SETTINGS that were not sent")
+        self.num_unacknowledged -= 1
+
+    def _take_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise protocol_fault(f"PING on stream {stream_id}")
+        _check_length("PING", payload, 8)
+        if flags & ACK:
+            self._connection.closing.ping_answered(payload)
+        else:
+            self._connection.pinged()
+            self._connection.answer_control(ping_ack(payload))
+
+    def _check_not_idle(self, name: str, stream_id: int) -> None:
+        if not stream_id or stream_id > self._connection.last_stream_id:
+            raise protocol_fault(f"{name} on stream {stream_id}, which is not open")
+
+
+def check_dependency(stream_id: int, payload: bytes) -> None:
+    """Raises ConnectionFault for priority fields that have a stream depend on itself."""
+    if unpack_u32(payload)[0] & MAX_31_BITS == stream_id:
+        raise protocol_fault(f"stream {stream_id} depends on itself")
+
+
+def _check_length(name: str, payload: bytes, expected: int) -> None:
+    if len(payload) != expected:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"{name} has {expected} bytes, got {len(payload)}")
+
+
+def _check_goaway(_flags: int, stream_id: int, payload: bytes) -> None:
+    """The peer will open no further streams; those that are open go on."""
+    if stream_id:
+        raise protocol_fault(f"GOAWAY on stream {stream_id}")
+    if len(payload) < 8:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY has at least 8 bytes, got {len(payload)}")
+
+
+def _refuse_push_promise(_flags: int, _stream_id: int, _payload: bytes) -> None:
+    raise protocol_fault("PUSH_PROMISE: clients do not push")
+
+
+def _refuse_continuation(_flags: int, _stream_id: int, _payload: bytes) -> None:
+    raise protocol_fault("CONTINUATION without an open header block")

@@ -1,0 +1,278 @@
+"""A unary gRPC call: the stream is the call that the handler answers."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from typing import TYPE_CHECKING, Final
+
+from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.call import Metadata, Parts, RpcError, UnaryCall
+from modelserver.frontends.grpc.status import Status
+from modelserver.wire.grpc.compression import belongs_off_loop, compress, decompress, decompress_on_loop
+from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
+from modelserver.wire.http2.frame import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, pack_u32, window_update
+from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, end_call, internal_error, refuse
+from modelserver.wire.http2.hpack import literal
+from modelserver.wire.http2.message import PREFIX_BYTES, MessageAssembly
+from modelserver.wire.http2.stream import (
+    ABANDONED,
+    ANSWERED,
+    DONE,
+    FRESH,
+    RECEIVING,
+    RUNNING,
+    STREAM_SLOTS,
+    Http2Stream,
+)
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+    from modelserver.wire.http2.route import Route
+
+# The frames of a small answer, but for the ids and the message: they are the same each time.
+_HEADERS_HEAD: Final = len(RESPONSE_HEADERS).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS))
+_TRAILERS_HEAD: Final = len(OK_TRAILERS).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS | END_STREAM))
+# Head of a DATA frame and the prefix of the message in it.
+_pack_data: Final = struct.Struct(">HBBBIBI").pack
+
+
+class GrpcCall(UnaryCall, Http2Stream):
+    """One unary call, from its HEADERS to its trailers.
+
+    The message is handed over when the client has ended the stream, as then it is known to be the only one.
+    """
+
+    __slots__ = (*STREAM_SLOTS, "_assembly")
+
+    def __init__(self, connection: Http2Connection, stream_id: int, route: Route) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.route = route
+        self.phase = FRESH
+        self.is_ended = False
+        self.num_received = 0
+        self.send_window = connection.sender.initial_window
+        self.receive_window = connection.initial_window
+        self.outgoing = None
+        self.on_cancel = None
+        self._assembly: MessageAssembly | None = None
+        if route.timeout_ns is None:
+            self.deadline_ns = None
+        else:
+            self.deadline_ns = deadline_ns = time.monotonic_ns() + route.timeout_ns
+            connection.context.deadlines.add(self, deadline_ns)
+
+    @property
+    def metadata(self) -> Metadata:  # type: ignore[override]  # nobody sets it: it is read when asked for
+        return self.route.head.metadata
+
+    # The answer.
+
+    def reply(self, parts: Parts) -> None:
+        if self.phase != RUNNING:
+            self._come_late()
+            return
+        connection = self.connection
+        sender = connection.sender
+        size = sum(map(len, parts))
+        length = size + PREFIX_BYTES
+        if length > sender.inline_bytes or length > sender.window or length > self.send_window:
+            self._queue(b"\0", parts, RESPONSE_HEADERS)
+            return
+        # A small answer that nothing stands in the way of, which is most of them: three frames in one piece.
+        sender.window -= length
+        stream_id = self.id
+        id_bytes = pack_u32(stream_id)
+        data_head = _pack_data(length >> 8, length & 0xFF, DATA, 0, stream_id, 0, size)
+        trailers = (_TRAILERS_HEAD, id_bytes, OK_TRAILERS)
+        sender.answers.append(b"".join((_HEADERS_HEAD, id_bytes, RESPONSE_HEADERS, data_head, *parts, *trailers)))
+        # What `Http2Connection.close` does, for a stream that both sides have ended.
+        self.phase = DONE
+        self.on_cancel = None
+        del connection.streams[stream_id]
+        connection.closed.ended.append(stream_id)
+        if self.deadline_ns is not None:
+            connection.context.deadlines.remove(self, self.deadline_ns)
+        if not connection.is_flush_due:
+            connection.schedule_flush()
+
+    def fail(self, status: int, text: str) -> None:
+        if self.phase != RUNNING:
+            self._come_late()
+            return
+        self.phase = ANSWERED
+        self.on_cancel = None
+        end_call(self, status, text)
+
+    def _queue(self, flag: bytes, parts: Parts, headers: bytes) -> None:
+        """An answer that is large, or must wait for a window."""
+        self.phase = ANSWERED
+        self.on_cancel = None
+        sender = self.connection.sender
+        sender.send_block(self.id, headers)
+        prefix = flag + pack_u32(sum(map(len, parts)))
+        sender.queue(self, (prefix, *parts), OK_TRAILERS)
+        self.connection.schedule_flush()
+
+    def _come_late(self) -> None:
+        """The answer to a call that was closed meanwhile."""
+        if self.phase == ABANDONED:
+            self.phase = DONE
+            self.connection.settle_abandoned()
+
+    # The request, where it is not one whole message in one frame: that is for the frame loop.
+
+    def receive(self, data: memoryview) -> None:
+        assembly = self._assembly
+        if assembly is None:
+            self.phase = RECEIVING
+            assembly = self._assembly = self.connection.new_assembly()
+        try:
+            num_taken = assembly.add(data)
+        except RpcError as error:
+            refuse(self, error)
+            return
+        if num_taken < len(data):
+            refuse(self, RpcError(Status.UNIMPLEMENTED, "a unary call has exactly one request message, got more"))
+            return
+        self._widen(assembly)
+
+    def room(self) -> memoryview | None:
+        return self._assembly.room() if self._assembly is not None else None
+
+    def filled(self, num_bytes: int) -> None:
+        assert self._assembly is not None, "who has room has an assembly"
+        try:
+            self._assembly.filled(num_bytes)
+        except RpcError as error:
+            refuse(self, error)
+
+    def end(self) -> None:
+        assembly = self._assembly
+        if assembly is None or not assembly.is_complete:
+            refuse(self, _incomplete(assembly))
+            return
+        is_compressed = assembly.is_compressed
+        message = assembly.take()
+        if is_compressed:
+            self._inflate(message)
+        else:
+            self._run(message)
+
+    @property
+    def is_within_message(self) -> bool:
+        return self._assembly is None or not self._assembly.is_complete
+
+    def _widen(self, assembly: MessageAssembly) -> None:
+        """Let all of a message come that is larger than the window: its memory is bounded by other means."""
+        increment = assembly.num_missing - self.receive_window
+        if increment > 0 and not self.is_ended:
+            self.receive_window += increment
+            self.connection.sender.control.append(window_update(self.id, increment))
+
+    def _run(self, message: Buffer) -> None:
+        self.message = message
+        self.phase = RUNNING
+        try:
+            self.route.handle(self)
+        except Exception as error:
+            self.fall(error)
+
+    def fall(self, error: Exception) -> None:
+        """The handler raised, which it should not: that costs the call, and nothing else."""
+        failure = internal_error(error)
+        if self.phase == RUNNING:
+            self.fail(failure.status, failure.message)
+
+    def _inflate(self, message: Buffer) -> None:
+        connection, encoding = self.connection, self.route.head.encoding
+        max_bytes = connection.context.limits.max_message_bytes
+        try:
+            inflated = decompress_on_loop(message, encoding, max_bytes)
+        except RpcError as error:
+            refuse(self, error)
+            return
+        if inflated is not None:
+            self._run(inflated)
+            return
+        job = connection.context.loop.run_in_executor(None, decompress, message, encoding, max_bytes)
+        job.add_done_callback(self._take_inflated)
+
+    def _take_inflated(self, job: asyncio.Future[bytes]) -> None:
+        error = job.exception()
+        if not self.is_open:
+            return
+        if error is None:
+            self._run(job.result())
+        elif isinstance(error, RpcError):
+            refuse(self, error)
+        else:
+            refuse(self, internal_error(error))
+
+    # Ends that are not answers.
+
+    def expire(self) -> None:
+        if not self.is_open:
+            return
+        was_running = self.phase == RUNNING
+        if self.phase == ANSWERED:  # and the client does not take the answer
+            self.connection.reset(self, ErrorCode.CANCEL)
+            return
+        end_call(self, Status.DEADLINE_EXCEEDED, DEADLINE_TEXT)
+        if was_running:
+            self.cancel()
+
+    def cancel(self) -> None:
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
+
+    def give_up(self, text: str) -> None:
+        end_call(self, Status.DEADLINE_EXCEEDED, text)
+
+    def release(self) -> None:
+        if self.deadline_ns is not None:
+            self.connection.context.deadlines.remove(self, self.deadline_ns)
+        if self._assembly is not None:
+            self._assembly.drop()
+
+
+class CompressingCall(GrpcCall):
+    """A unary call of a client that takes compressed answers from a server that is told to compress."""
+
+    __slots__ = ()
+
+    def reply(self, parts: Parts) -> None:
+        if self.phase != RUNNING:
+            self._come_late()
+            return
+        encoding = self.route.encoding
+        assert encoding is not None, "this route compresses"
+        level = self.connection.context.limits.grpc_compression
+        if not belongs_off_loop(sum(map(len, parts))):
+            self._send_compressed(compress(parts, encoding, level))
+            return
+        loop = self.connection.context.loop
+        job = loop.run_in_executor(None, compress, parts, encoding, level)
+        job.add_done_callback(self._take_compressed)
+
+    def _take_compressed(self, job: asyncio.Future[bytes]) -> None:
+        if self.phase != RUNNING:
+            self._come_late()
+        elif (error := job.exception()) is not None:
+            self.fall(error if isinstance(error, Exception) else RuntimeError("compression failed"))
+        else:
+            self._send_compressed(job.result())
+
+    def _send_compressed(self, message: bytes) -> None:
+        assert self.route.encoding is not None, "this route compresses"
+        headers = RESPONSE_HEADERS + literal(b"grpc-encoding", self.route.encoding)
+        self._queue(b"\1", (message,), headers)
+
+
+def _incomplete(assembly: MessageAssembly | None) -> RpcError:
+    if assembly is None or not assembly.is_begun:
+        return RpcError(Status.UNIMPLEMENTED, "a unary call has exactly one request message, got none")
+    return RpcError(Status.INTERNAL, "the request message was cut off: the client ended the stream too early")

@@ -1,0 +1,160 @@
+"""gRPC messages out of the pieces of a stream (gRPC's PROTOCOL-HTTP2, "Length-Prefixed-Message")."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+
+from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.call import RpcError
+from modelserver.frontends.grpc.status import Status
+from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
+
+PREFIX_BYTES: Final = 5
+_ALIGNMENT: Final = 64
+# Below this size a message is copied into bytes when it comes in one piece.
+_MIN_BUFFER_BYTES: Final = 16 * 1024
+# So much is reserved on the strength of an announcement; beyond it memory grows with what arrives.
+_MAX_RESERVED_BYTES: Final = 64 * 1024 * 1024
+
+# Flag and length.
+_PREFIX: Final = struct.Struct(">BI")
+unpack_prefix: Final = _PREFIX.unpack_from
+pack_prefix: Final = _PREFIX.pack
+
+
+class BudgetSpentError(RpcError):
+    """Too many large messages are being received at once."""
+
+
+class MessageAssembly:
+    """The message that is being received on a stream; `add` until `is_complete`, then `take`.
+
+    `size` is None until its prefix is known. A large message lies in memory of its own, whose end is aligned:
+    that is where its last tensor ends, and so that tensor is aligned for its datatype.
+    """
+
+    __slots__ = ("_budget", "_buffer", "_charged", "_max_bytes", "_num_bytes", "_prefix", "is_compressed", "size")
+
+    def __init__(self, budget: AssemblyBudget, max_bytes: int) -> None:
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._prefix = b""
+        self.size: int | None = None
+        self.is_compressed = False
+        self._buffer: Buffer = b""
+        self._num_bytes = 0
+        self._charged = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a part of a message is there."""
+        return self.size is not None or bool(self._prefix)
+
+    @property
+    def num_missing(self) -> int:
+        """Bytes of this message that are still to come; 0 before its size is known."""
+        return 0 if self.size is None else self.size - self._num_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        return self._num_bytes == self.size
+
+    def add(self, data: memoryview) -> int:
+        """Take what belongs to this message; returns how many bytes that were.
+
+        Raises RpcError for a message that is too large or whose prefix is none, before memory is allocated.
+        """
+        start = 0
+        if self.size is None:
+            start = self._add_prefix(data)
+            if self.size is None:
+                return start
+        piece = data[start : start + self.size - self._num_bytes]
+        if piece:
+            self._add_body(piece, self.size)
+        return start + len(piece)
+
+    def room(self) -> memoryview | None:
+        """The memory for what is still to come, as far as it is reserved."""
+        buffer = self._buffer
+        return buffer[self._num_bytes :] if isinstance(buffer, memoryview) and self._num_bytes < len(buffer) else None
+
+    def filled(self, num_bytes: int) -> None:
+        """So many bytes were received into `room`. Raises RpcError as `add` does."""
+        self._charge(self._num_bytes + num_bytes)
+        self._num_bytes += num_bytes
+
+    def take(self) -> Buffer:
+        """The complete message; the next one begins."""
+        message = self._buffer
+        self.drop()
+        return message
+
+    def drop(self) -> None:
+        """Forget what is there, and give its share of the budget back."""
+        self._budget.release(self._charged)
+        self._charged = 0
+        self._prefix = b""
+        self.size = None
+        self._buffer = b""
+        self._num_bytes = 0
+
+    def _add_prefix(self, data: memoryview) -> int:
+        missing = PREFIX_BYTES - len(self._prefix)
+        self._prefix += data[:missing]
+        if len(self._prefix) < PREFIX_BYTES:
+            return len(data)
+        flag, size = unpack_prefix(self._prefix)
+        self._prefix = b""
+        if flag > 1:
+            raise RpcError(Status.INTERNAL, f"the first byte of a message must be 0 or 1 (compressed), got {flag}")
+        if size > self._max_bytes:
+            raise too_large(size, self._max_bytes)
+        self.is_compressed = flag == 1
+        self.size = size
+        return missing
+
+    def _add_body(self, piece: memoryview, size: int) -> None:
+        if len(piece) == size < _MIN_BUFFER_BYTES:
+            self._buffer = piece.tobytes()
+            self._num_bytes = size
+            return
+        start, end = self._num_bytes, self._num_bytes + len(piece)
+        self._charge(end)
+        buffer = self._buffer
+        if not isinstance(buffer, memoryview) or end > len(buffer):
+            buffer = self._buffer = self._grown(buffer, end, size)
+        buffer[start:end] = piece
+        self._num_bytes = end
+
+    def _grown(self, buffer: Buffer, end: int, size: int) -> memoryview:
+        """Memory for at least `end` bytes; doubled each time, so that each byte is copied once on average."""
+        grown = aligned_buffer(min(size, max(_MAX_RESERVED_BYTES, 2 * end)))
+        grown[: self._num_bytes] = memoryview(buffer)[: self._num_bytes]
+        return grown
+
+    def _charge(self, num_bytes: int) -> None:
+        """Hold the message to the budget of all that is being received."""
+        due = num_bytes - FREE_BYTES - self._charged
+        if due <= 0:
+            return
+        if not self._budget.charge(due):
+            raise BudgetSpentError(
+                Status.RESOURCE_EXHAUSTED,
+                f"no memory is left for a message of {self.size} bytes: too many large requests arrive at once",
+            )
+        self._charged += due
+
+
+def too_large(size: int, max_bytes: int) -> RpcError:
+    return RpcError(Status.RESOURCE_EXHAUSTED, f"received message larger than max ({size} vs. {max_bytes})")
+
+
+def aligned_buffer(num_bytes: int) -> memoryview:
+    """`num_bytes` of memory, not yet touched, whose end is aligned."""
+    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    padding = -(memory.ctypes.data + num_bytes) % _ALIGNMENT
+    return memory.data[padding : padding + num_bytes]

@@ -1,0 +1,153 @@
+"""What a connection does about time: silent peers, slow bodies, slow readers, age. Looked at once a second."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from modelserver.telemetry.wire import Violation
+from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much
+from modelserver.wire.http2.keepalive import Keepalive, Pulse
+from modelserver.wire.http2.receiver import FIRST_SETTINGS
+from modelserver.wire.http2.stream import RECEIVING, Http2Stream
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+
+_PING: Final = b"alive?\0\0"
+# Ages differ by so much, lest all clients of a restarted server come back at once.
+_AGE_JITTER: Final = 0.1
+# A client that uses up its stream ids is told in time.
+_MAX_STREAM_ID: Final = MAX_31_BITS // 4 * 3
+
+
+class _Progress:
+    """How much of a body had come, and when; and the same at the begin of the period over which it is averaged."""
+
+    __slots__ = ("num_bytes", "period_bytes", "period_s", "since_s")
+
+    def __init__(self, num_bytes: int, now_s: float) -> None:
+        self.num_bytes = self.period_bytes = num_bytes
+        self.since_s = self.period_s = now_s
+
+
+class Patience:
+    """The clocks of one connection."""
+
+    def __init__(self, connection: Http2Connection, now_s: float) -> None:
+        keepalive = connection.context.limits.keepalive
+        self._connection = connection
+        self._begun_s = now_s
+        self._awaited = connection.receiver.awaited
+        self._awaited_since_s = now_s
+        self._keepalive = Keepalive(keepalive, now_s)
+        self._bodies: dict[int, _Progress] = {}
+        self._idle_since_s = now_s
+        self._num_opened = 0
+        # The transport is full since then, with so many bytes.
+        self._full_since_s: float | None = None
+        self._num_unsent = 0
+        age_s = keepalive.max_age_s
+        self._max_age_s = None if age_s is None else age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # noqa: S311
+
+    def sweep(self, now_s: float) -> None:
+        """Close, or end, what has used up its time."""
+        connection = self._connection
+        if connection.closing.has_hung_up:
+            self._check_transport(now_s)
+            return
+        try:
+            self._check_head(now_s)
+            self._check_pulse(now_s)
+        except ConnectionFault as fault:
+            connection.fail(fault)
+            return
+        self._check_transport(now_s)
+        self._check_bodies(now_s)
+        self._check_readers(now_s)
+        self._check_age(now_s)
+
+    def _check_head(self, now_s: float) -> None:
+        """The preface, the first SETTINGS, and header blocks in several frames must be complete soon."""
+        times = self._connection.context.limits.times
+        awaited = self._connection.receiver.awaited
+        if awaited != self._awaited:
+            self._awaited, self._awaited_since_s = awaited, now_s
+        limit_s = times.first_settings_s if awaited == FIRST_SETTINGS else times.head_s
+        if awaited is not None and now_s - self._awaited_since_s > limit_s:
+            raise ConnectionFault(
+                ErrorCode.PROTOCOL_ERROR, f"{awaited} did not come within {limit_s:g} s", Violation.SLOW_HEAD
+            )
+
+    def _check_pulse(self, now_s: float) -> None:
+        connection = self._connection
+        if connection.has_heard:
+            connection.has_heard = False
+            self._keepalive.heard(now_s)
+        pulse = self._keepalive.check(now_s, has_streams=bool(connection.streams))
+        if pulse is Pulse.PING:
+            connection.sender.control.append(ping(_PING))
+        elif pulse is Pulse.DEAD:
+            raise too_much(Violation.NO_PING_ANSWER)
+
+    def _check_transport(self, now_s: float) -> None:
+        """Close a connection whose peer takes nothing of what is waiting for it."""
+        connection = self._connection
+        num_unsent = connection.transport.get_write_buffer_size()
+        if not num_unsent or num_unsent < self._num_unsent or self._full_since_s is None:
+            self._full_since_s = now_s if num_unsent else None
+        elif now_s - self._full_since_s > connection.context.limits.times.slow_reader_s:
+            connection.count(Violation.SLOW_READER)
+            connection.abort()
+        self._num_unsent = num_unsent
+
+    def _check_bodies(self, now_s: float) -> None:
+        """Give up requests that do not go on, while no handler runs for them."""
+        connection, times = self._connection, self._connection.context.limits.times
+        slow: list[Http2Stream] = []
+        bodies: dict[int, _Progress] = {}
+        for stream in connection.streams.values():
+            if stream.is_ended or stream.phase > RECEIVING:
+                continue
+            num_bytes = stream.num_received - connection.receiver.num_missing(stream)
+            progress = bodies[stream.id] = self._bodies.get(stream.id) or _Progress(num_bytes, now_s)
+            if num_bytes != progress.num_bytes:
+                progress.num_bytes, progress.since_s = num_bytes, now_s
+            period_s = now_s - progress.period_s
+            if now_s - progress.since_s > times.body_pause_s:
+                slow.append(stream)
+            elif period_s >= times.body_window_s:
+                if num_bytes - progress.period_bytes < times.body_rate * period_s:
+                    slow.append(stream)
+                progress.period_bytes, progress.period_s = num_bytes, now_s
+        self._bodies = bodies
+        for stream in slow:
+            connection.count(Violation.SLOW_BODY)
+            stream.give_up(f"the request came too slowly: nothing for {times.body_pause_s:g} s, or too little")
+
+    def _check_readers(self, now_s: float) -> None:
+        """Give up answers that the client leaves us no window for."""
+        connection, limit_s = self._connection, self._connection.context.limits.times.slow_reader_s
+        if connection.sender.is_paused:
+            return  # nothing moves for anybody: that is for `_check_transport`
+        for stream in [stream for stream in connection.streams.values() if stream.outgoing is not None]:
+            outgoing = stream.outgoing
+            if outgoing is None or not outgoing.num_bytes:
+                continue
+            if outgoing.stuck_since_s is None:
+                outgoing.stuck_since_s = now_s
+            elif now_s - outgoing.stuck_since_s > limit_s:
+                connection.count(Violation.SLOW_READER)
+                connection.reset(stream, ErrorCode.CANCEL)
+
+    def _check_age(self, now_s: float) -> None:
+        """Say goodbye to connections that are old, idle, or at the end of their stream ids."""
+        connection, limits = self._connection, self._connection.context.limits
+        if connection.streams or connection.num_opened != self._num_opened:
+            self._num_opened = connection.num_opened
+            self._idle_since_s = now_s
+        is_old = self._max_age_s is not None and now_s - self._begun_s > self._max_age_s
+        idle_s = limits.times.http2_idle_s
+        is_idle = idle_s > 0 and now_s - self._idle_since_s > idle_s
+        if is_old or is_idle or connection.last_stream_id > _MAX_STREAM_ID:
+            connection.closing.announce(limits.keepalive.max_age_grace_s)

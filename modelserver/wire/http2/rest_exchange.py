@@ -1,0 +1,226 @@
+"""An HTTP request on a stream: the stream is the exchange that the handler answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from modelserver.core.tensor import Buffer
+from modelserver.errors import PayloadTooLargeError, ServerError
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.frontends.http.status import error_response, message_response
+from modelserver.telemetry.wire import Violation
+from modelserver.wire.body import BodyCollector
+from modelserver.wire.http1.answer import BODYLESS
+from modelserver.wire.http1.head import json_length
+from modelserver.wire.http2.frame import END_STREAM, window_update
+from modelserver.wire.http2.rest_answer import answer_block, length_field
+from modelserver.wire.http2.sender import Outgoing
+from modelserver.wire.http2.stream import (
+    ABANDONED,
+    ANSWERED,
+    DONE,
+    RECEIVING,
+    RUNNING,
+    STREAM_SLOTS,
+    Http2Stream,
+)
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+    from modelserver.wire.http2.route import Route
+
+_logger = logging.getLogger(__name__)
+
+# Bytes waiting to be sent beyond which a writer waits.
+_MAX_UNSENT_BYTES: Final = 64 * 1024
+
+
+class RestExchange(HttpExchange, Http2Stream):
+    """One HTTP request from its HEADERS to the end of its answer; also the writer of an answer in pieces.
+
+    A body over the limit is answered at once, and what still comes of it is ignored.
+    """
+
+    __slots__ = (*STREAM_SLOTS, "_collector", "_credit", "_is_started")
+
+    def __init__(self, connection: Http2Connection, stream_id: int, route: Route) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.route = route
+        self.phase = RECEIVING
+        self.is_ended = False
+        self.num_received = 0
+        self.send_window = connection.sender.initial_window
+        self.receive_window = connection.initial_window
+        self.outgoing: Outgoing | None = None
+        self.head = route.head.http
+        self.on_disconnect = None
+        self._collector: BodyCollector | None = None
+        # What was received and is not given back yet.
+        self._credit = 0
+        # Whether the answer is being written in pieces.
+        self._is_started = False
+
+    # The request.
+
+    def check_head(self) -> None:
+        """Answer a body that is announced as too large before it comes."""
+        if (self.route.content_length or 0) > self.connection.context.limits.max_body_bytes:
+            self._collect()
+
+    def receive(self, data: memoryview) -> None:
+        collector = self._collect()
+        if self.phase != RECEIVING:
+            return  # it was answered before it was complete
+        collector.add(data.tobytes() if self.route.content_length is None else data)
+        if collector.error is not None:
+            self._refuse(collector.error)
+        else:
+            self._widen(len(data))
+
+    def room(self) -> memoryview | None:
+        collector = self._collector
+        return collector.room() if self.phase == RECEIVING and collector is not None else None
+
+    def filled(self, num_bytes: int) -> None:
+        collector = self._collect()
+        collector.filled(num_bytes)
+        if collector.error is not None:
+            self._refuse(collector.error)
+
+    def end(self) -> None:
+        if self.phase > RECEIVING:
+            return  # it was answered before it was complete
+        if self._collector is None:
+            self.body = b""
+        else:
+            self._collector.finish()
+            self.body = self._collector.body()
+        self.phase = RUNNING
+        try:
+            self.route.handle(self)
+        except Exception as error:
+            _logger.error("an HTTP handler failed", exc_info=error)
+            self.respond(message_response(500, f"internal error ({type(error).__name__}); see the server's log"))
+
+    def _collect(self) -> BodyCollector:
+        collector = self._collector
+        if collector is None:
+            context = self.connection.context
+            limit = context.limits.max_body_bytes
+            header_length = json_length(self.head.headers)
+            collector = BodyCollector(self.route.content_length, header_length, limit, context.assembly)
+            self._collector = collector
+            if collector.error is not None:
+                self._refuse(collector.error)
+        return collector
+
+    def _refuse(self, error: ServerError) -> None:
+        too_large = isinstance(error, PayloadTooLargeError)
+        self.connection.count(Violation.BODY_TOO_LARGE if too_large else Violation.ASSEMBLY_BUDGET)
+        self.phase = RUNNING
+        self.respond(error_response(error))
+
+    def _widen(self, num_received: int) -> None:
+        """Let the rest of a body of known length come; of any other, as much as came."""
+        if self.is_ended:
+            return
+        length = self.route.content_length
+        if length is not None:
+            increment = length - self.num_received - self.receive_window
+        else:
+            self._credit += num_received
+            increment = self._credit if self._credit >= self.connection.initial_window // 4 else 0
+        if increment > 0:
+            self._credit = 0
+            self.receive_window += increment
+            self.connection.sender.control.append(window_update(self.id, increment))
+
+    # The answer.
+
+    def respond(self, response: HttpResponse) -> None:
+        if self.phase != RUNNING:
+            self._come_late()
+            return
+        body: Sequence[Buffer] = response.body
+        block = answer_block(response.status, tuple(response.headers))
+        if response.status not in BODYLESS:
+            block += length_field(sum(map(len, body)))
+        if response.status in BODYLESS or self.head.method == "HEAD":
+            body = ()
+        self._begin(block, ends=not any(body))
+        if any(body):
+            self.connection.sender.queue(self, body, b"")
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        if self.phase == RUNNING:
+            self._is_started = True
+            if self.head.method == "HEAD":
+                self._begin(answer_block(status, tuple(headers)), ends=True)
+            else:
+                self.connection.sender.send_block(self.id, answer_block(status, tuple(headers)))
+                self.connection.schedule_flush()
+        else:
+            self._come_late()
+        return self
+
+    async def write(self, data: Buffer) -> None:
+        """Send a piece; returns when there is room for more. Raises ConnectionResetError when the client has left."""
+        if self.head.method == "HEAD":
+            return
+        self._check_open()
+        if not data:
+            return
+        self.connection.sender.queue(self, (data,))
+        self.connection.schedule_flush()
+        outgoing = self.outgoing
+        if outgoing is not None and outgoing.num_bytes > _MAX_UNSENT_BYTES:
+            outgoing.room = self.connection.context.loop.create_future()
+            await outgoing.room
+            self._check_open()
+
+    async def close(self) -> None:
+        """End an answer in pieces."""
+        if self.phase == RUNNING:
+            self.phase = ANSWERED
+            self.on_disconnect = None
+            self.connection.sender.queue(self, (), b"")
+            self.connection.schedule_flush()
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise ConnectionResetError("the client has left")
+
+    def _begin(self, block: bytes, *, ends: bool) -> None:
+        self.phase = ANSWERED
+        self.on_disconnect = None
+        connection = self.connection
+        connection.sender.send_block(self.id, block, END_STREAM if ends else 0)
+        if ends:
+            connection.finish(self)
+        connection.schedule_flush()
+
+    def _come_late(self) -> None:
+        """The answer to a request that was closed meanwhile."""
+        if self.phase == ABANDONED:
+            self.phase = DONE
+            self.connection.settle_abandoned()
+
+    # Ends that are not answers.
+
+    def cancel(self) -> None:
+        on_disconnect, self.on_disconnect = self.on_disconnect, None
+        if on_disconnect is not None:
+            on_disconnect()
+        if self._is_started:
+            self._come_late()  # it learns by the next `write`
+
+    def give_up(self, text: str) -> None:
+        self.phase = RUNNING
+        self.respond(message_response(408, text))
+
+    def release(self) -> None:
+        if self._collector is not None and not self._collector.is_complete:
+            self._collector.drop()

@@ -1,0 +1,48 @@
+"""Where requests with a certain head go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from modelserver.core.tensor import Buffer
+from modelserver.wire.http2.head import RequestHead
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+    from modelserver.wire.http2.stream import Http2Stream
+
+
+class Refusal:
+    """An answer that needs no handler: a header block, and a body for clients of HTTP."""
+
+    __slots__ = ("block", "body")
+
+    def __init__(self, block: bytes, body: Sequence[Buffer] = ()) -> None:
+        self.block = block
+        self.body = body
+
+
+class Route:
+    """What was derived from a head, for all requests that have it. Never changed.
+
+    `open` makes the stream, and `handle` is the handler, which gets it (or what it stands for). A head that
+    leads to no handler has a `Refusal` instead. `encoding` compresses answers, unless it is None.
+    """
+
+    __slots__ = ("content_length", "encoding", "handle", "head", "open", "timeout_ns")
+
+    def __init__(
+        self,
+        head: RequestHead,
+        open_stream: Callable[[Http2Connection, int, Route], Http2Stream],
+        handle: Callable[[Any], Any],
+        encoding: bytes | None = None,
+    ) -> None:
+        self.head = head
+        self.open = open_stream
+        self.handle = handle
+        self.encoding = encoding
+        # Copied: these are read for each request.
+        self.content_length = head.content_length
+        self.timeout_ns = head.timeout_ns

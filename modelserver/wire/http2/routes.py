@@ -1,0 +1,59 @@
+"""Which handler a request goes to, by its head."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from modelserver.frontends.grpc.status import Status
+from modelserver.frontends.http.status import message_response
+from modelserver.wire.context import WireContext
+from modelserver.wire.grpc.compression import choose_encoding
+from modelserver.wire.grpc.status import trailers_only
+from modelserver.wire.http2.grpc_call import CompressingCall, GrpcCall
+from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT
+from modelserver.wire.http2.grpc_stream import GrpcStream
+from modelserver.wire.http2.head import RequestHead
+from modelserver.wire.http2.rest_answer import answer_block, length_field
+from modelserver.wire.http2.rest_exchange import RestExchange
+from modelserver.wire.http2.route import Refusal, Route
+
+_GRPC_LIKE: Final = b"application/grpc"
+_NO_GRPC: Final = "this port serves HTTP only; gRPC is served on another one (--grpc-port)"
+_NO_HTTP: Final = "this port serves gRPC only (application/grpc); HTTP is served on another one (--http-port)"
+
+
+def find_route(context: WireContext, head: RequestHead) -> Route | Refusal:
+    """Where the request goes, or the answer to one that leads nowhere."""
+    if head.is_grpc:
+        return _find_method(context, head)
+    if head.content_type.startswith(_GRPC_LIKE):
+        return _refusal(415, f"content-type {head.content_type[:60]!r} is not supported: gRPC's is application/grpc")
+    if context.http is None:
+        return _refusal(415, _NO_HTTP)
+    return Route(head, RestExchange, context.http.handle)
+
+
+def _find_method(context: WireContext, head: RequestHead) -> Route | Refusal:
+    if head.problem is not None:
+        status, text = head.problem
+        return Refusal(trailers_only(status, text, head.http_status))
+    if context.grpc is None:
+        return Refusal(trailers_only(Status.UNIMPLEMENTED, _NO_GRPC))
+    path = head.path.decode("latin-1")
+    method = context.grpc.methods.get(path)
+    if method is None:
+        return Refusal(trailers_only(Status.UNIMPLEMENTED, f"Method not found! There is no '{path:.200}'"))
+    if head.timeout_ns == 0:
+        return Refusal(trailers_only(Status.DEADLINE_EXCEEDED, DEADLINE_TEXT))
+    compresses = context.limits.grpc_compression != "none"
+    encoding = choose_encoding(head.accept_encodings) if compresses else None
+    if method.unary is not None:
+        return Route(head, GrpcCall if encoding is None else CompressingCall, method.unary, encoding)
+    assert method.stream is not None, "a method is unary or a stream"
+    return Route(head, GrpcStream, method.stream, encoding)
+
+
+def _refusal(status: int, text: str) -> Refusal:
+    response = message_response(status, text)
+    block = answer_block(status, tuple(response.headers))
+    return Refusal(block + length_field(sum(map(len, response.body))), response.body)

@@ -1,0 +1,319 @@
+"""What a connection has to send: frames in their order, flow control, and a fair turn for every stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from modelserver.core.tensor import Buffer
+from modelserver.wire.http2.frame import (
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW_BYTES,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    MAX_31_BITS,
+    ConnectionFault,
+    ErrorCode,
+    frame,
+    pack_head,
+)
+from modelserver.wire.http2.hpack import TABLE_SIZE_UPDATE
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+    from modelserver.wire.http2.stream import Http2Stream
+
+# What one stream may send before it is the next one's turn.
+_TURN_BYTES: Final = 256 * 1024
+# An answer up to this size is copied into one piece with its frames' heads; a larger one is sent as it lies.
+INLINE_BYTES: Final = 16 * 1024
+# Pieces below this size are joined before they are written.
+_MAX_JOINED_BYTES: Final = 64 * 1024
+
+
+class Outgoing:
+    """What waits to be sent on one stream: parts of a body, by reference, and the block that ends the stream.
+
+    `ending` is None while more may follow, and b"" where the last DATA frame ends the stream. `room` is the
+    future of a handler that waits for the queue to become short.
+    """
+
+    __slots__ = ("ending", "is_ready", "num_bytes", "offset", "parts", "room", "stuck_since_s")
+
+    def __init__(self) -> None:
+        self.parts: deque[Buffer] = deque()
+        # Of the first part, what was sent already.
+        self.offset = 0
+        self.num_bytes = 0
+        self.ending: bytes | None = None
+        # Whether the stream is in the sender's queue; a stream whose window is used up is not.
+        self.is_ready = False
+        self.room: asyncio.Future[None] | None = None
+        # Since the sweep first saw that nothing moves.
+        self.stuck_since_s: float | None = None
+
+
+class Sender:
+    """The sending half of a connection. Event loop thread only.
+
+    `answers` are frames of streams, in their order; `control` are answers to SETTINGS and PING and window
+    updates, which may go before them. `window` is the connection's. `inline_bytes` is the size up to which a
+    stream may put an answer into `answers` by itself, and 0 while answers must queue.
+    """
+
+    __slots__ = (
+        "_block_prefix",
+        "_connection",
+        "_is_shut",
+        "_joins_all",
+        "_max_frame",
+        "_max_pumped_bytes",
+        "_max_queued_bytes",
+        "_ready",
+        "_transport",
+        "answers",
+        "control",
+        "initial_window",
+        "inline_bytes",
+        "is_paused",
+        "num_queued_bytes",
+        "num_turns",
+        "window",
+    )
+
+    def __init__(self, connection: Http2Connection, transport: asyncio.Transport) -> None:
+        limits = connection.context.limits
+        self._connection = connection
+        self._transport = transport
+        # asyncio's own `writelines` joins before Python 3.12, and forgets the back-pressure from then on. TLS
+        # would make a record of each piece.
+        is_uvloop = type(transport).__module__.startswith("uvloop")
+        self._joins_all = not is_uvloop or transport.get_extra_info("ssl_object") is not None
+        # More is not turned into frames at once: the transport says only afterwards that it is full.
+        self._max_pumped_bytes = 2 * limits.write_buffer_bytes
+        self._max_queued_bytes = limits.max_queued_bytes
+        self._is_shut = False
+        self._block_prefix = b""
+        self._max_frame = DEFAULT_FRAME_BYTES
+        self._ready: deque[Http2Stream] = deque()
+        self.answers: list[Buffer] = []
+        self.control: list[Buffer] = []
+        self.initial_window = DEFAULT_WINDOW_BYTES
+        self.window = DEFAULT_WINDOW_BYTES
+        self.inline_bytes = INLINE_BYTES
+        self.is_paused = False
+        self.num_queued_bytes = 0
+        # How often a stream has sent from its queue.
+        self.num_turns = 0
+
+    # Blocks and bodies of streams.
+
+    def send_block(self, stream_id: int, block: bytes, flags: int = 0) -> None:
+        """HEADERS, in several frames if the block needs them."""
+        if self._block_prefix:
+            block = self._block_prefix + block
+            self._block_prefix = b""
+            self._update_inline()
+        size = self._max_frame
+        if len(block) <= size:
+            self.answers.append(frame(HEADERS, flags | END_HEADERS, stream_id, block))
+            return
+        self.answers.append(frame(HEADERS, flags, stream_id, block[:size]))
+        for start in range(size, len(block), size):
+            last = END_HEADERS if start + size >= len(block) else 0
+            self.answers.append(frame(CONTINUATION, last, stream_id, block[start : start + size]))
+
+    def queue(self, stream: Http2Stream, parts: Sequence[Buffer], ending: bytes | None = None) -> None:
+        """Send the parts as the windows allow, and then `ending`, which may be given once."""
+        outgoing = stream.outgoing
+        if outgoing is None:
+            outgoing = stream.outgoing = Outgoing()
+        for part in parts:
+            if part:
+                outgoing.parts.append(part)
+                outgoing.num_bytes += len(part)
+                self.num_queued_bytes += len(part)
+        outgoing.ending = ending
+        if self.num_queued_bytes > self._max_queued_bytes:
+            self._connection.update_max_open()
+        self._make_ready(stream, outgoing)
+        self._update_inline()
+
+    def send_data(self, stream: Http2Stream, parts: Sequence[Buffer]) -> None:
+        """A small message that nothing stands in the way of at once; any other is queued."""
+        size = sum(map(len, parts))
+        if size > self.inline_bytes or size > self.window or size > stream.send_window or stream.outgoing is not None:
+            self.queue(stream, parts)
+            return
+        self.window -= size
+        stream.send_window -= size
+        self.answers.append(b"".join((pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
+
+    def drop(self, stream: Http2Stream) -> None:
+        """Forget what waits on a stream that is gone."""
+        outgoing = stream.outgoing
+        if outgoing is None:
+            return
+        stream.outgoing = None
+        self.num_queued_bytes -= outgoing.num_bytes
+        if outgoing.is_ready:
+            self._ready.remove(stream)
+        self._update_inline()
+        _wake(outgoing)
+
+    # What the peer allows.
+
+    def set_initial_window(self, num_bytes: int, streams: dict[int, Http2Stream]) -> None:
+        """The peer's setting, which moves the window of every open stream. Raises ConnectionFault on overflow."""
+        change = num_bytes - self.initial_window
+        self.initial_window = num_bytes
+        for stream in streams.values():
+            stream.send_window += change
+            if stream.send_window > MAX_31_BITS:
+                raise ConnectionFault(
+                    ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS moved the window of stream {stream.id} over 2^31-1 bytes"
+                )
+            if stream.outgoing is not None:
+                self._make_ready(stream, stream.outgoing)
+
+    def set_max_frame(self, num_bytes: int) -> None:
+        self._max_frame = num_bytes
+
+    def forget_table(self) -> None:
+        """The peer's header table is smaller than the default: the next block must begin by saying that ours is."""
+        self._block_prefix = TABLE_SIZE_UPDATE
+        self._update_inline()
+
+    def add_window(self, stream: Http2Stream) -> None:
+        """The stream's window has grown."""
+        if stream.outgoing is not None:
+            self._make_ready(stream, stream.outgoing)
+
+    def set_paused(self, is_paused: bool) -> None:
+        """The transport is full, or has room again."""
+        self.is_paused = is_paused
+        self._update_inline()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a stream has something to send that its own window allows."""
+        return bool(self._ready)
+
+    def holds_more_than(self, num_bytes: int) -> bool:
+        """Whether the peer leaves so much lying, in the transport and here."""
+        return self.is_paused and self._transport.get_write_buffer_size() + self.num_queued_bytes > num_bytes
+
+    # Out.
+
+    def shut(self) -> None:
+        """Nothing is sent any more."""
+        self._is_shut = True
+
+    def flush(self) -> bool:
+        """Write what there is, in one go; whether there is more to write in the next turn of the loop."""
+        if self._is_shut or self._transport.is_closing():
+            self.answers.clear()
+            self.control.clear()
+            return False
+        num_bytes = self._pump() if self._ready and not self.is_paused else 0
+        pieces = self.control + self.answers if self.control else self.answers
+        if pieces:
+            self.answers = []
+            self.control = []
+            if len(pieces) == 1:
+                self._transport.write(pieces[0])
+            elif self._joins_all or num_bytes <= _MAX_JOINED_BYTES:
+                self._transport.write(b"".join(pieces))
+            else:
+                self._transport.writelines(pieces)
+        return num_bytes >= self._max_pumped_bytes and bool(self._ready)
+
+    def _make_ready(self, stream: Http2Stream, outgoing: Outgoing) -> None:
+        has_something = outgoing.num_bytes or outgoing.ending is not None
+        can_move = stream.send_window > 0 or not outgoing.num_bytes
+        if has_something and can_move and not outgoing.is_ready:
+            outgoing.is_ready = True
+            self._ready.append(stream)
+
+    def _update_inline(self) -> None:
+        must_queue = self._ready or self.is_paused or self._block_prefix
+        self.inline_bytes = 0 if must_queue else INLINE_BYTES
+
+    def _pump(self) -> int:
+        """Turn what the windows allow into frames, stream by stream; returns the number of bytes."""
+        ready = self._ready
+        pumped = 0
+        while ready and pumped < self._max_pumped_bytes:
+            stream = ready.popleft()
+            outgoing = stream.outgoing
+            assert outgoing is not None, "a stream without an answer is not ready"
+            size = min(outgoing.num_bytes, self.window, stream.send_window, _TURN_BYTES)
+            if size > 0:
+                self._frame_data(stream, outgoing, size)
+                pumped += size
+            elif outgoing.num_bytes and stream.send_window > 0:
+                ready.appendleft(stream)  # it is the connection's window that is used up
+                break
+            elif outgoing.ending == b"" and not outgoing.num_bytes:
+                self.answers.append(frame(DATA, END_STREAM, stream.id))
+            self._go_on(stream, outgoing)
+        self._update_inline()
+        return pumped
+
+    def _go_on(self, stream: Http2Stream, outgoing: Outgoing) -> None:
+        """After a turn of the stream: the next one, a pause, or its end."""
+        if outgoing.room is not None and outgoing.num_bytes < INLINE_BYTES:
+            _wake(outgoing)
+        if not outgoing.num_bytes and outgoing.ending is not None:
+            if outgoing.ending:
+                self.send_block(stream.id, outgoing.ending, END_STREAM)
+            stream.outgoing = None
+            self._connection.finish(stream)
+        elif outgoing.num_bytes and stream.send_window > 0:
+            self._ready.append(stream)
+        else:
+            outgoing.is_ready = False
+
+    def _frame_data(self, stream: Http2Stream, outgoing: Outgoing, size: int) -> None:
+        """DATA frames for the next `size` bytes of the stream."""
+        self.num_turns += 1
+        self.window -= size
+        stream.send_window -= size
+        self.num_queued_bytes -= size
+        outgoing.num_bytes -= size
+        outgoing.stuck_since_s = None
+        ends_stream = not outgoing.num_bytes and outgoing.ending == b""
+        max_frame = self._max_frame
+        full_head = pack_head(max_frame >> 8, max_frame & 0xFF, DATA, 0, stream.id)
+        answers, parts = self.answers, outgoing.parts
+        while size > 0:
+            length = min(size, max_frame)
+            size -= length
+            if length == max_frame and not (ends_stream and not size):
+                answers.append(full_head)
+            else:
+                flags = END_STREAM if ends_stream and not size else 0
+                answers.append(pack_head(length >> 8, length & 0xFF, DATA, flags, stream.id))
+            while length:
+                part, offset = parts[0], outgoing.offset
+                available = len(part) - offset
+                if available <= length:
+                    answers.append(memoryview(part)[offset:] if offset else part)
+                    parts.popleft()
+                    outgoing.offset = 0
+                    length -= available
+                else:
+                    answers.append(memoryview(part)[offset : offset + length])
+                    outgoing.offset = offset + length
+                    length = 0
+
+
+def _wake(outgoing: Outgoing) -> None:
+    room, outgoing.room = outgoing.room, None
+    if room is not None and not room.done():
+        room.set_result(None)

@@ -1,0 +1,100 @@
+"""What all streams have in common, whatever is spoken on them (RFC 9113, 5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from modelserver.wire.http2.frame import protocol_fault
+
+if TYPE_CHECKING:
+    from modelserver.wire.http2.connection import Http2Connection
+    from modelserver.wire.http2.route import Route
+    from modelserver.wire.http2.sender import Outgoing
+
+# Phases of a stream; plain numbers, because the frame loop compares them for every request.
+FRESH: Final = 0  # the head came, and nothing of the body
+RECEIVING: Final = 1
+RUNNING: Final = 2  # a handler has the request
+ANSWERED: Final = 3  # its answer waits to be sent
+DONE: Final = 4
+ABANDONED: Final = 5  # closed, while the handler still works
+
+# What is in `Http2Stream`, for the `__slots__` of its subclasses: those extend the slotted calls and exchanges
+# of the frontends too, and only one base may bring slots of its own.
+STREAM_SLOTS: Final = (
+    "connection",
+    "id",
+    "is_ended",
+    "num_received",
+    "outgoing",
+    "phase",
+    "receive_window",
+    "route",
+    "send_window",
+)
+
+
+class Http2Stream:
+    """One stream from its HEADERS to its end. Subclasses are the calls and exchanges that handlers see.
+
+    `is_ended` says that the client has sent all. `num_received` are bytes of DATA without padding. The windows
+    are what each side may still send.
+    """
+
+    if not TYPE_CHECKING:  # mypy would take this for all there is
+        __slots__ = ()
+
+    connection: Http2Connection
+    id: int
+    route: Route
+    phase: int
+    is_ended: bool
+    num_received: int
+    send_window: int
+    receive_window: int
+    outgoing: Outgoing | None
+
+    def receive(self, data: memoryview) -> None:
+        """A piece of the body, which is valid during this call only."""
+        raise NotImplementedError
+
+    def room(self) -> memoryview | None:
+        """Memory into which the next bytes of the body may be received directly, if there is any."""
+        return None
+
+    def filled(self, num_bytes: int) -> None:
+        """So many bytes were received into `room`."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """The client has sent all."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more: stop the handler, which is running. The stream is closed already."""
+        raise NotImplementedError
+
+    def give_up(self, text: str) -> None:
+        """The client does not go on sending: tell it so, and close the stream."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """The stream is closed: give back what it holds. Called once."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may still be sent on the stream."""
+        return self.phase < DONE
+
+    @property
+    def is_within_message(self) -> bool:
+        """Whether what was received last goes on."""
+        return True
+
+    def check_length(self, *, is_complete: bool) -> None:
+        """Raises ConnectionFault when what came differs from the announced content-length (RFC 9113, 8.1.1)."""
+        length = self.route.content_length
+        if length is not None and (self.num_received != length if is_complete else self.num_received > length):
+            raise protocol_fault(
+                f"stream {self.id} announced a content-length of {length} and brought {self.num_received} bytes"
+            )
