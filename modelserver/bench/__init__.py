@@ -1,0 +1,1 @@
+"""`modelserver bench`: a load generator in the manner of perf_analyzer, and what it makes of its measurements."""

@@ -1,0 +1,99 @@
+"""Where the server is, and how a connection to it is opened."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelserver.errors import InvalidArgumentError, UnavailableError
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files are PEM; empty means the system's authorities, or no certificate of our own."""
+
+    authorities_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+    is_peer_verified: bool = True
+    is_host_verified: bool = True
+
+    def context(self, protocol: str) -> ssl.SSLContext:
+        """A context that offers `protocol` by ALPN. Raises InvalidArgumentError when a file cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.authorities_file or None)
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file or None)
+        except (OSError, ssl.SSLError) as error:
+            names = [name for name in (self.authorities_file, self.certificate_file, self.key_file) if name]
+            raise InvalidArgumentError(f"cannot use the TLS files {', '.join(names)}: {error}") from None
+        if not (self.is_peer_verified and self.is_host_verified):
+            context.check_hostname = False
+        if not self.is_peer_verified:
+            context.verify_mode = ssl.CERT_NONE
+        context.set_alpn_protocols([protocol])
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and port, with TLS if `tls` is there."""
+
+    host: str
+    port: int
+    tls: Tls | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    async def connect(self, factory: Callable[[], asyncio.BaseProtocol], alpn: str) -> None:
+        """Open a connection for the protocol that `factory` makes. Raises UnavailableError."""
+        loop = asyncio.get_running_loop()
+        context = self.tls.context(alpn) if self.tls is not None else None
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                transport, _ = await loop.create_connection(factory, self.host, self.port, ssl=context)
+        except TimeoutError:
+            raise UnavailableError(f"no answer from {self} within {CONNECT_TIMEOUT_S:g} s") from None
+        except ConnectionRefusedError:
+            raise UnavailableError(
+                f"no server answers at {self}: connection refused; start one with "
+                "'modelserver serve --model-repository=DIRECTORY', or say where it is with -u"
+            ) from None
+        except ssl.SSLError as error:
+            raise UnavailableError(f"no TLS with {self}: {error}") from None
+        except OSError as error:
+            raise UnavailableError(f"cannot connect to {self}: {error}") from None
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def parse_address(text: str, *, default_port: int, tls: Tls | None = None) -> Address:
+    """`host`, `host:port`, `[v6]:port`, with or without a scheme. Raises InvalidArgumentError."""
+    scheme, has_scheme, rest = text.rpartition("://")
+    rest = rest.rstrip("/")
+    if has_scheme and scheme not in ("http", "https", "grpc", "grpcs"):
+        raise InvalidArgumentError(f"-u expects host:port, got '{text}'")
+    if scheme in ("https", "grpcs"):
+        tls = tls or Tls()
+    host, colon, port = rest.rpartition(":")
+    if not colon or rest.endswith("]"):
+        host, port = rest, str(default_port)
+    if not host or "/" in rest or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgumentError(f"-u expects host:port, got '{text}'")
+    return Address(host.strip("[]"), int(port), tls)
+
+
+def check_files(tls: Tls) -> None:
+    """Raises InvalidArgumentError for a file that is not there."""
+    for name in (tls.authorities_file, tls.certificate_file, tls.key_file):
+        if name and not Path(name).is_file():
+            raise InvalidArgumentError(f"there is no file '{name}'")

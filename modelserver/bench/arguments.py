@@ -1,0 +1,450 @@
+"""The command line of the bench: perf_analyzer's flags by their names, and what they become."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from modelserver.bench.address import Address, Tls, check_files, parse_address
+from modelserver.bench.encode import Parameter
+from modelserver.bench.input_data import RANDOM, ZERO, DataOptions
+from modelserver.bench.options import (
+    BenchOptions,
+    LoadOptions,
+    MeasurementOptions,
+    MetricsOptions,
+    Mode,
+    ReportOptions,
+    RequestOptions,
+    SharedMemory,
+)
+from modelserver.bench.search import LoadRange, parse_range
+from modelserver.bench.window import Stability
+from modelserver.bench.work import Sequences
+from modelserver.errors import InvalidArgumentError
+from modelserver.flags import TRUE_WORDS, nearest_hint
+
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+DEFAULT_SEQUENCE_LENGTH = 20
+
+# Taken so that perf_analyzer's command lines work; nothing follows from them here.
+_WITHOUT_EFFECT = {
+    "model_signature_name": "it is of TensorFlow Serving",
+    "trace_level": "traces are set on the server",
+    "trace_rate": "traces are set on the server",
+    "trace_count": "traces are set on the server",
+    "log_frequency": "traces are set on the server",
+    "triton_server_directory": "the bench talks to a running server",
+    "model_repository": "the bench talks to a running server",
+    "ssl_https_client_certificate_type": "certificates are PEM",
+    "ssl_https_private_key_type": "keys are PEM",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, and guesses what an unknown flag was meant to be."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgumentError(message)
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Raises InvalidArgumentError."""
+        found, unknown = self.parse_known_args(list(words))
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            hint = nearest_hint(name, known) if name.startswith("--") else ""
+            raise InvalidArgumentError(f"unknown argument '{name}'{hint}")
+        return found
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser, for its help."""
+    return _make_parser()
+
+
+def _make_parser() -> _Parser:
+    parser = _Parser(
+        prog="modelserver bench",
+        description="Measure a running server, in the manner of perf_analyzer and with its flags.",
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Exit status: 0 measured, 1 requests failed or nothing could be measured, 2 misused.",
+    )
+    _add_service(parser.add_argument_group("What is asked"))
+    _add_load(parser.add_argument_group("Load"))
+    _add_measurement(parser.add_argument_group("Measurement"))
+    _add_data(parser.add_argument_group("Data"))
+    _add_sequences(parser.add_argument_group("Sequences"))
+    _add_reports(parser.add_argument_group("Reports"))
+    _add_tls(parser.add_argument_group("TLS"))
+    _add_ignored(parser.add_argument_group("Accepted, without effect"))
+    return parser
+
+
+def _add_service(group: Any) -> None:
+    group.add_argument("-h", "--help", action="store_true", help="Show this.")
+    group.add_argument("-m", "--model", metavar="MODEL", help="Name of the model.")
+    group.add_argument("-x", "--model-version", default="", metavar="VERSION", help="The newest without it.")
+    group.add_argument("-u", "--url", default="", metavar="HOST:PORT", help="localhost:8000, or :8001 with -i grpc.")
+    group.add_argument("-i", "--protocol", default="http", type=str.lower, choices=("http", "grpc"))
+    group.add_argument("--streaming", action="store_true", help="gRPC's ModelStreamInfer.")
+    group.add_argument("--service-kind", default="triton", metavar="triton")
+    group.add_argument(
+        "--bls-composing-models", default="", metavar="NAME[:VERSION],...", help="Show their statistics."
+    )
+    group.add_argument("-H", dest="headers", action="append", default=[], metavar="NAME:VALUE", help="Repeatable.")
+    group.add_argument(
+        "--request-parameter", action="append", default=[], metavar="NAME:VALUE:TYPE", help="bool, int or string."
+    )
+    group.add_argument("--grpc-compression-algorithm", default="none", choices=("none", "gzip", "deflate"))
+    group.add_argument(
+        "--grpc-max-frame-size", type=_count, default=16384, metavar="BYTES", help="What we announce to accept (16384)."
+    )
+    group.add_argument("-a", "--async", dest="is_async", action="store_true", help="Accepted; requests always are.")
+    group.add_argument("--sync", action="store_true", help="Accepted, see --async.")
+
+
+def _add_load(group: Any) -> None:
+    group.add_argument("--concurrency-range", metavar="START:END:STEP", help="Requests in flight (1).")
+    group.add_argument("--request-rate-range", metavar="START:END:STEP", help="Requests per second, open loop.")
+    group.add_argument("--request-distribution", default="constant", choices=("constant", "poisson"))
+    group.add_argument("--request-intervals", type=Path, metavar="FILE", help="Microseconds between requests, by line.")
+    group.add_argument("--periodic-concurrency-range", metavar="START:END:STEP", help="With --streaming and an export.")
+    group.add_argument("--request-period", type=_count, default=10, metavar="RESPONSES", help="Before the next step.")
+    group.add_argument("--binary-search", action="store_true", help="Halve the range to find the latency threshold.")
+    group.add_argument("-l", "--latency-threshold", type=_count, default=0, metavar="MS")
+    group.add_argument(
+        "--max-threads", "--num-threads", type=_count, metavar="N", help="Load processes; half the CPUs without it."
+    )
+    group.add_argument(
+        "--streams-per-connection",
+        type=_count,
+        default=6,
+        metavar="N",
+        help="Requests that share an HTTP/2 connection.",
+    )
+    group.add_argument("--max-connections", type=_count, default=1024, metavar="N", help="Of an open loop.")
+    group.add_argument("--seed", type=_natural, default=0, metavar="N", help="Of random data and arrivals.")
+    group.add_argument("-t", dest="old_concurrency", type=_count, help=argparse.SUPPRESS)
+    group.add_argument("-c", dest="old_max_concurrency", type=_count, help=argparse.SUPPRESS)
+    group.add_argument("-d", dest="old_dynamic", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_measurement(group: Any) -> None:
+    group.add_argument("--measurement-mode", default="time_windows", choices=("time_windows", "count_windows"))
+    group.add_argument("-p", "--measurement-interval", type=_count, default=5000, metavar="MS")
+    group.add_argument("--measurement-request-count", type=_count, default=50, metavar="N")
+    group.add_argument("-s", "--stability-percentage", type=_positive, default=10.0, metavar="PERCENT")
+    group.add_argument("-r", "--max-trials", type=_count, default=10, metavar="N")
+    group.add_argument("--percentile", type=float, default=-1, metavar="N", help="Judge by it instead of the average.")
+    group.add_argument("--warmup-request-count", type=_natural, default=0, metavar="N")
+    group.add_argument("--request-count", type=_natural, default=0, metavar="N", help="Measure exactly so many.")
+
+
+def _add_data(group: Any) -> None:
+    group.add_argument("-b", "--batch-size", type=_count, default=1, metavar="N")
+    group.add_argument("--input-data", action="append", default=[], metavar="random|zero|PATH", help="Repeatable.")
+    group.add_argument("--data-directory", help=argparse.SUPPRESS)
+    group.add_argument("-z", dest="is_zero", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--shape", action="append", default=[], metavar="NAME:1,2,3", help="Of an input. Repeatable.")
+    group.add_argument("--string-length", type=_count, default=128, metavar="N")
+    group.add_argument("--string-data", default="", metavar="TEXT")
+    group.add_argument("--input-tensor-format", default="binary", choices=("binary", "json"))
+    group.add_argument("--output-tensor-format", default="binary", choices=("binary", "json"))
+    group.add_argument("--shared-memory", default="none", choices=("none", "system", "cuda"))
+    group.add_argument("--output-shared-memory-size", type=_count, default=102400, metavar="BYTES")
+
+
+def _add_sequences(group: Any) -> None:
+    group.add_argument("--num-of-sequences", type=_count, default=4, metavar="N", help="At once, with a request rate.")
+    group.add_argument("--sequence-length", type=_count, metavar="N", help="20, or that of the data.")
+    group.add_argument("--sequence-length-variation", type=_percent, default=20.0, metavar="PERCENT")
+    group.add_argument("--sequence-id-range", default="1", metavar="START:END")
+    group.add_argument("--serial-sequences", action="store_true", help="Accepted; a sequence always is.")
+
+
+def _add_reports(group: Any) -> None:
+    group.add_argument("-v", "--verbose", action="count", default=0)
+    group.add_argument("-f", "--csv", type=Path, metavar="FILE", help="CSV report.")
+    group.add_argument("--verbose-csv", action="store_true")
+    group.add_argument("--profile-export-file", type=Path, metavar="FILE", help="Times of every request, as JSON.")
+    group.add_argument("--json", nargs="?", const="-", default="", metavar="FILE", help="Results; standard output: -.")
+    group.add_argument("--html", type=Path, metavar="FILE", help="A page with curves and tables.")
+    group.add_argument("--collect-metrics", action="store_true", help="Of the GPUs, from the server.")
+    group.add_argument("--metrics-url", default="localhost:8002/metrics", metavar="URL")
+    group.add_argument("--metrics-interval", type=_count, default=1000, metavar="MS")
+
+
+def _add_tls(group: Any) -> None:
+    group.add_argument("--ssl-grpc-use-ssl", nargs="?", const="true", default="false", metavar="BOOL")
+    group.add_argument("--ssl-grpc-root-certifications-file", default="", metavar="FILE")
+    group.add_argument("--ssl-grpc-private-key-file", default="", metavar="FILE")
+    group.add_argument("--ssl-grpc-certificate-chain-file", default="", metavar="FILE")
+    group.add_argument("--ssl-https-verify-peer", type=int, default=1, choices=(0, 1))
+    group.add_argument("--ssl-https-verify-host", type=int, default=2, choices=(0, 1, 2))
+    group.add_argument("--ssl-https-ca-certificates-file", default="", metavar="FILE")
+    group.add_argument("--ssl-https-client-certificate-file", default="", metavar="FILE")
+    group.add_argument("--ssl-https-private-key-file", default="", metavar="FILE")
+
+
+def _add_ignored(group: Any) -> None:
+    for name, reason in _WITHOUT_EFFECT.items():
+        group.add_argument("--" + name.replace("_", "-"), metavar="...", help=f"{reason[0].upper()}{reason[1:]}.")
+
+
+def _number(text: str, least: float, kind: type[int] | type[float]) -> float:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = None
+    if number is None or number < least:
+        noun = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"expected {noun} of at least {least:g}, got '{text}'")
+    return number
+
+
+def _count(text: str) -> int:
+    return int(_number(text, 1, int))
+
+
+def _natural(text: str) -> int:
+    return int(_number(text, 0, int))
+
+
+def _positive(text: str) -> float:
+    return _number(text, 0.001, float)
+
+
+def _percent(text: str) -> float:
+    return _number(text, 0, float)
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    return any(word in ("-h", "--help", "-?") for word in words)
+
+
+def parse_arguments(words: Sequence[str]) -> BenchOptions:
+    """The options that the words write. Raises InvalidArgumentError naming the flag and what it expects."""
+    found = _make_parser().read(words)
+    if not found.model:
+        raise InvalidArgumentError("-m is missing: say which model to measure")
+    if found.service_kind != "triton":
+        raise InvalidArgumentError(
+            f"--service-kind {found.service_kind} is not there; the bench speaks KServe and Triton, "
+            "and to language models with --llm"
+        )
+    is_grpc = found.protocol == "grpc"
+    if found.streaming and not is_grpc:
+        raise InvalidArgumentError("--streaming needs gRPC: add -i grpc")
+    return BenchOptions(
+        model=found.model,
+        version=found.model_version,
+        is_grpc=is_grpc,
+        is_streaming=found.streaming,
+        address=_address(found, is_grpc),
+        composing=tuple(_composing(entry) for entry in found.bls_composing_models.split(",") if entry),
+        load=_load(found),
+        measurement=_measurement(found),
+        request=_request(found),
+        metrics=_metrics(found),
+        report=ReportOptions(
+            verbosity=found.verbose,
+            csv_file=found.csv,
+            is_csv_verbose=found.verbose_csv,
+            export_file=found.profile_export_file,
+            json_file=found.json,
+            html_file=found.html,
+        ),
+        notes=tuple(
+            f"--{name.replace('_', '-')} has no effect: {reason}"
+            for name, reason in _WITHOUT_EFFECT.items()
+            if getattr(found, name) is not None
+        ),
+    )
+
+
+def _address(found: argparse.Namespace, is_grpc: bool) -> Address:
+    if not is_grpc:
+        tls = Tls(
+            found.ssl_https_ca_certificates_file,
+            found.ssl_https_client_certificate_file,
+            found.ssl_https_private_key_file,
+            is_peer_verified=bool(found.ssl_https_verify_peer),
+            is_host_verified=bool(found.ssl_https_verify_host),
+        )
+        check_files(tls)
+        is_secure = found.url.startswith("https://")
+        return parse_address(found.url or "localhost", default_port=HTTP_PORT, tls=tls if is_secure else None)
+    tls = Tls(
+        found.ssl_grpc_root_certifications_file,
+        found.ssl_grpc_certificate_chain_file,
+        found.ssl_grpc_private_key_file,
+    )
+    check_files(tls)
+    is_secure = found.ssl_grpc_use_ssl.lower() in TRUE_WORDS
+    return parse_address(found.url or "localhost", default_port=GRPC_PORT, tls=tls if is_secure else None)
+
+
+def _composing(entry: str) -> tuple[str, str]:
+    name, _, version = entry.partition(":")
+    return name.strip(), version.strip()
+
+
+def _load(found: argparse.Namespace) -> LoadOptions:
+    mode, levels, intervals = _levels(found)
+    if mode is Mode.PERIODIC and not (found.streaming and found.profile_export_file):
+        raise InvalidArgumentError("--periodic-concurrency-range needs --streaming and --profile-export-file")
+    if levels.is_endless and not found.latency_threshold:
+        raise InvalidArgumentError("a range without an end needs --latency-threshold")
+    return LoadOptions(
+        mode=mode,
+        levels=levels,
+        is_binary=found.binary_search,
+        is_poisson=found.request_distribution == "poisson",
+        intervals_ns=intervals,
+        request_period=found.request_period,
+        num_workers=found.max_threads,
+        lanes_per_connection=found.streams_per_connection,
+        max_lanes=found.max_connections,
+        num_sequences=found.num_of_sequences,
+        sequences=_sequences(found),
+        seed=found.seed,
+    )
+
+
+def _levels(found: argparse.Namespace) -> tuple[Mode, LoadRange, tuple[int, ...]]:
+    if found.old_max_concurrency or found.old_dynamic:
+        raise InvalidArgumentError("-c and -d are old: use --concurrency-range START:END, with -l for a limit")
+    given = [
+        name
+        for name in ("concurrency_range", "request_rate_range", "request_intervals", "periodic_concurrency_range")
+        if getattr(found, name)
+    ]
+    if len(given) > 1:
+        flags = " and ".join("--" + name.replace("_", "-") for name in given)
+        raise InvalidArgumentError(f"{flags} cannot be used together")
+    if found.request_rate_range:
+        return Mode.REQUEST_RATE, parse_range(found.request_rate_range, "--request-rate-range", is_whole=False), ()
+    if found.request_intervals:
+        return Mode.INTERVALS, LoadRange(1), read_intervals(found.request_intervals)
+    if found.periodic_concurrency_range:
+        flag = "--periodic-concurrency-range"
+        return Mode.PERIODIC, parse_range(found.periodic_concurrency_range, flag, is_whole=True), ()
+    text = found.concurrency_range or str(found.old_concurrency or 1)
+    return Mode.CONCURRENCY, parse_range(text, "--concurrency-range", is_whole=True), ()
+
+
+def read_intervals(path: Path) -> tuple[int, ...]:
+    """Nanoseconds, from a file of microseconds by line. Raises InvalidArgumentError."""
+    try:
+        lines = path.read_text().split()
+    except OSError as error:
+        raise InvalidArgumentError(f"--request-intervals: cannot read '{path}': {error.strerror}") from None
+    try:
+        intervals = tuple(round(float(line) * 1000) for line in lines)
+    except ValueError:
+        intervals = ()
+    if not intervals or min(intervals) < 0 or not sum(intervals):
+        raise InvalidArgumentError(f"--request-intervals: '{path}' must have numbers of microseconds, one on each line")
+    return intervals
+
+
+def _sequences(found: argparse.Namespace) -> Sequences:
+    first, colon, end = found.sequence_id_range.partition(":")
+    if not first.isdigit() or (colon and not end.isdigit()) or (end and int(end) <= int(first)):
+        raise InvalidArgumentError(
+            f"--sequence-id-range expects <start> or <start:end>, got '{found.sequence_id_range}'"
+        )
+    has_data = any(source not in (RANDOM, ZERO) for source in found.input_data)
+    length = found.sequence_length or (None if has_data else DEFAULT_SEQUENCE_LENGTH)
+    return Sequences(int(first), int(end) if end else None, length, found.sequence_length_variation)
+
+
+def _measurement(found: argparse.Namespace) -> MeasurementOptions:
+    if found.percentile != -1 and not 0 < found.percentile < 100:
+        raise InvalidArgumentError(f"--percentile expects a number between 0 and 100, got {found.percentile:g}")
+    return MeasurementOptions(
+        counts_requests=found.measurement_mode == "count_windows",
+        interval_s=found.measurement_interval / 1000,
+        window_requests=found.measurement_request_count,
+        max_trials=found.max_trials,
+        stability=Stability(
+            percentage=found.stability_percentage,
+            percentile=None if found.percentile == -1 else found.percentile,
+            latency_limit_us=found.latency_threshold * 1000.0,
+        ),
+        num_warmup_requests=found.warmup_request_count,
+        num_requests=found.request_count,
+    )
+
+
+def _request(found: argparse.Namespace) -> RequestOptions:
+    sources = list(found.input_data)
+    if found.is_zero:
+        sources.append(ZERO)
+    if found.data_directory:
+        sources.append(found.data_directory)
+    if len(sources) > 1 and any(source in (RANDOM, ZERO) or Path(source).is_dir() for source in sources):
+        raise InvalidArgumentError("--input-data may be repeated for JSON files only")
+    if found.input_tensor_format == "json" and found.protocol == "grpc":
+        raise InvalidArgumentError("--input-tensor-format json is of HTTP; gRPC has binary tensors")
+    return RequestOptions(
+        data=DataOptions(
+            sources=tuple(sources) or (RANDOM,),
+            shapes=dict(_shape(text) for text in found.shape),
+            batch_size=found.batch_size,
+            string_length=found.string_length,
+            string_data=found.string_data,
+            seed=found.seed,
+        ),
+        headers=dict(_header(text) for text in found.headers),
+        parameters=dict(_parameter(text) for text in found.request_parameter),
+        is_input_json=found.input_tensor_format == "json",
+        is_output_json=found.output_tensor_format == "json",
+        algorithm=found.grpc_compression_algorithm,
+        frame_bytes=found.grpc_max_frame_size,
+        shared_memory=SharedMemory(found.shared_memory),
+        output_region_bytes=found.output_shared_memory_size,
+    )
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, sizes = text.rpartition(":")
+    parts = sizes.split(",")
+    if not colon or not name or not all(part.strip().isdigit() for part in parts):
+        raise InvalidArgumentError(f"--shape expects <name>:<size>,<size>,..., got '{text}'")
+    return name, tuple(int(part) for part in parts)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or "\n" in text or "\r" in text:
+        raise InvalidArgumentError(f"-H expects <name>:<value>, got '{text}'")
+    return name.strip(), value.strip()
+
+
+def _parameter(text: str) -> tuple[str, Parameter]:
+    name, _, rest = text.partition(":")
+    value, _, kind = rest.rpartition(":")
+    if name and kind == "bool" and value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    if name and kind in ("int", "uint") and value.lstrip("-").isdigit():
+        return name, int(value)
+    if name and kind == "string":
+        return name, value
+    raise InvalidArgumentError(f"--request-parameter expects <name>:<value>:<bool|int|string>, got '{text}'")
+
+
+def _metrics(found: argparse.Namespace) -> MetricsOptions:
+    text = found.metrics_url.partition("://")[2] or found.metrics_url
+    host, slash, path = text.partition("/")
+    scheme = "https://" if found.metrics_url.startswith("https://") else ""
+    return MetricsOptions(
+        is_collected=found.collect_metrics,
+        address=parse_address(scheme + host, default_port=METRICS_PORT),
+        path=slash + path or "/metrics",
+        interval_s=found.metrics_interval / 1000,
+    )

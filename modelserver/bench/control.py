@@ -1,0 +1,199 @@
+"""What the bench asks a server besides inference: metadata, config, statistics, shared memory. Over either protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from modelserver.bench.address import Address
+from modelserver.bench.encode import GrpcHead, HttpHead
+from modelserver.bench.grpc_lane import GrpcLane
+from modelserver.bench.grpc_messages import frame, unframe
+from modelserver.bench.h2_connection import H2Connection
+from modelserver.bench.http_lane import HttpLane
+from modelserver.bench.lane import Lane
+from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
+from modelserver.pb import grpc_service_pb2 as pb
+
+TIMEOUT_S = 30.0
+
+Document = dict[str, Any]
+
+
+class Control(Protocol):
+    """Documents have the names of Triton's JSON over both protocols. Raises ServerError with the server's words."""
+
+    async def index(self) -> list[Document]: ...
+
+    async def metadata(self, model: str, version: str) -> Document: ...
+
+    async def config(self, model: str, version: str) -> Document: ...
+
+    async def statistics(self, model: str, version: str) -> list[Document]: ...
+
+    async def register(self, region: str, kind: str, details: Document) -> None:
+        """Announce a region of shared memory; `kind` is system or cuda."""
+
+    async def unregister(self, region: str, kind: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Call:
+    """One question at a time on a lane."""
+
+    def __init__(self) -> None:
+        self._done: asyncio.Future[str | None] | None = None
+
+    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        del lane, now_ns
+        if self._done is not None and not self._done.done():
+            self._done.set_result(failure)
+
+    def responded(self, lane: Lane) -> None:
+        """Questions have one response."""
+
+    async def ask(self, lane: Lane, request: bytes) -> bytes:
+        """The answer. Raises the error that it says."""
+        self._done = asyncio.get_running_loop().create_future()
+        lane.keeps_answer = True
+        lane.send(request)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                failure = await self._done
+        except TimeoutError:
+            raise UnavailableError(f"the server does not answer within {TIMEOUT_S:g} s") from None
+        if failure is not None:
+            raise _error_of(failure)
+        return lane.answer
+
+
+_KINDS: dict[str, type[ServerError]] = {
+    "HTTP 400": InvalidArgumentError,
+    "HTTP 404": NotFoundError,
+    "HTTP 503": UnavailableError,
+    "INVALID_ARGUMENT": InvalidArgumentError,
+    "NOT_FOUND": NotFoundError,
+    "UNAVAILABLE": UnavailableError,
+}
+
+
+def _error_of(failure: str) -> ServerError:
+    status, colon, message = failure.partition(": ")
+    kind = _KINDS.get(status)
+    if kind is not None:
+        return kind(message)
+    return ServerError(message if colon else failure, code=ErrorCode.INTERNAL)
+
+
+class HttpControl:
+    def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
+        self._address = address
+        self._headers = headers
+        self._call = _Call()
+        self._lane = HttpLane(address, self._call)
+        self._is_connected = False
+
+    async def index(self) -> list[Document]:
+        return list(await self._ask("POST", "/v2/repository/index", {}))
+
+    async def metadata(self, model: str, version: str) -> Document:
+        return dict(await self._ask("GET", model_path(model, version)))
+
+    async def config(self, model: str, version: str) -> Document:
+        return dict(await self._ask("GET", model_path(model, version) + "/config"))
+
+    async def statistics(self, model: str, version: str) -> list[Document]:
+        return list((await self._ask("GET", model_path(model, version) + "/stats")).get("model_stats", []))
+
+    async def register(self, region: str, kind: str, details: Document) -> None:
+        await self._ask("POST", f"/v2/{kind}sharedmemory/region/{quote(region, safe='')}/register", details)
+
+    async def unregister(self, region: str, kind: str) -> None:
+        await self._ask("POST", f"/v2/{kind}sharedmemory/region/{quote(region, safe='')}/unregister", {})
+
+    def close(self) -> None:
+        self._lane.close()
+
+    async def _ask(self, method: str, path: str, document: Document | None = None) -> Any:
+        if not self._is_connected:
+            await self._lane.connect()
+            self._is_connected = True
+        body = b"" if document is None else json.dumps(document).encode()
+        head = HttpHead(self._address, method, path, self._headers)
+        answer = await self._call.ask(self._lane, head.encode(len(body)) + body)
+        try:
+            return json.loads(answer) if answer else {}
+        except ValueError:
+            raise ServerError(f"{self._address}{path} does not answer in JSON", code=ErrorCode.INTERNAL) from None
+
+
+class GrpcControl:
+    def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
+        self._address = address
+        self._headers = headers
+        self._call = _Call()
+        # A connection has one path; there are few.
+        self._lanes: dict[str, tuple[H2Connection, GrpcLane]] = {}
+
+    async def index(self) -> list[Document]:
+        answer = await self._ask("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
+        return list(answer.get("models", []))
+
+    async def metadata(self, model: str, version: str) -> Document:
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        return await self._ask("ModelMetadata", request, pb.ModelMetadataResponse)
+
+    async def config(self, model: str, version: str) -> Document:
+        request = pb.ModelConfigRequest(name=model, version=version)
+        return dict((await self._ask("ModelConfig", request, pb.ModelConfigResponse)).get("config", {}))
+
+    async def statistics(self, model: str, version: str) -> list[Document]:
+        request = pb.ModelStatisticsRequest(name=model, version=version)
+        return list((await self._ask("ModelStatistics", request, pb.ModelStatisticsResponse)).get("model_stats", []))
+
+    async def register(self, region: str, kind: str, details: Document) -> None:
+        if kind == "system":
+            system = pb.SystemSharedMemoryRegisterRequest(name=region, **details)
+            await self._ask("SystemSharedMemoryRegister", system, pb.SystemSharedMemoryRegisterResponse)
+            return
+        cuda = pb.CudaSharedMemoryRegisterRequest(
+            name=region,
+            raw_handle=details["raw_handle"]["b64"].encode(),
+            device_id=details["device_id"],
+            byte_size=details["byte_size"],
+        )
+        await self._ask("CudaSharedMemoryRegister", cuda, pb.CudaSharedMemoryRegisterResponse)
+
+    async def unregister(self, region: str, kind: str) -> None:
+        if kind == "system":
+            system = pb.SystemSharedMemoryUnregisterRequest(name=region)
+            await self._ask("SystemSharedMemoryUnregister", system, pb.SystemSharedMemoryUnregisterResponse)
+            return
+        cuda = pb.CudaSharedMemoryUnregisterRequest(name=region)
+        await self._ask("CudaSharedMemoryUnregister", cuda, pb.CudaSharedMemoryUnregisterResponse)
+
+    def close(self) -> None:
+        for connection, _ in self._lanes.values():
+            connection.close()
+
+    async def _ask(self, method: str, request: Message, response: type[Message]) -> Document:
+        if method not in self._lanes:
+            connection = H2Connection(self._address, GrpcHead(self._address, method, self._headers).fields)
+            await connection.connect()
+            self._lanes[method] = connection, GrpcLane(connection, self._call)
+        framed = await self._call.ask(self._lanes[method][1], frame(request.SerializeToString()))
+        message = response.FromString(unframe(framed, "none"))
+        document: Document = MessageToDict(message, preserving_proto_field_name=True)
+        return document
+
+
+def model_path(model: str, version: str) -> str:
+    """The path of a model, or of one version."""
+    return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")

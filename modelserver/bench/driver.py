@@ -1,0 +1,232 @@
+"""Drives lanes: keeps a number of requests in flight, or sends them when they are due, and records the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic_ns
+
+from modelserver.bench.feed import Feed
+from modelserver.bench.lane import Lane
+from modelserver.bench.pacer import make_pacer
+from modelserver.bench.recorder import Recorder
+from modelserver.bench.work import PeriodicLoad
+from modelserver.errors import ServerError
+
+# Due requests that are sent in one go before the loop looks at its sockets again.
+MAX_BURST = 64
+
+
+class Driver:
+    """What all loads share: sending, and coming to an end."""
+
+    def __init__(self, feed: Feed, recorder: Recorder) -> None:
+        self._feed = feed
+        self._recorder = recorder
+        self._is_running = True
+        self._num_inflight = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    async def stop(self, timeout_s: float) -> int:
+        """Send nothing more and wait for the answers; how many did not come."""
+        self._is_running = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait()
+        except TimeoutError:
+            return self._num_inflight
+        return 0
+
+    async def wait(self) -> None:
+        """Until nothing is in flight: after `stop`, or when a load with an end is at its end."""
+        await self._is_idle.wait()
+
+    def responded(self, lane: Lane) -> None:
+        """Only a periodic load acts on single responses."""
+
+    def _send(self, lane: Lane) -> None:
+        self._num_inflight += 1
+        self._is_idle.clear()
+        lane.send(self._feed.next(lane))
+
+
+class ClosedDriver(Driver):
+    """Every lane sends again as soon as it has its answer."""
+
+    def __init__(self, feed: Feed, recorder: Recorder, *, num_requests: int | None) -> None:
+        super().__init__(feed, recorder)
+        self._num_left = num_requests
+
+    def begin(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            self._recorder.prepare(lane)
+            if self._may_send():
+                self._send(lane)
+
+    def _may_send(self) -> bool:
+        if self._num_left is None:
+            return self._is_running
+        self._num_left -= 1
+        return self._num_left >= 0 and self._is_running
+
+    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        self._recorder.record(lane, now_ns, failure)
+        if self._num_left is None and self._is_running:
+            lane.send(self._feed.next(lane))
+            return
+        if self._may_send():
+            lane.send(self._feed.next(lane))
+            return
+        self._num_inflight -= 1
+        if not self._num_inflight:
+            self._is_idle.set()
+
+
+class PeriodicDriver(Driver):
+    """One request per lane; more lanes begin when the last ones have had enough responses."""
+
+    def __init__(self, feed: Feed, recorder: Recorder, load: PeriodicLoad) -> None:
+        super().__init__(feed, recorder)
+        self._load = load
+        self._lanes: list[Lane] = []
+        self._num_begun = 0
+        self._latest: list[Lane] = []
+        self._done: set[int] = set()
+
+    def begin(self, lanes: list[Lane]) -> None:
+        """`lanes` are as many as there are requests in all."""
+        self._lanes = lanes
+        for lane in lanes:
+            self._recorder.prepare(lane)
+        self._launch(self._load.first)
+
+    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        self._recorder.record(lane, now_ns, failure)
+        self._done.add(lane.index)
+        self._num_inflight -= 1
+        self.responded(lane)
+        if not self._num_inflight:
+            self._is_idle.set()
+
+    def responded(self, lane: Lane) -> None:
+        """The latest requests may have had enough responses now."""
+        del lane
+        if self._is_running and all(self._has_had_enough(lane) for lane in self._latest):
+            self._launch(self._load.step)
+
+    def _has_had_enough(self, lane: Lane) -> bool:
+        return lane.index in self._done or len(lane.response_times) >= self._load.period
+
+    def _launch(self, count: int) -> None:
+        self._latest = self._lanes[self._num_begun : self._num_begun + count]
+        self._num_begun += len(self._latest)
+        for lane in self._latest:
+            self._send(lane)
+
+
+class OpenDriver(Driver):
+    """Sends when a request is due, on a free lane; without one the request waits, and that counts as its latency."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        recorder: Recorder,
+        *,
+        due_times: Iterator[int],
+        num_requests: int | None,
+        grow: Callable[[], asyncio.Task[Lane]] | None,
+    ) -> None:
+        """`grow` makes another lane, as long as there may be more."""
+        super().__init__(feed, recorder)
+        self._due_times = due_times
+        self._num_left = num_requests
+        self._grow = grow
+        self._growing: set[asyncio.Task[Lane]] = set()
+        self._free: list[Lane] = []
+        self._backlog: deque[int] = deque()
+        self._next_ns = next(due_times)
+        self._pacer = make_pacer(self._tick)
+
+    def begin(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            self._recorder.prepare(lane)
+        self._free = list(reversed(lanes))
+        self._is_idle.clear()
+        self._pacer.arm(self._next_ns)
+
+    async def stop(self, timeout_s: float) -> int:
+        self._is_running = False
+        self._backlog.clear()
+        self._settle()
+        num_left = await super().stop(timeout_s)
+        for task in self._growing:
+            task.cancel()
+        self._pacer.close()
+        return num_left
+
+    def _tick(self) -> None:
+        num_sent = 0
+        while self._is_running and self._next_ns <= monotonic_ns() and num_sent < MAX_BURST:
+            if self._num_left is not None:
+                if not self._num_left:
+                    self._is_running = False
+                    break
+                self._num_left -= 1
+            self._dispatch(self._next_ns)
+            self._next_ns = next(self._due_times)
+            num_sent += 1
+        if self._is_running:
+            self._pacer.arm(self._next_ns)
+        self._settle()
+
+    def _dispatch(self, due_ns: int) -> None:
+        if not self._free:
+            self._backlog.append(due_ns)
+            self._add_lane()
+            return
+        lane = self._free.pop()
+        lane.due_ns = due_ns
+        self._send(lane)
+
+    def _add_lane(self) -> None:
+        if self._grow is None or len(self._growing) >= len(self._backlog):
+            return
+        try:
+            task = self._grow()
+        except ServerError:
+            self._grow = None
+            return
+        self._growing.add(task)
+        task.add_done_callback(self._grown)
+
+    def _grown(self, task: asyncio.Task[Lane]) -> None:
+        self._growing.discard(task)
+        if task.cancelled():
+            return
+        if isinstance(task.exception(), ServerError):
+            # The lanes that there are must do; requests wait for them and are late.
+            self._grow = None
+            return
+        lane = task.result()
+        self._recorder.prepare(lane)
+        self._use(lane)
+
+    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        self._recorder.record(lane, now_ns, failure)
+        self._num_inflight -= 1
+        self._use(lane)
+        if not self._is_running:
+            self._settle()
+
+    def _use(self, lane: Lane) -> None:
+        if self._backlog:
+            lane.due_ns = self._backlog.popleft()
+            self._send(lane)
+        else:
+            self._free.append(lane)
+
+    def _settle(self) -> None:
+        if not self._is_running and not self._num_inflight and not self._backlog:
+            self._is_idle.set()

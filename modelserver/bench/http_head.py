@@ -1,0 +1,117 @@
+"""The head of an HTTP/1.1 answer, as much of it as a load generator needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+MAX_SHOWN = 300
+
+
+class MalformedAnswerError(Exception):
+    """What came is no HTTP/1.1 answer; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """`length` is None for a body that is chunked or goes to the end of the connection."""
+
+    status: int
+    length: int | None
+    is_chunked: bool
+    is_last: bool
+    # Of a KServe answer with binary tensors: the length of the JSON in front of them.
+    json_len: int | None
+
+
+def read_head(raw: bytes) -> AnswerHead:
+    """The head whose bytes, without the empty line, are `raw`. Raises MalformedAnswerError."""
+    lines = raw.split(b"\r\n")
+    words = lines[0].split(b" ", 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise MalformedAnswerError(f"expected an HTTP/1.1 answer, got {lines[0][:60]!r}")
+    fields = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        fields[name.strip().lower()] = value.strip()
+    status = int(words[1])
+    is_chunked = fields.get(b"transfer-encoding", b"").lower() == b"chunked"
+    text = fields.get(b"content-length")
+    if text is not None and not text.isdigit():
+        raise MalformedAnswerError(f"Content-Length is {text[:40]!r}")
+    length = int(text) if text is not None and not is_chunked else None
+    if status in (204, 304) or 100 <= status < 200:
+        length = 0
+    connection = fields.get(b"connection", b"").lower()
+    is_last = connection == b"close" or (words[0] == b"HTTP/1.0" and connection != b"keep-alive")
+    json_len = fields.get(b"inference-header-content-length", b"")
+    return AnswerHead(
+        status, length, is_chunked, is_last or (length is None and not is_chunked), _number_or_none(json_len)
+    )
+
+
+def _number_or_none(text: bytes) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def failure_text(status: int, body: bytes) -> str:
+    """What an answer that is not 200 says: `HTTP 400: ...`."""
+    message = body[:MAX_SHOWN].decode(errors="replace")
+    try:
+        error = json.loads(body)["error"]
+        message = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        pass
+    return f"HTTP {status}: {message[:MAX_SHOWN]}"
+
+
+class ChunkedBody:
+    """Undoes chunked transfer coding (RFC 9112, section 7.1), piece by piece."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._left = 0
+        self._is_in_trailer = False
+        self.is_done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The body's bytes that `data` completes. Raises MalformedAnswerError."""
+        data = self._pending + data if self._pending else data
+        offset, pieces = 0, []
+        while not self.is_done:
+            if self._left > 2:
+                piece = data[offset : offset + self._left - 2]
+                if not piece:
+                    break
+                pieces.append(piece)
+                offset += len(piece)
+                self._left -= len(piece)
+                continue
+            if self._left:
+                # The line end behind the chunk, perhaps cut in two.
+                taken = min(self._left, len(data) - offset)
+                if not taken:
+                    break
+                offset += taken
+                self._left -= taken
+                continue
+            end = data.find(b"\r\n", offset)
+            if end < 0:
+                break
+            self._begin(data[offset:end])
+            offset = end + 2
+        self._pending = data[offset:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _begin(self, line: bytes) -> None:
+        if self._is_in_trailer:
+            self.is_done = not line
+            return
+        try:
+            size = int(line.split(b";", 1)[0], 16)
+        except ValueError:
+            raise MalformedAnswerError(f"the size of a chunk is {line[:40]!r}") from None
+        if size:
+            self._left = size + 2
+        else:
+            self._is_in_trailer = True

@@ -1,0 +1,49 @@
+"""A lane: a place where one request at a time is in flight. A connection of HTTP/1.1, or a stream of HTTP/2."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Answers(Protocol):
+    """Who is told of every answer; a driver of the load."""
+
+    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        """The request of `lane` is over; `failure` says why it failed. The lane is free and may be sent another."""
+
+    def responded(self, lane: Lane) -> None:
+        """One of several responses has come; `lane.response_times` has it."""
+
+
+class Lane:
+    """Times are of the monotonic clock, in ns, and those of the last request."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        # Handed to the server's kernel or, where several are sent at once, to the buffer of that write.
+        self.start_ns = 0
+        self.sent_ns = 0
+        self.first_ns = 0
+        # When the request was due; 0 in a closed loop, where it is due when it is sent.
+        self.due_ns = 0
+        # Of streamed responses: when each came.
+        self.response_times: list[int] = []
+        # The whole answer, where `keeps_answer`.
+        self.answer = b""
+        self.keeps_answer = False
+        # Which request of the data is in flight, for checking its answer.
+        self.step = 0
+        # The place of this lane among those of its load; a sequence belongs to one.
+        self.index = 0
+
+    def send(self, request: bytes) -> None:
+        """Send a complete request: HTTP head and body, or gRPC prefix and message. The lane must be free."""
+        raise NotImplementedError
+
+    async def connect(self) -> None:
+        """Make the lane ready. Raises UnavailableError."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Drop the connection; a request in flight is forgotten, its answer not told."""
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""Measuring language models: prompts in, streamed tokens out."""

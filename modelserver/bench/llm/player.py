@@ -1,0 +1,180 @@
+"""Requests to a language model in a load process: lanes that read events, and what is remembered of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import Counter
+
+from modelserver.bench import messages
+from modelserver.bench.address import Address
+from modelserver.bench.feed import Feed
+from modelserver.bench.http_lane import HttpLane
+from modelserver.bench.lane import Answers, Lane
+from modelserver.bench.llm.events import Chunk, EventReader, read_chunk
+from modelserver.bench.llm.records import Call, pack_calls
+from modelserver.bench.llm.work import EndpointType, LlmWork
+from modelserver.bench.player import Player
+from modelserver.bench.recorder import Recorder
+from modelserver.bench.work import Share
+
+
+class EventLane(HttpLane):
+    """A connection whose answers are streams of events; an answer in one piece counts as one event."""
+
+    def __init__(self, address: Address, answers: Answers, endpoint_type: EndpointType) -> None:
+        super().__init__(address, answers)
+        self._endpoint_type = endpoint_type
+        self._events = EventReader()
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.is_done = False
+        self.problem = ""
+
+    def send(self, request: bytes) -> None:
+        self._events = EventReader()
+        self.response_times = []
+        self.input_tokens = self.output_tokens = None
+        self.is_done = False
+        self.problem = ""
+        # Bodies are handed to `take`, whatever their length.
+        self.keeps_answer = True
+        super().send(request)
+
+    def take(self, piece: bytes, now_ns: int) -> None:
+        super().take(piece, now_ns)
+        for data in self._events.feed(piece):
+            self._note(read_chunk(self._endpoint_type, data), now_ns)
+
+    def take_whole(self, now_ns: int) -> None:
+        """An answer that was no stream: all of its text came at its end."""
+        if not self.response_times and not self.problem and self.answer.lstrip().startswith(b"{"):
+            self._note(read_chunk(self._endpoint_type, self.answer), now_ns)
+
+    def _note(self, chunk: Chunk, now_ns: int) -> None:
+        if chunk.error and not self.problem:
+            self.problem = chunk.error
+        if chunk.has_text:
+            self.response_times.append(now_ns)
+        if chunk.input_tokens is not None:
+            self.input_tokens = chunk.input_tokens
+        if chunk.output_tokens is not None:
+            self.output_tokens = chunk.output_tokens
+        self.is_done = self.is_done or chunk.is_done
+
+
+class EventLanes(Answers):
+    """The connections of a load process."""
+
+    def __init__(self, work: LlmWork) -> None:
+        self._work = work
+        self._lanes: list[EventLane] = []
+
+    async def take(self, num_lanes: int, answers: Answers) -> list[Lane]:
+        new = [self._make() for _ in range(num_lanes - len(self._lanes))]
+        await asyncio.gather(*(lane.connect() for lane in new))
+        self._lanes += new
+        return [self._use(index, answers) for index in range(num_lanes)]
+
+    async def grow(self, index: int, answers: Answers) -> Lane:
+        del index
+        lane = self._make()
+        await lane.connect()
+        self._lanes.append(lane)
+        return self._use(len(self._lanes) - 1, answers)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+        self._lanes.clear()
+
+    def _make(self) -> EventLane:
+        return EventLane(self._work.address, self, self._work.endpoint_type)
+
+    def _use(self, index: int, answers: Answers) -> Lane:
+        lane = self._lanes[index]
+        lane.answers = answers
+        lane.index = index
+        lane.due_ns = 0
+        return lane
+
+    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        """An answer after its load has ended."""
+
+    def responded(self, lane: Lane) -> None:
+        """Responses are noted by their lane."""
+
+
+class PromptFeed:
+    """The requests in turn; several processes take every so many-th."""
+
+    def __init__(self, work: LlmWork, share: Share) -> None:
+        self._requests = work.requests
+        self._next = share.index
+        self._stride = share.num_workers
+
+    def next(self, lane: Lane) -> bytes:
+        lane.step = self._next % len(self._requests)
+        self._next += self._stride
+        return self._requests[lane.step]
+
+
+class CallRecorder:
+    """Remembers calls with the times of their chunks."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.failures: Counter[str] = Counter()
+        self.failure_times = array("q")
+
+    def prepare(self, lane: Lane) -> None:
+        """Lanes keep their answers anyway."""
+
+    def record(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        assert isinstance(lane, EventLane), "language models have their own lanes"
+        if failure is None:
+            lane.take_whole(now_ns)
+            failure = lane.problem or ("the answer has no text" if not lane.response_times else None)
+        lane.answer = b""
+        if failure is not None:
+            self.failures[failure] += 1
+            self.failure_times.append(now_ns)
+            return
+        self.calls.append(
+            Call(
+                lane.due_ns or lane.start_ns,
+                lane.start_ns,
+                now_ns,
+                lane.step,
+                lane.response_times,
+                lane.input_tokens,
+                lane.output_tokens,
+            )
+        )
+
+
+class LlmPlayer(Player):
+    """Prompts."""
+
+    def __init__(self, work: LlmWork, share: Share) -> None:
+        super().__init__(EventLanes(work), share, seed=work.seed, may_grow=True)
+        self._work = work
+        self._recorder = CallRecorder()
+
+    def _prepare(self) -> tuple[Feed, Recorder]:
+        self._recorder = CallRecorder()
+        return PromptFeed(self._work, self._share), self._recorder
+
+    def collect(self) -> messages.Collected:
+        recorder = self._recorder
+        calls, recorder.calls = recorder.calls, []
+        failures, recorder.failures = recorder.failures, Counter()
+        times, recorder.failure_times = recorder.failure_times, array("q")
+        return messages.Collected(
+            cpu_s=time.process_time(),
+            is_over=self._is_over,
+            failure_times=times.tobytes(),
+            failures=dict(failures),
+            calls=pack_calls(calls),
+        )

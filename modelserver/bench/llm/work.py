@@ -1,0 +1,26 @@
+"""What a load process is told of a language model: the requests, and how their answers stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from modelserver.bench.address import Address
+
+
+class EndpointType(StrEnum):
+    """What is asked: OpenAI's two routes, or Triton's."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    GENERATE = "generate_stream"
+
+
+@dataclass(frozen=True, slots=True)
+class LlmWork:
+    """`requests` are complete HTTP requests, sent in turn."""
+
+    endpoint_type: EndpointType
+    address: Address
+    requests: tuple[bytes, ...]
+    seed: int = 0

@@ -1,0 +1,119 @@
+"""What a run of the bench is asked to do, checked and in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from modelserver.bench.address import Address
+from modelserver.bench.encode import Parameter
+from modelserver.bench.input_data import DataOptions
+from modelserver.bench.search import LoadRange
+from modelserver.bench.window import Stability
+from modelserver.bench.work import Sequences
+
+
+class Mode(StrEnum):
+    """What is varied from level to level; the words are those of perf_analyzer's export."""
+
+    CONCURRENCY = "concurrency"
+    REQUEST_RATE = "request_rate"
+    INTERVALS = "intervals"
+    PERIODIC = "periodic_concurrency"
+
+
+class SharedMemory(StrEnum):
+    NONE = "none"
+    SYSTEM = "system"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Which load, and how much of it."""
+
+    mode: Mode = Mode.CONCURRENCY
+    levels: LoadRange = field(default_factory=lambda: LoadRange(1))
+    is_binary: bool = False
+    is_poisson: bool = False
+    intervals_ns: tuple[int, ...] = ()
+    request_period: int = 10
+    # Processes; None: as many as this machine can spare.
+    num_workers: int | None = None
+    lanes_per_connection: int = 6
+    max_lanes: int = 1024
+    num_sequences: int = 4
+    sequences: Sequences = field(default_factory=Sequences)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementOptions:
+    """How long is measured, and when it is enough."""
+
+    counts_requests: bool = False
+    interval_s: float = 5.0
+    window_requests: int = 50
+    max_trials: int = 10
+    stability: Stability = field(default_factory=Stability)
+    num_warmup_requests: int = 0
+    # 0: windows until they agree.
+    num_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request looks like."""
+
+    data: DataOptions = field(default_factory=DataOptions)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    is_input_json: bool = False
+    is_output_json: bool = False
+    algorithm: str = "none"
+    frame_bytes: int = 16384
+    shared_memory: SharedMemory = SharedMemory.NONE
+    output_region_bytes: int = 102400
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """Scraping of the server's metrics during measurements."""
+
+    is_collected: bool = False
+    address: Address = field(default_factory=lambda: Address("localhost", 8002))
+    path: str = "/metrics"
+    interval_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Where results go. `json_file` "-" is standard output."""
+
+    verbosity: int = 0
+    csv_file: Path | None = None
+    is_csv_verbose: bool = False
+    export_file: Path | None = None
+    json_file: str = ""
+    html_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """A run of inference requests."""
+
+    model: str
+    version: str = ""
+    is_grpc: bool = False
+    is_streaming: bool = False
+    address: Address = field(default_factory=lambda: Address("localhost", 8000))
+    composing: tuple[tuple[str, str], ...] = ()
+    load: LoadOptions = field(default_factory=LoadOptions)
+    measurement: MeasurementOptions = field(default_factory=MeasurementOptions)
+    request: RequestOptions = field(default_factory=RequestOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    report: ReportOptions = field(default_factory=ReportOptions)
+    # What was said and has no effect, in sentences.
+    notes: tuple[str, ...] = ()

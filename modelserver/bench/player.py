@@ -1,0 +1,136 @@
+"""Plays loads in a load process, one after the other, on lanes that stay open between them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from modelserver.bench import messages
+from modelserver.bench.driver import ClosedDriver, Driver, OpenDriver, PeriodicDriver
+from modelserver.bench.feed import Feed, make_feed
+from modelserver.bench.lane import Answers, Lane
+from modelserver.bench.lane_pool import LanePool
+from modelserver.bench.recorder import Recorder, TensorRecorder
+from modelserver.bench.schedule import due_times
+from modelserver.bench.work import ClosedLoad, Load, OpenLoad, PeriodicLoad, Share, Work
+from modelserver.errors import UnavailableError
+
+
+class Lanes(Protocol):
+    """Where lanes come from."""
+
+    async def take(self, num_lanes: int, answers: Answers) -> list[Lane]: ...
+
+    async def grow(self, index: int, answers: Answers) -> Lane: ...
+
+    def close(self) -> None: ...
+
+
+class Player:
+    """What all kinds of requests share. A subclass says which requests, and what is remembered of them."""
+
+    def __init__(self, lanes: Lanes, share: Share, *, seed: int, may_grow: bool) -> None:
+        self._lanes = lanes
+        self._share = share
+        self._seed = seed
+        self._may_grow = may_grow
+        self._driver: Driver | None = None
+        self._waiting: asyncio.Task[None] | None = None
+
+    def _prepare(self) -> tuple[Feed, Recorder]:
+        """The requests of the next load, and an empty memory for it."""
+        raise NotImplementedError
+
+    def collect(self) -> messages.Collected:
+        """What has been recorded since the last time."""
+        raise NotImplementedError
+
+    async def begin(self, load: Load) -> None:
+        """Start a load. Raises UnavailableError when the server cannot be reached."""
+        feed, recorder = self._prepare()
+        share = self._share
+        if isinstance(load, ClosedLoad):
+            num_requests = None if load.num_requests is None else share.of(load.num_requests)
+            closed = ClosedDriver(feed, recorder, num_requests=num_requests)
+            closed.begin(await self._lanes.take(share.of(load.concurrency), closed))
+            self._driver = closed
+        elif isinstance(load, PeriodicLoad):
+            periodic = PeriodicDriver(feed, recorder, load)
+            periodic.begin(await self._lanes.take(load.total, periodic))
+            self._driver = periodic
+        else:
+            self._driver = await self._begin_open(load, feed, recorder)
+        self._waiting = asyncio.get_running_loop().create_task(self._driver.wait())
+
+    async def _begin_open(self, load: OpenLoad, feed: Feed, recorder: Recorder) -> Driver:
+        share = self._share
+        num_taken = max(1, share.of(load.num_lanes))
+        max_lanes = max(1, share.of(load.max_lanes))
+
+        def grow() -> asyncio.Task[Lane]:
+            nonlocal num_taken
+            if num_taken >= max_lanes:
+                raise UnavailableError(f"{max_lanes} connections are all there may be")
+            num_taken += 1
+            return asyncio.get_running_loop().create_task(self._lanes.grow(num_taken - 1, driver))
+
+        driver = OpenDriver(
+            feed,
+            recorder,
+            due_times=due_times(load, share, self._seed),
+            num_requests=None if load.num_requests is None else share.of(load.num_requests),
+            grow=grow if self._may_grow else None,
+        )
+        driver.begin(await self._lanes.take(num_taken, driver))
+        return driver
+
+    async def end(self, timeout_s: float) -> int:
+        """Stop the load; how many of its requests were never answered."""
+        driver, self._driver = self._driver, None
+        if driver is None:
+            return 0
+        num_unanswered = await driver.stop(timeout_s)
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        if num_unanswered:
+            # Their lanes are busy with what nobody waits for any more.
+            self._lanes.close()
+        return num_unanswered
+
+    def close(self) -> None:
+        self._lanes.close()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._waiting is not None and self._waiting.done()
+
+
+class TensorPlayer(Player):
+    """Inference requests."""
+
+    def __init__(self, work: Work, share: Share) -> None:
+        # A sequence belongs to its lane: their number is the user's choice.
+        super().__init__(LanePool(work), share, seed=work.seed, may_grow=work.sequences is None)
+        self._work = work
+        self._recorder: TensorRecorder | None = None
+
+    def _prepare(self) -> tuple[Feed, Recorder]:
+        feed = make_feed(self._work, self._share)
+        self._recorder = TensorRecorder(self._work, feed)
+        return feed, self._recorder
+
+    def collect(self) -> messages.Collected:
+        if self._recorder is None:
+            return messages.Collected(cpu_s=time.process_time(), is_over=True)
+        taken = self._recorder.records.take()
+        return messages.Collected(
+            times=taken.times.tobytes(),
+            num_responses=taken.num_responses.tobytes(),
+            response_times=taken.response_times.tobytes(),
+            failure_times=taken.failure_times.tobytes(),
+            failures=dict(taken.failures),
+            cpu_s=time.process_time(),
+            is_over=self._is_over,
+        )

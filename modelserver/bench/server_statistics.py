@@ -1,0 +1,111 @@
+"""What the server counted during a measurement: differences of its statistics, broken down as Triton does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.bench.control import Control
+from modelserver.bench.interface import Interface
+from modelserver.errors import ServerError
+
+_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How often something happened, and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def __sub__(self, other: Duration) -> Duration:
+        return Duration(self.count - other.count, self.ns - other.ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCounts:
+    """Cumulative counts of one model, or their difference over a measurement."""
+
+    name: str
+    version: str
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = Duration()
+    fail: Duration = Duration()
+    queue: Duration = Duration()
+    compute_input: Duration = Duration()
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
+    cache_hit: Duration = Duration()
+    cache_miss: Duration = Duration()
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ModelCounts:
+        """An entry of `model_stats`, whose integers may be strings."""
+        stats = document.get("inference_stats", {})
+        durations = {
+            name: Duration(int(stats.get(name, {}).get("count", 0)), int(stats.get(name, {}).get("ns", 0)))
+            for name in _DURATIONS
+        }
+        return cls(
+            name=str(document.get("name", "")),
+            version=str(document.get("version", "")),
+            inference_count=int(document.get("inference_count", 0)),
+            execution_count=int(document.get("execution_count", 0)),
+            **durations,
+        )
+
+    def __sub__(self, other: ModelCounts) -> ModelCounts:
+        durations = {name: getattr(self, name) - getattr(other, name) for name in _DURATIONS}
+        return ModelCounts(
+            self.name,
+            self.version,
+            self.inference_count - other.inference_count,
+            self.execution_count - other.execution_count,
+            **durations,
+        )
+
+    def mean_us(self, name: str) -> int:
+        """What the average successful request spent in a part, as whole microseconds; 0 without requests."""
+        duration: Duration = getattr(self, name)
+        return int(duration.ns / self.success.count / 1000) if self.success.count else 0
+
+    @property
+    def overhead_us(self) -> int:
+        """What of the average request is in none of the parts."""
+        parts = ("queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+        return max(0, self.mean_us("success") - sum(self.mean_us(part) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCounts:
+    """The measured model, and the steps if it is an ensemble."""
+
+    model: ModelCounts
+    steps: tuple[ModelCounts, ...] = ()
+
+    def __sub__(self, other: ServerCounts) -> ServerCounts:
+        before = {step.name: step for step in other.steps}
+        steps = tuple(step - before.get(step.name, ModelCounts(step.name, step.version)) for step in self.steps)
+        return ServerCounts(self.model - other.model, steps)
+
+
+async def read_counts(
+    control: Control, interface: Interface, composing: Sequence[tuple[str, str]]
+) -> ServerCounts | None:
+    """The counts so far; None for a server that keeps none."""
+    try:
+        model = await _model_counts(control, interface.name, interface.version)
+        steps = [await _model_counts(control, name, version) for name, version in (*interface.composing, *composing)]
+    except ServerError:
+        return None
+    return ServerCounts(model, tuple(steps))
+
+
+async def _model_counts(control: Control, name: str, version: str) -> ModelCounts:
+    """Those of one version, the newest where none is said: it is the one that answers."""
+    rows = [ModelCounts.from_document(row) for row in await control.statistics(name, version)]
+    rows.sort(key=lambda row: int(row.version) if row.version.isdigit() else 0)
+    return rows[-1] if rows else ModelCounts(name, version)
