@@ -62,7 +62,7 @@ class ChunkedBody:
         Raises RefusedError. Stops to collect when `body` has an error.
         """
         size = len(data)
-        while at < size and self._part is not _Part.NOTHING:
+        while at < size and self._part is not _Part.NOTHING and self.body.error is None:
             if self._part is _Part.DATA:
                 taken = min(self._num_missing, size - at)
                 self.body.add(data[at : at + taken])
@@ -92,7 +92,7 @@ class ChunkedBody:
                     431, f"the trailers are over the limit of {MAX_TRAILER_BYTES} bytes", Violation.HEAD_TOO_LARGE
                 )
         elif num_bytes > _MAX_SIZE_DIGITS + MAX_EXTENSION_BYTES - self._num_extension_bytes:
-            raise _invalid(f"chunk extensions are over the limit of {MAX_EXTENSION_BYTES} bytes")
+            raise _too_many_extensions()
 
     def _read_line(self, line: bytes) -> None:
         if self._part is _Part.SIZE:
@@ -109,6 +109,8 @@ class ChunkedBody:
         if match is None:
             raise _invalid("a chunk has no valid size")
         self._num_extension_bytes += len(match[2] or b"")
+        if self._num_extension_bytes > MAX_EXTENSION_BYTES:
+            raise _too_many_extensions()
         self._num_missing = int(match[1], 16)
         if self._num_missing == 0:
             self._part = _Part.TRAILER
@@ -127,6 +129,10 @@ class ChunkedBody:
         match = _TRAILER_LINE.fullmatch(line)
         if match is None or match[1].lower() in _FORBIDDEN_TRAILERS:
             raise _invalid(f"'{line[:40].decode('latin-1')}' is no trailer")
+
+
+def _too_many_extensions() -> RefusedError:
+    return _invalid(f"chunk extensions are over the limit of {MAX_EXTENSION_BYTES} bytes")
 
 
 def _invalid(message: str) -> RefusedError:

@@ -12,13 +12,14 @@ from modelserver.wire.http1.head import RequestHead
 class Incoming:
     """`feed`, or `room` and `filled`, until `is_complete` or `collector.error`; `collector.drop` if it never ends."""
 
-    __slots__ = ("_chunks", "collector", "is_invited", "request")
+    __slots__ = ("_chunks", "_num_chunk_bytes", "collector", "is_invited", "request")
 
     def __init__(self, request: RequestHead, max_bytes: int, budget: AssemblyBudget) -> None:
         length = None if request.is_chunked else request.content_length
         self.request = request
         self.collector = BodyCollector(length, request.json_length, max_bytes, budget)
         self._chunks = ChunkedBody(self.collector) if request.is_chunked else None
+        self._num_chunk_bytes = 0
         # A client that asked first sends its body when it is told to.
         self.is_invited = not request.expects_continue
 
@@ -28,10 +29,16 @@ class Incoming:
             return at
         self.is_invited = True
         if self._chunks is not None:
+            self._num_chunk_bytes += len(data) - at
             return self._chunks.feed(data, at)
         piece = data[at : at + self.request.content_length - self.collector.num_bytes]
         self.collector.add(piece)
         return at + len(piece)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much has come, of the body and around it."""
+        return self.collector.num_bytes if self._chunks is None else self._num_chunk_bytes
 
     @property
     def is_complete(self) -> bool:

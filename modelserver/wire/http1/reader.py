@@ -1,0 +1,300 @@
+"""Reads the requests of one HTTP/1.1 connection from what arrives, and begins each when it has its turn.
+
+Heads that repeat are not parsed again, and large bodies are received into their own memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from modelserver.errors import PayloadTooLargeError, ServerError
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
+from modelserver.frontends.http.status import error_response, message_response
+from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.wire.body import MIN_DIRECT_BYTES
+from modelserver.wire.context import WireContext
+from modelserver.wire.http1.head import END_OF_HEAD, RefusedError, RequestHead, check_beginning
+from modelserver.wire.http1.incoming import Incoming
+from modelserver.wire.http1.memo import HeadMemo
+from modelserver.wire.http1.outgoing import Outgoing
+from modelserver.wire.http1.patience import Progress
+from modelserver.wire.http1.turn import Turn
+
+# Bodies of requests that wait for their turn before the connection is read no further.
+_MAX_WAITING_BYTES = 1024 * 1024
+# Requests that one connection begins before others have their turn.
+_MAX_NEW_PER_READ = 128
+# Of what a refused client still sends: a close with unread bytes could overtake the answer on its way. Many
+# clients send all of a body before they read; one that is too large is dropped up to the size of a permitted one.
+_MAX_DROPPED_BYTES = 64 * 1024
+_NO_HTTP = "this port serves gRPC only, which needs HTTP/2"
+
+
+class RequestReader(asyncio.BufferedProtocol):
+    """The reading half of a connection.
+
+    What came goes through these in order: `_rest` are bytes of a head that is not complete, or of requests
+    that are not read yet because enough others wait (`_is_held`). `_incoming` is the request whose body is
+    being received. `_waiting` are complete, `_turn` is being answered. `_refusal` is the answer to what was no
+    request, which is the last one. When `_is_over`, no more requests are read.
+    """
+
+    __slots__ = (
+        "_arena",
+        "_context",
+        "_frontend",
+        "_head_since_s",
+        "_incoming",
+        "_is_draining",
+        "_is_held",
+        "_is_over",
+        "_is_quiet",
+        "_last_data",
+        "_last_head",
+        "_max_dropped",
+        "_memo",
+        "_num_dropped",
+        "_outgoing",
+        "_progress",
+        "_refusal",
+        "_rest",
+        "_room",
+        "_turn",
+        "_waiting",
+    )
+
+    def __init__(self, context: WireContext) -> None:
+        self._context = context
+        self._frontend: Frontend = context.http or _NoFrontend()
+        self._arena = context.arena.view
+        self._outgoing: Outgoing
+        self._memo = HeadMemo(context.limits)
+        # The head that came last: mostly the next one is the same.
+        self._last_data = b""
+        self._last_head: RequestHead | None = None
+        self._rest = b""
+        self._incoming: Incoming | None = None
+        self._room: memoryview | None = None  # where the body of `_incoming` goes directly
+        self._waiting: list[Turn] = []
+        self._turn: Turn | None = None
+        self._refusal: HttpResponse | None = None
+        self._num_dropped = 0
+        self._max_dropped = _MAX_DROPPED_BYTES
+        self._is_held = self._is_over = self._is_draining = self._is_quiet = False
+        self._progress = Progress()  # of `_incoming`, or of what is dropped
+        # When the head that is awaited began; None while none is.
+        self._head_since_s: float | None = None
+
+    def answer(self, request: RequestHead, response: HttpResponse) -> None:
+        """Called by the turn."""
+        raise NotImplementedError
+
+    def begin_pieces(self, request: RequestHead, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        """Called by the turn."""
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """Everything that was received is read: send what there is to send."""
+        raise NotImplementedError
+
+    # Called by the transport.
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        room = self._room
+        return self._arena if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._is_quiet = False
+        if self._room is not None:
+            self._fill(nbytes)
+        elif nbytes >= MIN_DIRECT_BYTES:
+            self._receive_large(nbytes)
+        else:
+            self._receive(self._arena[:nbytes].tobytes())
+
+    def _receive(self, data: bytes) -> None:
+        """Read what came."""
+        self._outgoing.is_collecting = True
+        at = self._feed(data, 0) if self._incoming is not None else 0
+        if self._is_over:
+            self._num_dropped += len(data) - at
+        elif self._is_held:
+            self._rest += data
+        else:
+            self._read(self._rest + data if self._rest else data, at)
+        self._settle()
+
+    def _read(self, data: bytes, at: int) -> None:
+        """Begin, or let wait, the requests in `data` from `at` on; what is incomplete becomes `_rest`.
+
+        One function, because this is what a small request costs.
+        """
+        size, start, num_left = len(data), at, _MAX_NEW_PER_READ
+        outgoing = self._outgoing
+        while at < size and not self._is_over:
+            if num_left == 0 or (self._waiting and self._is_queue_full()):
+                self._is_held = True
+                break
+            request = self._last_head
+            if request is not None and data.startswith(self._last_data, at):
+                body_at = at + len(self._last_data)
+            else:
+                body_at = self._read_head(data, at)
+                if body_at == 0:
+                    break
+                request = self._last_head
+                assert request is not None, "a head was read"
+            num_left -= 1
+            at = body_at + request.content_length
+            if not request.keeps_alive:
+                self._is_over = True
+            if self._is_draining:
+                self._rest = data[at:]  # tells whether this is the last one
+            if at > size or not request.has_plain_body:
+                at = self._begin_body(request, data, body_at)
+                continue
+            turn = Turn(self, request, data[body_at:at])
+            if self._turn is None and not self._waiting and not outgoing.is_paused:
+                self._turn = turn
+                self._frontend.handle(turn)
+            else:
+                self._waiting.append(turn)
+        if at >= size or self._is_over:
+            self._rest = b""
+            self._head_since_s = None
+        else:
+            self._rest = data[at:]
+            if at > start or self._head_since_s is None:
+                self._head_since_s = self._context.loop.time()
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        """Make the head at `at` the last one; returns where it ends, 0 if it does not, or if it is refused."""
+        limits = self._context.limits
+        # The search begins behind an empty line before the head.
+        end = data.find(END_OF_HEAD, at + 2) + len(END_OF_HEAD)
+        try:
+            if end < len(END_OF_HEAD):
+                check_beginning(data[at : at + limits.head.max_http1_bytes + 1], limits.head)
+                return 0
+            head_data = data[at:end]
+            self._last_head = self._memo.get(head_data)
+        except RefusedError as refused:
+            self._refuse(message_response(refused.status, refused.message), refused.violation)
+            return 0
+        self._last_data = head_data
+        return end
+
+    def _begin_body(self, request: RequestHead, data: bytes, at: int) -> int:
+        """The body is not complete, or not plain. Returns where it ends in `data`."""
+        self._incoming = Incoming(request, self._context.limits.max_body_bytes, self._context.assembly)
+        self._progress.restart()
+        return self._feed(data, at)
+
+    def _feed(self, data: bytes, at: int) -> int:
+        """Give the body that is being received what is its own; returns where it ends in `data`."""
+        incoming = self._incoming
+        assert incoming is not None, "a body is being received"
+        try:
+            if incoming.collector.error is None:
+                at = incoming.feed(data, at)
+        except RefusedError as refused:
+            self._refuse(message_response(refused.status, refused.message), refused.violation)
+            return len(data)
+        self._go_on(incoming)
+        return len(data) if self._refusal is not None else at
+
+    def _fill(self, nbytes: int) -> None:
+        """So many bytes of a body were received where they belong."""
+        incoming = self._incoming
+        assert incoming is not None, "a body is being received"
+        self._outgoing.is_collecting = True
+        incoming.collector.filled(nbytes)
+        self._go_on(incoming)
+        self._settle()
+
+    def _go_on(self, incoming: Incoming) -> None:
+        """More of the body has come, perhaps all."""
+        error = incoming.collector.error
+        if error is not None:
+            self._refuse_body(error)
+        elif incoming.is_complete:
+            self._incoming = self._room = None
+            self._take(Turn(self, incoming.request, incoming.finish()))
+        else:
+            self._room = incoming.collector.room()
+
+    def _receive_large(self, nbytes: int) -> None:
+        """Read what came; if it begins with the head of a large body, that one is copied once only."""
+        view, limit = self._arena, self._context.limits.head.max_http1_bytes
+        is_free = not (self._rest or self._waiting or self._is_over or self._is_held) and self._incoming is None
+        end = self._context.arena.memory.find(END_OF_HEAD, 2, min(nbytes, limit)) + len(END_OF_HEAD) if is_free else 0
+        body_at = self._read_head(view[:end].tobytes(), 0) if end > len(END_OF_HEAD) else 0
+        request = self._last_head
+        if body_at == 0 or request is None or request.is_chunked or request.content_length < MIN_DIRECT_BYTES:
+            self._receive(view[:nbytes].tobytes())
+            return
+        self._is_over = not request.keeps_alive
+        self._outgoing.is_collecting = True
+        self._head_since_s = None
+        body_end = min(body_at + request.content_length, nbytes)
+        rest = self._rest = view[body_end:nbytes].tobytes()
+        incoming = self._incoming = Incoming(request, self._context.limits.max_body_bytes, self._context.assembly)
+        incoming.is_invited = True
+        self._progress.restart()
+        incoming.collector.add(view[body_at:body_end])
+        self._go_on(incoming)
+        self._rest = b""
+        if self._is_over:
+            self._num_dropped += len(rest)
+        else:
+            self._read(rest, 0)
+        self._settle()
+
+    # Requests in their turn.
+
+    def _is_queue_full(self) -> bool:
+        waiting = self._waiting
+        return (
+            len(waiting) >= self._context.limits.max_pipelined
+            or sum([len(turn.body) for turn in waiting]) > _MAX_WAITING_BYTES
+        )
+
+    def _take(self, turn: Turn) -> None:
+        """A request is complete."""
+        self._waiting.append(turn)
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        while self._waiting and self._turn is None and not self._outgoing.is_paused:
+            turn = self._turn = self._waiting.pop(0)
+            self._frontend.handle(turn)
+
+    # What is no request.
+
+    def _refuse(self, response: HttpResponse, violation: Violation) -> None:
+        """Answer what is no request, behind the answers that are due, and close."""
+        self._context.counts.violated(Protocol.HTTP1, violation)
+        if self._incoming is not None:
+            self._incoming.collector.drop()
+        self._incoming = self._room = None
+        self._rest = b""
+        self._is_over = True
+        self._is_held = False
+        self._refusal = response
+
+    def _refuse_body(self, error: ServerError) -> None:
+        self._max_dropped = max(_MAX_DROPPED_BYTES, self._context.limits.max_body_bytes)
+        is_too_large = isinstance(error, PayloadTooLargeError)
+        self._refuse(error_response(error), Violation.BODY_TOO_LARGE if is_too_large else Violation.ASSEMBLY_BUDGET)
+
+    def _forget_heads(self) -> None:
+        """An idle connection is to take little memory, and not to keep what may be secrets."""
+        self._last_data, self._last_head = b"", None
+        self._memo = HeadMemo(self._context.limits)
+
+
+class _NoFrontend:
+    """Of a port that serves no HTTP: says so."""
+
+    def handle(self, exchange: HttpExchange) -> None:
+        exchange.respond(message_response(404, _NO_HTTP))
