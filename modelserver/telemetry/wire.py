@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
@@ -103,6 +105,37 @@ class WireCounts:
     def violated(self, protocol: Protocol, violation: Violation) -> None:
         """A peer went over a limit: its request or its connection was ended."""
         self.violations[protocol, violation] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class FrontGauges:
+    """How one of several wire processes fares now; one that is started again has no `pid`, or does not serve yet."""
+
+    name: str
+    pid: int | None
+    is_serving: bool
+    num_connections: int
+    num_inflight: int
+    num_restarts: int
+
+
+def front_families(fronts: Sequence[FrontGauges]) -> list[Metric]:
+    """The families of `--wire-processes`, by process; without processes there are none."""
+    if not fronts:
+        return []
+    up = Metric("modelserver_wire_process_up", "1 if the wire process serves, 0 while it is started again", "gauge")
+    connections = Metric("modelserver_wire_process_connections", "Connections that the wire process has", "gauge")
+    inflight = Metric(
+        "modelserver_wire_process_inflight_requests", "Inference requests of the process not yet answered", "gauge"
+    )
+    restarts = Metric("modelserver_wire_process_restarts", "How often the wire process was started again", "counter")
+    for front in fronts:
+        labels = {"process": front.name}
+        up.add_sample(up.name, labels, int(front.is_serving))
+        connections.add_sample(connections.name, labels, front.num_connections)
+        inflight.add_sample(inflight.name, labels, front.num_inflight)
+        restarts.add_sample(f"{restarts.name}_total", labels, front.num_restarts)
+    return [up, connections, inflight, restarts]
 
 
 def wire_families(counts: WireCounts) -> list[Metric]:

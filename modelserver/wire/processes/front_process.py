@@ -95,7 +95,11 @@ class FrontProcess:
         self.expect_end()
         if self._thread.ident is None:  # never started
             return False
-        done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
+        try:
+            done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            self.kill()
+            raise
         if not done:
             self.kill()
             await self._ended

@@ -11,7 +11,7 @@ from typing import Final
 
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority
 from modelserver.wire.limits import WireLimits
@@ -42,17 +42,6 @@ class FrontPort:
     tls: TlsFiles | None = None
     counts: WireCounts = field(default_factory=WireCounts)
     name: str = "HTTP and gRPC"
-
-
-@dataclass(frozen=True, slots=True)
-class FrontGauges:
-    """How one front fares now."""
-
-    name: str
-    pid: int | None
-    num_connections: int
-    num_inflight: int
-    num_restarts: int
 
 
 class WireProcesses:
@@ -98,11 +87,15 @@ class WireProcesses:
     async def start(self) -> None:
         """Listen, start the fronts and wait until all serve.
 
-        Raises UnavailableError, naming the flag, when an address cannot be had; else the ServerError that kept a
+        Raises UnavailableError, naming the flag, when an address cannot be had, and InvalidArgumentError when a file
+        of a certificate is no good; else the ServerError that kept a
         front from starting; then `stop` need not be called. Does nothing once it is started.
         """
         if self._is_listening:
             return
+        for port in self._ports:
+            if port.tls is not None:
+                port.tls.context()  # the fronts read the files for themselves, but here they fail sooner
         loop = asyncio.get_running_loop()
         bound = []
         try:
@@ -141,9 +134,10 @@ class WireProcesses:
     async def stop(self, grace_s: float) -> None:
         """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left.
 
-        Does nothing when called again.
+        Waits for the same end when called again; cancelling it ends the fronts at once.
         """
         if not self._is_listening:
+            await asyncio.gather(*(front.stop(grace_s + _EXIT_S) for front in self._fronts))
             return
         self._is_listening, self._is_stopping = False, True
         acceptors, self._acceptors = self._acceptors, []
@@ -259,6 +253,7 @@ def _gauges(front: FrontProcess, session: FrontSession | None) -> FrontGauges:
     return FrontGauges(
         front.name,
         front.pid,
+        session is not None,
         session.num_connections if session is not None else 0,
         session.num_inflight if session is not None else 0,
         front.num_restarts,
