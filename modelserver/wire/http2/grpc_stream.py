@@ -88,7 +88,7 @@ class GrpcStream(Http2Stream):
         if route.timeout_ns is not None:
             self.deadline_ns = time.monotonic_ns() + route.timeout_ns
             connection.context.deadlines.add(self, self.deadline_ns)
-        call = StreamCall(self, self.send, route.head.metadata, self.deadline_ns)
+        call = StreamCall(self, self.send, route.head.metadata, self.deadline_ns, self.send_now)
         self._task = connection.context.loop.create_task(self._run(call), name=f"grpc-stream-{stream_id}")
 
     async def _run(self, call: StreamCall) -> None:
@@ -116,7 +116,8 @@ class GrpcStream(Http2Stream):
         if failure is not None:
             end_call(self, failure.status, failure.message, has_headers=self._has_headers)
             return
-        self._send_headers()
+        if not self._has_headers:
+            self._send_headers()
         self.connection.sender.queue(self, (), OK_TRAILERS)
         self.connection.schedule_flush()
 
@@ -124,23 +125,41 @@ class GrpcStream(Http2Stream):
 
     async def send(self, parts: Parts) -> None:
         """Send a message; returns when there is room for more. Raises RpcError when the client has left."""
-        if not self.is_open:
-            raise RpcError(Status.CANCELLED, "the client has left")
+        self._check_open()
         flag = b"\0"
         if self.route.encoding is not None:
             parts, flag = (await self._compressed(parts, self.route.encoding),), b"\1"
-            if not self.is_open:
-                raise RpcError(Status.CANCELLED, "the client has left")
-        self._send_headers()
-        prefix = flag + pack_u32(sum(map(len, parts)))
-        self.connection.sender.send_data(self, (prefix, *parts))
-        self.connection.schedule_flush()
+            self._check_open()
+        self._send(flag, parts)
         outgoing = self.outgoing
         if outgoing is not None and outgoing.num_bytes > _MAX_UNSENT_BYTES:
             outgoing.room = self.connection.context.loop.create_future()
             await outgoing.room
         elif len(self.connection.sender.answers) > _MAX_UNFLUSHED:
             await asyncio.sleep(0)  # let them be written: then it shows whether there is room
+
+    def send_now(self, parts: Parts) -> bool:
+        """Send a message if that needs no waiting; returns whether it did."""
+        outgoing = self.outgoing
+        if (
+            not self.is_open
+            or self.route.encoding is not None
+            or (outgoing is not None and outgoing.num_bytes > _MAX_UNSENT_BYTES)
+            or len(self.connection.sender.answers) > _MAX_UNFLUSHED
+        ):
+            return False
+        self._send(b"\0", parts)
+        return True
+
+    def _send(self, flag: bytes, parts: Parts) -> None:
+        if not self._has_headers:
+            self._send_headers()
+        self.connection.sender.send_data(self, (flag + pack_u32(sum(map(len, parts))), *parts))
+        self.connection.schedule_flush()
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise RpcError(Status.CANCELLED, "the client has left")
 
     async def _compressed(self, parts: Parts, encoding: bytes) -> bytes:
         context = self.connection.context
@@ -150,8 +169,6 @@ class GrpcStream(Http2Stream):
         return compress(parts, encoding, level)
 
     def _send_headers(self) -> None:
-        if self._has_headers:
-            return
         self._has_headers = True
         block = RESPONSE_HEADERS
         if self.route.encoding is not None:

@@ -350,7 +350,8 @@ class Receiver:
             self._stage = self._read_frames
             self.awaited = None
             self._admission.take(self._block_id, self._block_flags, block)
-        return stop
+            return stop
+        return self._read_continuation(data, view, stop, end)  # there are few of them
 
     # Parts of stages.
 
