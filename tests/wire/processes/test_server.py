@@ -224,6 +224,11 @@ async def test_a_front_that_hangs_is_replaced() -> None:
         await client.close()
 
 
+async def ask_forever(client: Client) -> None:
+    while True:
+        await client.ask("GET", "/v2")
+
+
 async def test_a_stop_lets_what_is_in_flight_finish() -> None:
     model = EchoModel(holds=True)
     with fronted(model) as served:
@@ -233,8 +238,7 @@ async def test_a_stop_lets_what_is_in_flight_finish() -> None:
         served.until(lambda: len(model.held) == 1, "the request is in the model")
         stopping = asyncio.run_coroutine_threadsafe(served.processes.stop(10.0), served.loop)
         with pytest.raises(LOST):
-            while True:  # until the front has heard of it
-                await idle.ask("GET", "/v2")
+            await ask_forever(idle)
         assert not stopping.done()
         served.call(lambda: model.release(model.held[0]))
         status, headers, _ = await busy.answer()
