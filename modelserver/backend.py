@@ -228,9 +228,12 @@ class TensorInstance(Instance, abc.ABC):
 class Backend(abc.ABC):
     """One loaded version of a model: shared weights live here, instances are made from it."""
 
-    # Instances answer in microseconds and never block: the server may call them on its event loop.
-    # Read after `load`, so that an object may decide by its config.
+    # Instances answer in microseconds and never block: the server calls them on its event loop, unless the model's
+    # config says `inline_execution: never`. Read after `load`, so that an object may decide by its config.
     runs_inline: bool = False
+    # Instances may be called on the event loop if the model's config wants that: they live in this process and have
+    # no thread of their own. Those that run inline can. Read after `load`.
+    can_run_inline: bool = False
     # Instances made when instance_group gives no count, by device kind.
     default_cpu_instances: ClassVar[int] = 1
     supports_gpu: ClassVar[bool] = False

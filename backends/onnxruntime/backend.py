@@ -54,6 +54,7 @@ class OnnxBackend(Backend):
     extra = "onnx"
     option_names = frozenset({"intra_op_thread_count", "inter_op_thread_count"})
     acts_on = frozenset({"optimization.graph", "optimization.execution_accelerators"})
+    can_run_inline = True
     supports_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
     def __init__(self, context: BackendContext) -> None:

@@ -45,6 +45,7 @@ class TorchBackend(Backend):
     model_filenames = _FILENAMES
     extra = "pytorch"
     option_names = frozenset[str]()
+    can_run_inline = True
     supports_gpu = torch.cuda.is_available()
 
     def __init__(self, context: BackendContext) -> None:

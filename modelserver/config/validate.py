@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from modelserver.config.ensemble_rules import check_ensemble
+from modelserver.config.inline_execution import check_inline_execution
 from modelserver.config.instance_rules import check_instances, check_warmup
 from modelserver.config.platform import BACKENDS, ENSEMBLE
 from modelserver.config.problem import Locations, Problem, key_path
@@ -51,6 +52,7 @@ def validate(
     check_scheduling(config, report)
     check_instances(config, gpu_ids, report)
     check_warmup(config, report)
+    check_inline_execution(config, report)
     _check_files(config, report)
     _check_response_cache(config, report)
     _check_labels(config, report)

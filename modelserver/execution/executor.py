@@ -53,10 +53,10 @@ class Executor:
             return self._failed(error, requests), None
         return responses, BatchTiming(prepared_ns - start_ns, called_ns - prepared_ns, self._now_ns() - called_ns)
 
-    def execute_lone(self, request: InferRequest) -> tuple[InferResponse, int, int, int]:
+    def execute_lone(self, request: InferRequest) -> tuple[InferResponse, tuple[int, int, int] | None]:
         """As `execute`, for a batch of one request: its response, and when it was prepared, called and finished.
 
-        The times are 0 when the batch failed as a whole.
+        No times when the batch failed as a whole.
         """
         requests = [request]
         try:
@@ -66,10 +66,10 @@ class Executor:
             called_ns = self._now_ns()
             [response] = self._finish(requests, outputs)
         except ServerError as error:
-            return InferResponse(error=error), 0, 0, 0
-        except (Exception, SystemExit) as error:
-            return self._failed(error, requests)[0], 0, 0, 0
-        return response, prepared_ns, called_ns, self._now_ns()
+            return InferResponse(error=error), None
+        except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
+            return self._failed(error, requests)[0], None
+        return response, (prepared_ns, called_ns, self._now_ns())
 
     @property
     def takes_several_batches(self) -> bool:

@@ -10,19 +10,26 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from modelserver.backend import Backend, BackendContext, Placement
+from modelserver.backend import Backend, BackendContext
+from modelserver.config.inline_execution import InlineExecution, inline_execution
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError, UnsupportedError
+from modelserver.execution.inline import decide_inline
+from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
+from modelserver.execution.inline_worker import DirectWorker, InlineWorker
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all, guard
 from modelserver.execution.placement import plan_instances
-from modelserver.execution.worker import BatchRunner, DirectWorker, InlineWorker, Worker
+from modelserver.execution.runner import BatchRunner
+from modelserver.execution.staff import AnyWorker, InstanceInfo, StaffedInstance, dismiss
+from modelserver.execution.worker import Worker
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
 from modelserver.telemetry.statistics import ModelStatistics
@@ -33,41 +40,23 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceInfo:
-    """An instance as an operator sees it; a passive one never executes."""
-
-    name: str
-    placement: Placement
-    is_busy: bool
-    executions: int
-
-
-@dataclass(frozen=True, slots=True)
-class _StaffedInstance:
-    """An instance and, unless it is passive, the worker that drives it."""
-
-    loaded: LoadedInstance
-    worker: Worker | InlineWorker | DirectWorker | None
-
-
 class Model:
     """Made by `load`. The event loop thread submits, stops and drains; load-pool threads load, update and close.
 
     `_update_lock` lets one thread at a time change the instances. `_staffed` is replaced, never changed,
-    so that any thread may read it.
+    so that any thread may read it. `_is_inline` says where they are executed; once false it stays so.
     """
 
     def __init__(
         self,
         backend: Backend,
         factory: InstanceFactory,
-        scheduler: Batcher | DirectScheduler,
         *,
         signature: ModelSignature,
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
+        default_max_queue_size: int,
     ) -> None:
         context = backend.context
         self.name = context.model_name
@@ -79,15 +68,19 @@ class Model:
         self.load_duration_s = 0.0
         self._backend = backend
         self._factory = factory
-        self._scheduler = scheduler
         self._loop = loop
         self._clock = clock
-        self._staffed: tuple[_StaffedInstance, ...] = ()
+        self._default_max_queue_size = default_max_queue_size
+        self._can_join_ragged = False
+        self._is_inline = False
+        self._has_warned = False
+        self._scheduler: Batcher | DirectScheduler
+        self._staffed: tuple[StaffedInstance, ...] = ()
         self._update_lock = threading.Lock()
+        self._guard = InlineGuard(self._on_slow)
+        self._is_stopped = False
         self._is_closed = False
         self._idle = asyncio.Event()
-        statistics.pending = lambda: scheduler.queue_depth
-        statistics.inflight = lambda: scheduler.inflight
 
     @classmethod
     def load(
@@ -115,27 +108,21 @@ class Model:
         try:
             signature = ModelSignature(config)
             factory = InstanceFactory(backend, signature, clock)
-            instances = factory.create_all(plans)
-            statistics = ModelStatistics()
-            scheduler: Batcher | DirectScheduler
-            if backend.runs_inline and config.dynamic_batching is None:
-                scheduler = DirectScheduler(config.name, statistics=statistics, clock=clock)
-            else:
-                scheduler = Batcher(
-                    config,
-                    loop=loop,
-                    statistics=statistics,
-                    clock=clock,
-                    can_join_ragged=all(instance.sees_requests for instance in instances),
-                    default_max_queue_size=default_max_queue_size,
-                )
-            model = cls(backend, factory, scheduler, signature=signature, statistics=statistics, loop=loop, clock=clock)
+            model = cls(
+                backend,
+                factory,
+                signature=signature,
+                statistics=ModelStatistics(),
+                loop=loop,
+                clock=clock,
+                default_max_queue_size=default_max_queue_size,
+            )
+            model._open(factory.create_all(plans))
         except BaseException:
             _unload(backend)
             raise
-        model._staffed = model._staff(instances)
         model.load_duration_s = time.monotonic() - started_s
-        logger.info("%s is loaded, %d instances, %.3f s", what, len(instances), model.load_duration_s)
+        logger.info("%s is loaded, %d instances, %.3f s", what, len(plans), model.load_duration_s)
         return model
 
     @property
@@ -161,22 +148,11 @@ class Model:
 
     def instances(self) -> list[InstanceInfo]:
         """The instances that serve now, in the order of the config."""
-        infos = []
-        for staffed in self._staffed:
-            placement = staffed.loaded.plan.placement
-            runner = staffed.worker.runner if staffed.worker is not None else None
-            infos.append(
-                InstanceInfo(
-                    placement.name,
-                    placement,
-                    is_busy=runner is not None and runner.is_busy,
-                    executions=runner.num_executions if runner is not None else 0,
-                )
-            )
-        return infos
+        return [staffed.info() for staffed in self._staffed]
 
     def stop(self) -> None:
         """Refuse new requests and finish the accepted ones. Event loop thread; safe to repeat."""
+        self._is_stopped = True
         self._scheduler.stop()
 
     async def drain(self, timeout_s: float | None) -> bool:
@@ -206,6 +182,8 @@ class Model:
             self._backend.context = replace(old_context, config=config)
             try:
                 made = self._factory.create_all([plan for plan in plans if plan not in current])
+                # Measured, if at all, before anybody else calls them.
+                stays_inline = self._is_inline and (not made or decide_inline(self._backend, made, self.signature))
             except BaseException:
                 self._backend.context = old_context
                 raise
@@ -213,7 +191,9 @@ class Model:
             self._staffed = tuple(current.get(plan) or added[plan] for plan in plans)
             self.config = config
             removed = [staffed for plan, staffed in current.items() if plan not in plans]
-            self._dismiss(removed)
+            dismiss(removed, CLOSE_TIMEOUT_S)
+        if not stays_inline:
+            self._post(self._leave_loop)
         logger.info(
             "model '%s' version %d: %d instances added, %d removed", self.name, self.version, len(added), len(removed)
         )
@@ -229,48 +209,116 @@ class Model:
                 return
             self._is_closed = True
             self._scheduler.abort(UnavailableError(f"model '{self.name}' was unloaded before the request was executed"))
-            if self._dismiss(self._staffed, timeout_s):
+            if dismiss(self._staffed, timeout_s):
                 _unload(self._backend)
 
-    def _staff(self, instances: Sequence[LoadedInstance]) -> tuple[_StaffedInstance, ...]:
+    # Who executes, and where.
+
+    def _open(self, instances: Sequence[LoadedInstance]) -> None:
+        """Take requests for new instances."""
+        try:
+            self._is_inline = decide_inline(self._backend, instances, self.signature)
+        except BaseException:
+            close_all(instances)
+            raise
+        self._can_join_ragged = all(instance.sees_requests for instance in instances)
+        self._use(self._make_scheduler())
+        self._staffed = self._staff(instances)
+
+    def _make_scheduler(self) -> Batcher | DirectScheduler:
+        if self._is_inline and self.config.dynamic_batching is None:
+            return DirectScheduler(self.name, statistics=self.statistics, clock=self._clock)
+        return Batcher(
+            self.config,
+            loop=self._loop,
+            statistics=self.statistics,
+            clock=self._clock,
+            can_join_ragged=self._can_join_ragged,
+            default_max_queue_size=self._default_max_queue_size,
+        )
+
+    def _use(self, scheduler: Batcher | DirectScheduler) -> None:
+        self._scheduler = scheduler
+        self.statistics.pending = lambda: scheduler.queue_depth
+        self.statistics.inflight = lambda: scheduler.inflight
+
+    def _staff(self, instances: Sequence[LoadedInstance]) -> tuple[StaffedInstance, ...]:
         """Give each instance a worker, and start it."""
-        staffed = tuple(_StaffedInstance(loaded, self._make_worker(loaded)) for loaded in instances)
+        staffed = tuple(StaffedInstance(loaded, self._make_worker(loaded)) for loaded in instances)
         for each in staffed:
             if each.worker is not None:
                 each.worker.start()
         return staffed
 
-    def _make_worker(self, loaded: LoadedInstance) -> Worker | InlineWorker | DirectWorker | None:
+    def _make_worker(self, loaded: LoadedInstance, runner: BatchRunner | None = None) -> AnyWorker | None:
         if loaded.plan.is_passive:
             return None
-        runner = BatchRunner(loaded.executor, self.statistics, self._clock)
+        runner = runner or BatchRunner(loaded.executor, self.statistics, self._clock)
+        runner.guard = self._guard if self._is_inline else None
         if isinstance(self._scheduler, DirectScheduler):
             return DirectWorker(self._scheduler, runner, self._loop)
-        if self._backend.runs_inline:
+        if self._is_inline:
             return InlineWorker(self._scheduler, runner, self._loop, self._clock)
         name = f"{self.name}/{self.version}/{loaded.name}"
         return Worker(name, self._scheduler, runner, lambda: self._may_take(loaded))
 
     def _may_take(self, loaded: LoadedInstance) -> bool:
         """Whether the instance is one to run the next batch: it can, or no other can either. From any thread."""
-        if loaded.instance.can_execute():
-            return True
-        return not any(other.worker is not None and other.loaded.instance.can_execute() for other in self._staffed)
+        return loaded.instance.can_execute() or not any(other.can_execute for other in self._staffed)
 
-    def _dismiss(self, staffed: Sequence[_StaffedInstance], timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Let the workers end and close their instances; False when one did not end in time."""
-        deadline_s = time.monotonic() + timeout_s
-        for each in staffed:
-            if each.worker is not None:
-                each.worker.close()
-        all_ended = True
-        for each in staffed:
-            if each.worker is None or each.worker.join(max(0.0, deadline_s - time.monotonic())):
-                close_all([each.loaded])
-            else:
-                all_ended = False
-                logger.error("instance '%s' still executes after %.1f s and is abandoned", each.loaded.name, timeout_s)
-        return all_ended
+    def _on_slow(self) -> None:
+        """Executions keep the event loop for too long. Called from its thread."""
+        if inline_execution(self.config) is not InlineExecution.ALWAYS:
+            self._leave_loop()
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "model '%s' version %d keeps the event loop for more than %d us at a time, as its config allows; "
+                "everything else waits meanwhile",
+                self.name,
+                self.version,
+                INLINE_BUDGET_NS // 1000,
+            )
+
+    def _leave_loop(self) -> None:
+        """From here on worker threads execute. Called from the event loop thread, between two executions.
+
+        What is queued stays queued, and what was executed is answered before. While the instances are being
+        changed nothing happens: it will show again that they are too slow.
+        """
+        if not self._update_lock.acquire(blocking=False):
+            return
+        try:
+            if self._is_closed or self._is_stopped or not self._is_inline:
+                return
+            self._is_inline = False
+            staffed = self._staffed
+            for each in staffed:
+                if each.worker is not None:
+                    each.worker.close()  # none is executing, because this is the loop's thread
+            if isinstance(self._scheduler, DirectScheduler):
+                self._use(self._make_scheduler())
+            self._staffed = tuple(
+                StaffedInstance(each.loaded, each.worker and self._make_worker(each.loaded, each.worker.runner))
+                for each in staffed
+            )
+            for each in self._staffed:
+                if each.worker is not None:
+                    each.worker.start()
+        finally:
+            self._update_lock.release()
+        logger.warning(
+            "model '%s' version %d is executed by worker threads from now on: it kept the event loop for more than "
+            "the budget of %d us",
+            self.name,
+            self.version,
+            INLINE_BUDGET_NS // 1000,
+        )
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        """Call back on the event loop thread, if there is one still."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
 
 
 def _check_supported(config: ModelConfig) -> None:

@@ -42,11 +42,33 @@ def warm_up(
 
 
 def _execute(executor: Executor, signature: ModelSignature, inputs: Sequence[Tensor]) -> None:
-    request = InferRequest(signature.model_name, None, {tensor.name: tensor for tensor in inputs})
-    signature.check(request)
-    [response], _ = executor.execute([request], time.monotonic_ns())
+    response = executor.execute_lone(probe_request(signature, inputs))[0]
     if response.error is not None:
         raise response.error
+
+
+def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InferRequest:
+    """A checked request that no client sent. Raises InvalidArgumentError when the model cannot take it."""
+    request = InferRequest(signature.model_name, None, {tensor.name: tensor for tensor in inputs})
+    signature.check(request)
+    return request
+
+
+def probe_inputs(config: ModelConfig, signature: ModelSignature, model_directory: Path) -> list[list[Tensor]]:
+    """Inputs to try the model with: its warmup samples, or else the smallest request that it takes, of zeros.
+
+    Raises InvalidArgumentError for a sample that cannot be read.
+    """
+    is_batched = config.max_batch_size > 0
+    if config.model_warmup:
+        return [_sample_inputs(sample, model_directory, is_batched=is_batched) for sample in config.model_warmup]
+    inputs = []
+    for spec in signature.inputs.values():
+        if spec.is_optional:
+            continue
+        item = _zero_item(spec.datatype, tuple(1 if dim == -1 else dim for dim in spec.dims))
+        inputs.append(Tensor(spec.name, spec.datatype, item[np.newaxis] if is_batched else item))
+    return [inputs]
 
 
 def _sample_inputs(sample: ModelWarmup, model_directory: Path, *, is_batched: bool) -> list[Tensor]:
