@@ -115,10 +115,6 @@ def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCoun
         )
     if grpc is not None and options.is_one_port:
         ports[GRPC] = ports[HTTP]
-    elif grpc is not None and not options.is_grpc_tls:
-        from modelserver.wire.reference.grpcio_server import GrpcioServer
-
-        ports[GRPC] = GrpcioServer(grpc, _grpc_address(options), limits)
     elif grpc is not None:
         has_http = options.shared_ports and http is not None
         ports[GRPC] = NativeServer(

@@ -12,6 +12,7 @@ from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority
 from modelserver.wire.http1.connection import Http1Connection
+from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.port import Port
 from modelserver.wire.tls import TlsFiles
@@ -62,7 +63,7 @@ class NativeServer:
             limits=self._limits,
             counts=self._counts,
             http1=Http1Connection,
-            http2=Http1Connection,
+            http2=Http2Connection,
             tls=self._tls,
         )
         bound = self._address.bind()

@@ -177,10 +177,17 @@ def test_an_empty_model_name_is_no_name(shell: Shell, server: RunningServer, com
     assert shell.run(*command, url_of(server), status=1)[1] == "error: the name of the model is empty\n"
 
 
-def test_a_port_that_speaks_no_http_is_named(shell: Shell, server: RunningServer) -> None:
-    url = f"http://{server.grpc_url}"
-    _, err = shell.run("list", f"--url={url}", status=1)
+def test_a_port_that_speaks_no_http_is_named(shell: Shell, tmp_path: Path) -> None:
+    with running_server(tmp_path, wire="grpcio") as served:
+        url = f"http://{served.grpc_url}"
+        _, err = shell.run("list", f"--url={url}", status=1)
     assert err == f"error: {url} does not answer in HTTP: is it the gRPC port? --url takes the HTTP one\n"
+
+
+def test_a_port_that_serves_grpc_only_says_so(shell: Shell, tmp_path: Path) -> None:
+    with running_server(tmp_path, shared_ports=False) as served:
+        _, err = shell.run("list", f"--url=http://{served.grpc_url}", status=1)
+    assert "this port serves gRPC and no HTTP: see --http-port and --shared-ports" in err
 
 
 def test_infer_prints_a_table_or_json(shell: Shell, server: RunningServer) -> None:

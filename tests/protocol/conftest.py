@@ -1,9 +1,28 @@
-"""Both protocols as one, for tests that have many requests in flight."""
+"""Every test here runs on each wire and each layout of ports; and both protocols as one, for many in flight."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from support import layouts
 from support.async_clients import AsyncClient, AsyncGrpcClient, AsyncHttpClient
+from support.serving import RunningServer, running_server
+
+
+@pytest.fixture(scope="session", params=layouts.LAYOUTS, autouse=True)
+def layout(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each in turn, all tests on one and then all on the next. Fixtures that keep a server ask for it."""
+    with layouts.layout(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="session")
+def server(layout: str, model_repository: Path) -> Iterator[RunningServer]:
+    """One server over the example models, for tests that only ask it."""
+    with running_server(model_repository) as running:
+        yield running
 
 
 @pytest.fixture(params=["http", "grpc"])

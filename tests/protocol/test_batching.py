@@ -45,7 +45,7 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def gated(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("gated")
     for name, (max_batch_size, more) in MODELS.items():
         write_gated(root, name, max_batch_size=max_batch_size, more=more)

@@ -16,7 +16,7 @@ from support.serving import ADDRESS, RunningServer, running_server
 
 
 @pytest.fixture(scope="module")
-def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def gated(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("gated")
     write_gated(root, "plain", max_batch_size=4, more="dynamic_batching { }")
     write_gated(root, "ordered", max_batch_size=4, more="dynamic_batching { preserve_ordering: true }")

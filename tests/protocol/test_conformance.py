@@ -66,7 +66,7 @@ ELEMENTS: dict[Datatype, tuple[list[Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("served")
     for datatype in Datatype:
         write_identity(root, f"echo_{datatype.value}", data_type=datatype.config_name)

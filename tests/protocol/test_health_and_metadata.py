@@ -1,6 +1,5 @@
 """Health, metadata, config and statistics, the same over both protocols."""
 
-import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.clients import ClientError, ProtocolClient
+from support.layouts import free_port
 from support.model_files import write_identity
 from support.processes import serving_process
 
@@ -94,14 +94,15 @@ def test_the_index_shows_every_model(client: ProtocolClient) -> None:
 
 
 def test_liveness_answers_and_readiness_waits_while_a_model_loads(
-    protocol: type[ProtocolClient], tmp_path: Path
+    layout: str, protocol: type[ProtocolClient], tmp_path: Path
 ) -> None:
     write_identity(tmp_path, "quick")
     write_identity(tmp_path, "slow", creation_delay_sec=2.0)
-    http_port, grpc_port = _free_port(), _free_port()
+    http_port = free_port()
+    grpc_port = http_port if layout == "native-one-port" else free_port()
     address = SimpleNamespace(http_url=f"127.0.0.1:{http_port}", grpc_url=f"127.0.0.1:{grpc_port}")
     with serving_process(tmp_path, f"--http-port={http_port}", f"--grpc-port={grpc_port}") as server:
-        server.wait_for("gRPC server listens")
+        server.wait_for("gRPC.* listens")
         with protocol(address) as client:
             data = {"INPUT0": np.ones((1, 1), np.float32)}
             deadline = time.monotonic() + 20
@@ -117,9 +118,3 @@ def test_liveness_answers_and_readiness_waits_while_a_model_loads(
             server.wait_until_started()
             assert client.is_ready()
             assert client.infer("slow", data)["OUTPUT0"].item() == 1
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -21,15 +21,14 @@ DATA = np.arange(6, dtype=np.float32).reshape(2, 3)
 DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2, 3], "data": DATA.ravel().tolist()}]}
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Each wire that can carry HTTP."""
+@pytest.fixture(scope="module")
+def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("served")
     write_identity(root, "echo")
     write_identity(root, "text", data_type="TYPE_STRING")
     write_identity(root, "half", data_type="TYPE_FP16")
     write_identity(root, "slow", execute_delay_ms=100)
-    with running_server(root, wire=request.param) as running:
+    with running_server(root) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ NUMERIC = [d for d in Datatype if d not in (Datatype.BYTES, Datatype.BF16)]
 
 
 @pytest.fixture(scope="module")
-def datatypes(tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
+def datatypes(layout: str, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
     """A server with one identity model per datatype, a model of two inputs, and one without batching."""
     root = tmp_path_factory.mktemp("datatypes")
     for datatype in Datatype:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from support.layouts import layout_options
 
 ANY_PORTS = (
     "--http-port=0",
@@ -101,8 +102,9 @@ class ServerProcess:
 
 @contextmanager
 def serving_process(repository: Path, *arguments: str) -> Iterator[ServerProcess]:
-    """A server over `repository` on free ports; killed at the end if it still runs."""
-    server = ServerProcess([f"--model-repository={repository}", *ANY_PORTS, *arguments])
+    """A server over `repository` on free ports, in the layout of the test; killed at the end if it still runs."""
+    layout = [f"--{name.replace('_', '-')}={value}" for name, value in layout_options().items()]
+    server = ServerProcess([f"--model-repository={repository}", *ANY_PORTS, *layout, *arguments])
     try:
         yield server
     finally:

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from support.layouts import ADDRESS, layout_options
+
 from modelserver.options import ServerOptions
 from modelserver.server import Server
 
 Result = TypeVar("Result")
 
-ADDRESS = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -66,7 +67,7 @@ def running_server(repository: Path | str | Sequence[Path | str], **options: Any
         "exit_timeout_secs": 10,
         "exit_on_error": False,
     }
-    thread = _ServerThread(ServerOptions(**(defaults | options)))
+    thread = _ServerThread(ServerOptions(**(defaults | layout_options() | options)))
     try:
         yield thread.start()
     finally:

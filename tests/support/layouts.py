@@ -1,0 +1,41 @@
+"""Which wire carries the protocols and on how many ports, for all servers that a test starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+ADDRESS = "127.0.0.1"
+LAYOUTS = ("native", "native-one-port", "grpcio")
+DEFAULT = LAYOUTS[0]
+
+# The innermost last.
+_chosen = [DEFAULT]
+
+
+@contextmanager
+def layout(name: str) -> Iterator[None]:
+    """Servers that are started within the block have this layout."""
+    assert name in LAYOUTS, name
+    _chosen.append(name)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+def layout_options() -> dict[str, Any]:
+    """Fields of `ServerOptions` for the layout that is chosen now."""
+    if _chosen[-1] == "native-one-port":
+        return dict.fromkeys(("http_port", "grpc_port"), free_port())
+    return {"wire": "grpcio"} if _chosen[-1] == "grpcio" else {}
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        port: int = probe.getsockname()[1]
+        return port
