@@ -160,6 +160,7 @@ async def test_a_killed_front_ends_its_calls_as_unavailable() -> None:
                 await call
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             model.holds = False
+        async with connect(served) as channel:
             await infer(channel, request([1]), wait_for_ready=True, timeout=20)
 
 
