@@ -3,8 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelserver.errors import PayloadTooLargeError
-from modelserver.wire.body import BodyCollector
+from modelserver.errors import PayloadTooLargeError, UnavailableError
+from modelserver.wire import body as body_module
+from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
+from modelserver.wire.body import MIN_DIRECT_BYTES, BodyCollector
 
 
 @pytest.mark.parametrize("content_length", [None, 6], ids=["chunked", "announced"])
@@ -49,3 +51,88 @@ def test_a_refused_body_holds_no_memory() -> None:
     for _ in range(100):
         collector.add(bytes(10))
     assert collector.body() == b""
+
+
+def _receive(collector: BodyCollector, data: bytes) -> None:
+    """As from a socket: so much as there is room for, as often as it takes."""
+    while data:
+        room = collector.room()
+        assert room is not None
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        collector.filled(count)
+        data = data[count:]
+
+
+@pytest.mark.parametrize("first", [0, 1, 100, MIN_DIRECT_BYTES])
+def test_a_large_body_is_received_into_its_own_memory(first: int) -> None:
+    data = bytes(range(256)) * (MIN_DIRECT_BYTES // 128)
+    collector = BodyCollector(len(data), 137, len(data))
+    if first:
+        collector.add(memoryview(data)[:first])
+    assert not collector.is_full
+    _receive(collector, data[first:])
+    assert collector.is_full
+    collector.finish()
+    body = collector.body()
+    assert bytes(body) == data
+    assert np.frombuffer(body, np.uint8)[137:].ctypes.data % 64 == 0
+
+
+def test_a_view_is_copied_even_if_it_is_the_whole_body() -> None:
+    memory = bytearray(b"abcdef")
+    collector = BodyCollector(6, 0, 6)
+    collector.add(memoryview(memory))
+    memory[:] = b"others"
+    assert bytes(collector.body()) == b"abcdef"
+
+
+@pytest.mark.parametrize("length", [None, MIN_DIRECT_BYTES - 1])
+def test_small_bodies_and_chunks_have_no_memory_before_they_come(length: int | None) -> None:
+    assert BodyCollector(length, 0, 1 << 20).room() is None
+
+
+def test_an_announcement_alone_is_not_worth_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "MAX_PROMISED_BYTES", 100_000)
+    data = np.random.default_rng(0).bytes(1_000_000)
+    collector = BodyCollector(len(data), 5, len(data))
+    room = collector.room()
+    assert room is not None
+    assert len(room) == 100_000
+    _receive(collector, data)
+    assert bytes(collector.body()) == data
+
+
+def test_what_came_beyond_the_free_bytes_is_charged_to_the_budget() -> None:
+    budget = AssemblyBudget(1000)
+    collector = BodyCollector(FREE_BYTES + 1000, 0, 1 << 30, budget)
+    collector.add(bytes(FREE_BYTES))
+    assert budget.num_bytes == 0
+    collector.add(bytes(600))
+    assert budget.num_bytes == 600
+    collector.add(bytes(400))
+    assert budget.num_bytes == 1000
+    collector.finish()
+    assert budget.num_bytes == 0
+    assert len(collector.body()) == FREE_BYTES + 1000
+
+
+def test_over_the_budget_a_body_is_refused_and_its_memory_given_back() -> None:
+    budget = AssemblyBudget(1000)
+    collector = BodyCollector(None, 0, 1 << 30, budget)
+    collector.add(bytes(FREE_BYTES + 700))
+    collector.add(bytes(400))
+    assert isinstance(collector.error, UnavailableError)
+    assert collector.room() is None
+    assert budget.num_bytes == 0
+    collector.add(bytes(400))
+    assert budget.num_bytes == 0
+
+
+def test_a_body_that_never_ends_is_given_up() -> None:
+    budget = AssemblyBudget(1000)
+    collector = BodyCollector(FREE_BYTES + 1000, 0, 1 << 30, budget)
+    collector.add(bytes(FREE_BYTES + 700))
+    collector.drop()
+    collector.drop()
+    assert budget.num_bytes == 0
