@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
+from support.certificates import Authority
 from support.http1_dialogue import Answer, Frontend, limits_of, path_back
 from support.loops import on_both_loops
 
@@ -15,6 +17,7 @@ from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.native_server import NativeServer
+from modelserver.wire.tls import TlsFiles
 
 MIB = 1 << 20
 GET = b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -22,12 +25,18 @@ GET = b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n"
 
 @asynccontextmanager
 async def _dialogue(
-    answer: Answer = path_back, limits: WireLimits | None = None
+    answer: Answer = path_back, limits: WireLimits | None = None, authority: Authority | None = None
 ) -> AsyncIterator[tuple[Frontend, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A port, over TLS where there is an `authority`, and a client."""
     frontend = Frontend(answer)
-    server = NativeServer(Address("127.0.0.1", 0), http=frontend, limits=limits)
+    tls = client_tls = None
+    if authority is not None:
+        pair = authority.pair("server")
+        tls = TlsFiles(str(pair.certificate), str(pair.key))
+        client_tls = authority.client_context(("http/1.1",))
+    server = NativeServer(Address("127.0.0.1", 0), http=frontend, limits=limits, tls=tls)
     await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client_tls)
     try:
         yield frontend, reader, writer
     finally:
@@ -64,6 +73,22 @@ async def test_pipelined_bodies_arrive_as_they_were_sent() -> None:
             writer.write(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         for body in bodies:
             assert await _read_body(reader) == hashlib.sha256(body).digest()
+
+
+@on_both_loops
+async def test_bodies_over_tls(tmp_path: Path) -> None:
+    body = np.random.default_rng(3).bytes(4 * MIB)
+    request = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    def echo(exchange: HttpExchange) -> None:
+        exchange.respond(HttpResponse(200, [], (exchange.body,)))
+
+    async with _dialogue(echo, authority=Authority(tmp_path)) as (_, reader, writer):
+        writer.write(request)
+        assert await _read_body(reader) == body
+        writer.write(GET % 1 + b"nonsense\r\n\r\n")
+        assert await _read_body(reader) == b""
+        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400 ")
 
 
 @on_both_loops
