@@ -61,6 +61,7 @@ class ServerOptions:
     tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
     wire: str = field(default="native", metadata=flag(SERVER, "What carries HTTP and gRPC: native is our own, grpcio is uvicorn and grpcio, kept as the reference.", choices=("native", "grpcio"), is_ours=True))
 
+    wire_processes: int = field(default=1, metadata=flag(PORTS, "Processes that do sockets, TLS, HTTP, decoding and encoding in front of the one that batches and executes; 1: that one does it itself, which is best but for much TLS or JSON on many cores.", minimum=1, maximum=64, is_ours=True))
     shared_ports: bool = field(default=True, metadata=flag(PORTS, "Answer HTTP and gRPC on the HTTP port as well as on the gRPC port; the two may then be one. false: each port answers its own protocol only.", is_ours=True))
     max_connections: int = field(default=10_000, metadata=flag(PORTS, "Connections that a port may have at a time; further ones are refused.", minimum=1, is_ours=True))
     max_concurrent_streams: int = field(default=1000, metadata=flag(PORTS, "Requests that an HTTP/2 connection may have in flight; further ones wait at the client.", minimum=1, maximum=_INT_MAX, is_ours=True))
@@ -273,6 +274,10 @@ def _describe(name: str, hint: object, default: object, metadata: typing.Mapping
 
 
 def _check_ports(options: ServerOptions) -> None:
+    if options.wire_processes > 1 and options.wire != "native":
+        raise InvalidArgumentError(
+            f"--wire-processes={options.wire_processes} needs --wire=native: the reference wire is served by one process"
+        )
     if not options.is_one_port:
         return
     port = f"--http-port and --grpc-port are both {options.http_port}"

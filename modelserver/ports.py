@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from modelserver.dataplane import DataPlane
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange
-from modelserver.frontends.http.status import message_response
+from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options import ServerOptions
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.limits import Http2Limits, KeepaliveLimits, TimeLimits, WireLimits
 from modelserver.wire.native_server import NativeServer
+from modelserver.wire.no_http import NoHttp
+from modelserver.wire.processes.server import FrontPort, WireProcesses
+from modelserver.wire.processes.setup import CorePlanes
 from modelserver.wire.tls import TlsFiles
 
 HTTP, GRPC, METRICS = "HTTP", "gRPC", "metrics"
@@ -34,8 +39,9 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frontends:
-    """What there is to serve; None where a flag takes it away."""
+    """What there is to serve, over `dataplane`; None where a flag takes it away."""
 
+    dataplane: DataPlane
     http: HttpFrontend | None
     grpc: GrpcFrontend | None
     metrics: HttpFrontend | None
@@ -73,6 +79,11 @@ def wire_limits(options: ServerOptions) -> WireLimits:
     )
 
 
+def http_limits(options: ServerOptions) -> HttpLimits:
+    """The limits of the HTTP frontend."""
+    return HttpLimits(max_body_bytes=options.http_max_input_size)
+
+
 def _http_address(options: ServerOptions) -> Address:
     return Address(options.http_address, options.http_port, "--http-port", options.reuse_http_port)
 
@@ -89,10 +100,6 @@ def _metrics_address(options: ServerOptions) -> Address:
 def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
     limits = wire_limits(options)
     every_tls = _tls_files(options)
-    grpc_tls = _grpc_tls_files(options) or every_tls
-    # A gRPC port that has a certificate of its own was asked to protect gRPC: no other port must offer it.
-    is_shared = options.shared_ports and not options.is_grpc_tls
-    http, grpc = frontends.http, frontends.grpc
     ports: dict[str, Wire] = {}
     if frontends.metrics is not None:
         ports[METRICS] = NativeServer(
@@ -103,30 +110,61 @@ def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCoun
             tls=every_tls,
             name="metrics",
         )
-    if http is not None:
-        ports[HTTP] = NativeServer(
+    # A gRPC port that has a certificate of its own was asked to protect gRPC: no other port must offer it.
+    is_shared = options.shared_ports and not options.is_grpc_tls
+    has_http, has_grpc = frontends.http is not None, frontends.grpc is not None
+    plans: dict[str, FrontPort] = {}
+    if has_http:
+        plans[HTTP] = FrontPort(
             _http_address(options),
-            http=http,
-            grpc=grpc if is_shared else None,
+            has_grpc=has_grpc and is_shared,
             limits=limits,
             counts=counts,
             tls=every_tls,
-            name="HTTP and gRPC" if is_shared and grpc is not None else "HTTP",
+            name="HTTP and gRPC" if has_grpc and is_shared else "HTTP",
         )
-    if grpc is not None and options.is_one_port:
-        ports[GRPC] = ports[HTTP]
-    elif grpc is not None:
-        has_http = options.shared_ports and http is not None
-        ports[GRPC] = NativeServer(
+    if has_grpc and not options.is_one_port:
+        plans[GRPC] = FrontPort(
             _grpc_address(options),
-            http=http if has_http else NoHttp(),
-            grpc=grpc,
+            has_http=has_http and options.shared_ports,
             limits=limits,
             counts=counts,
-            tls=grpc_tls,
-            name="gRPC and HTTP" if has_http else "gRPC",
+            tls=_grpc_tls_files(options) or every_tls,
+            name="gRPC and HTTP" if has_http and options.shared_ports else "gRPC",
         )
+    make = _servers if options.wire_processes == 1 else _processes
+    ports |= make(options, frontends, plans)
+    if has_grpc and options.is_one_port:
+        ports[GRPC] = ports[HTTP]
     return ports
+
+
+def _servers(_options: ServerOptions, frontends: Frontends, plans: Mapping[str, FrontPort]) -> dict[str, Wire]:
+    """The ports, served in this process."""
+    return {
+        name: NativeServer(
+            plan.address,
+            http=frontends.http if plan.has_http else NoHttp(),
+            grpc=frontends.grpc if plan.has_grpc else None,
+            limits=plan.limits,
+            counts=plan.counts,
+            tls=plan.tls,
+            name=plan.name,
+        )
+        for name, plan in plans.items()
+    }
+
+
+def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str, FrontPort]) -> dict[str, Wire]:
+    """The ports, served by processes of their own."""
+    processes = WireProcesses(
+        options.wire_processes,
+        tuple(plans.values()),
+        CorePlanes(frontends.dataplane, frontends.http, frontends.grpc),
+        http_limits=http_limits(options),
+        log_level=logging.DEBUG if options.log_verbose else logging.INFO,
+    )
+    return dict(zip(plans, processes.wires, strict=True))
 
 
 def _reference_ports(options: ServerOptions, frontends: Frontends, _counts: WireCounts) -> dict[str, Wire]:
@@ -157,10 +195,3 @@ def _grpc_tls_files(options: ServerOptions) -> TlsFiles | None:
     client_ca = options.grpc_root_cert if options.grpc_use_ssl_mutual else ""
     flags = ("--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert")
     return TlsFiles(options.grpc_server_cert, options.grpc_server_key, client_ca, flags)
-
-
-class NoHttp:
-    """In place of the HTTP frontend where gRPC only is served."""
-
-    def handle(self, exchange: HttpExchange) -> None:
-        exchange.respond(message_response(404, "this port serves gRPC and no HTTP: see --http-port and --shared-ports"))

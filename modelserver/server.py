@@ -20,11 +20,10 @@ from modelserver.allocator import tune_malloc
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
-from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, make_ports
+from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, http_limits, make_ports
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.devices import gpu_ids
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
@@ -32,8 +31,9 @@ from modelserver.repository.repository import ModelRepository
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.address import authority
+from modelserver.wire.processes.server import FrontedPort
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +147,9 @@ class Server:
 
     def _frontends(self) -> Frontends:
         options = self.options
-        limits = HttpLimits(max_body_bytes=options.http_max_input_size)
         return Frontends(
-            http=HttpFrontend(self.dataplane, self.controlplane, limits) if options.allow_http else None,
+            dataplane=self.dataplane,
+            http=HttpFrontend(self.dataplane, self.controlplane, http_limits(options)) if options.allow_http else None,
             grpc=GrpcFrontend(self.dataplane, self.controlplane) if options.allow_grpc else None,
             metrics=MetricsFrontend(self._metrics().collect) if options.allow_metrics else None,
         )
@@ -164,11 +164,17 @@ class Server:
             refusals=self.dataplane.refusals,
             host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
             wire=self._counts if options.wire == "native" else None,
+            fronts=self._fronts,
             options=MetricsOptions(
                 has_duration_counters=switches["counter_latencies"],
                 has_duration_histograms=switches["histogram_latencies"],
             ),
         )
+
+    def _fronts(self) -> list[FrontGauges]:
+        """How the wire's processes fare, if it has some."""
+        processes = {wire.processes for wire in self._wires.values() if isinstance(wire, FrontedPort)}
+        return [gauges for each in processes for gauges in each.gauges()]
 
     async def _open(self, stack: AsyncExitStack, ports: Mapping[str, Wire], *names: str) -> None:
         """Listen on these ports, those that there are; they stop together, each with the whole of the grace."""

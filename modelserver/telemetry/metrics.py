@@ -17,7 +17,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.statistics import HistogramSnapshot, ModelStatistics, StatisticsSnapshot
-from modelserver.telemetry.wire import WireCounts, wire_families
+from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
 
 
 class MeasuredModel(Protocol):
@@ -189,6 +189,7 @@ class ServerMetrics:
         refusals: RefusalCounts | None = None,
         host: HostGauges | None = None,
         wire: WireCounts | None = None,
+        fronts: Callable[[], Sequence[FrontGauges]] = list,
         options: MetricsOptions | None = None,
     ) -> None:
         self._models = models
@@ -197,6 +198,7 @@ class ServerMetrics:
         self._refusals = refusals or RefusalCounts()
         self._host = host
         self._wire = wire
+        self._fronts = fronts
         self._options = options or MetricsOptions()
         self._process = ProcessCollector(registry=None)
 
@@ -219,6 +221,7 @@ class ServerMetrics:
         families.append(_refusal_family(self._refusals))
         if self._wire is not None:
             families += wire_families(self._wire)
+        families += front_families(self._fronts())
         if self._host is not None:
             families += _host_families(self._host)
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 ADDRESS = "127.0.0.1"
-LAYOUTS = ("native", "native-one-port", "grpcio")
+LAYOUTS = ("native", "native-one-port", "native-processes", "grpcio")
 DEFAULT = LAYOUTS[0]
+
+_OPTIONS: dict[str, dict[str, Any]] = {"native-processes": {"wire_processes": 2}, "grpcio": {"wire": "grpcio"}}
 
 # The innermost last.
 _chosen = [DEFAULT]
@@ -30,7 +32,7 @@ def layout_options() -> dict[str, Any]:
     """Fields of `ServerOptions` for the layout that is chosen now."""
     if _chosen[-1] == "native-one-port":
         return dict.fromkeys(("http_port", "grpc_port"), free_port())
-    return {"wire": "grpcio"} if _chosen[-1] == "grpcio" else {}
+    return _OPTIONS.get(_chosen[-1], {})
 
 
 def free_port() -> int:

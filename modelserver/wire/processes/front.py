@@ -16,6 +16,7 @@ from modelserver.logs import OWN_LOGGERS
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
+from modelserver.wire.no_http import NoHttp
 from modelserver.wire.port import Port
 from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.counts import CountsReader
@@ -65,7 +66,7 @@ class Front(Resident):
         self._ports = [
             Port(
                 port.name,
-                http=core.http if port.has_http else None,
+                http=core.http if port.has_http else NoHttp(),
                 grpc=core.grpc if port.has_grpc else None,
                 limits=port.limits,
                 counts=counts,
