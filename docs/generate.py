@@ -197,7 +197,7 @@ def _wire_limits() -> Iterator[tuple[str, str, str, str]]:
         "connections of a port",
         str(limits.max_connections),
         "`--max-connections`",
-        "503, or GOAWAY ENHANCE_YOUR_CALM",
+        "503; HTTP/2 is closed, so that clients back off",
     )
     yield "file descriptors", "90 % of `ulimit -n`", "", "as above"
     yield "time to the end of the first head, or of the TLS handshake", f"{times.head_s:g} s", "", "408, or closed"

@@ -1,21 +1,20 @@
-"""Tells a client that the port has no room for it, in the protocol that the client speaks."""
+"""Tells a client that the port has no room for it, where its protocol can say so."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from typing import cast
 
 from modelserver.wire.context import WireContext
 
-_SETTINGS_FRAME = struct.pack(">HBBBI", 0, 0, 4, 0, 0)
-_GOAWAY = 7
-_ENHANCE_YOUR_CALM = 11
-
 
 class Refusal(asyncio.Protocol):
-    """One connection over the limit: waits for its first bytes, answers them, and closes."""
+    """One connection over the limit: waits for its first bytes, answers them, and closes.
+
+    HTTP/2 is closed without a word: after SETTINGS and a GOAWAY with the reason a gRPC client counts the
+    connection as one that succeeded and opens the next at once, hundreds a second; without, it backs off.
+    """
 
     def __init__(self, context: WireContext, text: str) -> None:
         self._context = context
@@ -33,7 +32,10 @@ class Refusal(asyncio.Protocol):
         if self._is_answered:
             return
         self._is_answered = True
-        self._transport.write(_goaway(self._text) if data.startswith(b"PRI") else _unavailable(self._text))
+        if data.startswith(b"PRI"):
+            self._transport.abort()
+            return
+        self._transport.write(_unavailable(self._text))
         # The peer closes; a close from here, with bytes of the request unread, could overtake the answer.
         self._transport.write_eof()
 
@@ -49,12 +51,6 @@ class Refusal(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
-
-
-def _goaway(text: str) -> bytes:
-    """An empty SETTINGS, which must come first, and a GOAWAY before any stream (RFC 9113, 3.4 and 6.8)."""
-    payload = struct.pack(">II", 0, _ENHANCE_YOUR_CALM) + text.encode()
-    return _SETTINGS_FRAME + struct.pack(">HBBBI", len(payload) >> 8, len(payload) & 0xFF, _GOAWAY, 0, 0) + payload
 
 
 def _unavailable(text: str) -> bytes:
