@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from modelserver.bench.address import Address, Tls, check_files, parse_address
 from modelserver.bench.encode import Parameter
 from modelserver.bench.input_data import RANDOM, ZERO, DataOptions
+from modelserver.bench.llm.arguments import add_llm_flags, llm_options
+from modelserver.bench.llm.options import LlmOptions
 from modelserver.bench.options import (
     BenchOptions,
     LoadOptions,
@@ -78,6 +80,7 @@ def _make_parser() -> _Parser:
     _add_measurement(parser.add_argument_group("Measurement"))
     _add_data(parser.add_argument_group("Data"))
     _add_sequences(parser.add_argument_group("Sequences"))
+    add_llm_flags(parser.add_argument_group("Language models"))
     _add_reports(parser.add_argument_group("Reports"))
     _add_tls(parser.add_argument_group("TLS"))
     _add_ignored(parser.add_argument_group("Accepted, without effect"))
@@ -226,11 +229,19 @@ def wants_help(words: Sequence[str]) -> bool:
     return any(word in ("-h", "--help", "-?") for word in words)
 
 
-def parse_arguments(words: Sequence[str]) -> BenchOptions:
+def parse_arguments(words: Sequence[str]) -> BenchOptions | LlmOptions:
     """The options that the words write. Raises InvalidArgumentError naming the flag and what it expects."""
     found = _make_parser().read(words)
     if not found.model:
         raise InvalidArgumentError("-m is missing: say which model to measure")
+    if found.llm or found.service_kind == "openai":
+        return llm_options(
+            found,
+            address=_address(found, is_grpc=False),
+            load=_load(found),
+            report=_report(found),
+            headers=dict(_header(text) for text in found.headers),
+        )
     if found.service_kind != "triton":
         raise InvalidArgumentError(
             f"--service-kind {found.service_kind} is not there; the bench speaks KServe and Triton, "
@@ -250,19 +261,23 @@ def parse_arguments(words: Sequence[str]) -> BenchOptions:
         measurement=_measurement(found),
         request=_request(found),
         metrics=_metrics(found),
-        report=ReportOptions(
-            verbosity=found.verbose,
-            csv_file=found.csv,
-            is_csv_verbose=found.verbose_csv,
-            export_file=found.profile_export_file,
-            json_file=found.json,
-            html_file=found.html,
-        ),
+        report=_report(found),
         notes=tuple(
             f"--{name.replace('_', '-')} has no effect: {reason}"
             for name, reason in _WITHOUT_EFFECT.items()
             if getattr(found, name) is not None
         ),
+    )
+
+
+def _report(found: argparse.Namespace) -> ReportOptions:
+    return ReportOptions(
+        verbosity=found.verbose,
+        csv_file=found.csv,
+        is_csv_verbose=found.verbose_csv,
+        export_file=found.profile_export_file,
+        json_file=found.json,
+        html_file=found.html,
     )
 
 

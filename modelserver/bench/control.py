@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from modelserver.bench.address import Address
-from modelserver.bench.encode import GrpcHead, HttpHead
+from modelserver.bench.encode import GrpcHead, HttpHead, model_path
 from modelserver.bench.grpc_lane import GrpcLane
 from modelserver.bench.grpc_messages import frame, unframe
 from modelserver.bench.h2_connection import H2Connection
@@ -192,8 +192,3 @@ class GrpcControl:
         message = response.FromString(unframe(framed, "none"))
         document: Document = MessageToDict(message, preserving_proto_field_name=True)
         return document
-
-
-def model_path(model: str, version: str) -> str:
-    """The path of a model, or of one version."""
-    return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from modelserver.bench.address import Address
 from modelserver.bench.feed import HOLE_BYTES
@@ -152,3 +153,8 @@ def _set(parameters: Any, values: Mapping[str, Parameter]) -> None:
             parameters[name].int64_param = value
         else:
             parameters[name].string_param = value
+
+
+def model_path(model: str, version: str) -> str:
+    """The path of a model, or of one version."""
+    return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")

@@ -36,6 +36,7 @@ MAX_REMEMBERED_HEADS = 256
 JOIN_BYTES = 65536
 RECONNECT_DELAY_S = 0.05
 SETTINGS_TIMEOUT_S = 10.0
+FINISH_POLL_S = 0.005
 
 _FRAME = struct.Struct(">HBBBI")
 _NO_ERROR = 0
@@ -133,7 +134,29 @@ class H2Connection(asyncio.Protocol):
         if not self._is_open:
             raise UnavailableError(f"{self._address} closed the connection: does it speak gRPC?")
 
+    async def finish(self, timeout_s: float) -> None:
+        """End the streams that are open and let the server end them too, then close; at most `timeout_s`.
+
+        A server may do badly when many streams vanish at once: a bench that has what it wants leaves politely.
+        """
+        for stream_id in [stream_id for stream_id, upload in self._uploads.items() if not upload.parts]:
+            self._frame(DATA, END_STREAM, stream_id, b"")
+            del self._uploads[stream_id]
+        self._flush()
+        ends_s = monotonic_ns() / 1e9 + timeout_s
+        # Polled, once per run: an event would cost every stream a look at it.
+        while self._streams and self._transport is not None and monotonic_ns() / 1e9 < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(FINISH_POLL_S)
+        if self._transport is not None and not self._streams:
+            self._frame(GOAWAY, 0, 0, bytes(8))
+            self._flush()
+            self._is_closed = True
+            self._transport.close()
+            return
+        self.close()
+
     def close(self) -> None:
+        """Drop the connection and what is on it; nobody is told."""
         self._is_closed = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()

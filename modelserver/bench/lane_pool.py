@@ -14,6 +14,8 @@ from modelserver.errors import UnavailableError
 
 # Connections that are opened at the same time: a server's backlog is finite.
 MAX_OPENING = 64
+# For streams to end.
+FINISH_TIMEOUT_S = 1.0
 
 
 class LanePool(Answers):
@@ -52,11 +54,10 @@ class LanePool(Answers):
         lane.index = index
         return lane
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for lane in self._lanes:
             lane.close()
-        for connection in self._connections:
-            connection.close()
+        await asyncio.gather(*(connection.finish(FINISH_TIMEOUT_S) for connection in self._connections))
         self._lanes.clear()
         self._connections.clear()
 

@@ -24,7 +24,7 @@ class Lanes(Protocol):
 
     async def grow(self, index: int, answers: Answers) -> Lane: ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Player:
@@ -96,11 +96,11 @@ class Player:
             self._waiting = None
         if num_unanswered:
             # Their lanes are busy with what nobody waits for any more.
-            self._lanes.close()
+            await self._lanes.close()
         return num_unanswered
 
-    def close(self) -> None:
-        self._lanes.close()
+    async def close(self) -> None:
+        await self._lanes.close()
 
     @property
     def _is_over(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from modelserver.bench.fleet import Fleet, Harvest
 from modelserver.bench.metrics import Sample, combine
-from modelserver.bench.options import BenchOptions, Mode
+from modelserver.bench.options import BenchOptions, LoadOptions, Mode
 from modelserver.bench.results import LevelResult
 from modelserver.bench.search import BinarySearch, LinearSearch, LoadRange, Search
 from modelserver.bench.server_statistics import ServerCounts
@@ -39,6 +39,16 @@ class Watcher(Protocol):
     def window_ended(self, trial: int, window: Window) -> None: ...
 
     def level_ended(self, level: LevelResult) -> None: ...
+
+
+def search_levels(load: LoadOptions) -> Search:
+    """The levels that the options ask for."""
+    if load.mode is Mode.INTERVALS:
+        mean_ns = sum(load.intervals_ns) / len(load.intervals_ns)
+        return LinearSearch(LoadRange(round(1e9 / mean_ns, 3)))
+    if load.is_binary:
+        return BinarySearch(load.levels, is_whole=load.mode is Mode.CONCURRENCY)
+    return LinearSearch(load.levels)
 
 
 class Profiler:
@@ -72,20 +82,12 @@ class Profiler:
         if self._load.mode is Mode.PERIODIC:
             return [await self._measure_periodic()]
         results = []
-        search = self._search()
+        search = search_levels(self._load)
         for value in search:
             level = await self._measure(value)
             results.append(level)
             search.report(not self._stability.is_over_limit(level.window) and bool(level.window.num_requests))
         return results
-
-    def _search(self) -> Search:
-        if self._load.mode is Mode.INTERVALS:
-            mean_ns = sum(self._load.intervals_ns) / len(self._load.intervals_ns)
-            return LinearSearch(LoadRange(round(1e9 / mean_ns, 3)))
-        if self._load.is_binary:
-            return BinarySearch(self._load.levels, is_whole=self._load.mode is Mode.CONCURRENCY)
-        return LinearSearch(self._load.levels)
 
     async def _warm_up(self) -> None:
         # At most as many at once as the first level has.

@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from modelserver.bench.arguments import make_parser, parse_arguments, wants_help
-from modelserver.bench.options import BenchOptions
+from modelserver.bench.llm.options import LlmOptions
+from modelserver.bench.llm.report_html import html_llm_report
+from modelserver.bench.llm.report_json import llm_document
+from modelserver.bench.llm.report_text import LlmTextReport
+from modelserver.bench.llm.results import LlmResults
+from modelserver.bench.llm.session import run_llm
+from modelserver.bench.options import BenchOptions, ReportOptions
+from modelserver.bench.page import write_page
 from modelserver.bench.progress import ProgressBar
 from modelserver.bench.report_csv import write_csv
 from modelserver.bench.report_export import write_export
-from modelserver.bench.report_json import write_json
+from modelserver.bench.report_html import html_report
+from modelserver.bench.report_json import results_document, write_document
 from modelserver.bench.report_text import TextReport
 from modelserver.bench.results import Results
 from modelserver.bench.session import run_bench
@@ -26,26 +35,45 @@ def run(words: Sequence[str]) -> int:
     # Where the JSON goes to standard output, people read on the other one.
     out = sys.stderr if options.report.json_file == "-" else sys.stdout
     bar = ProgressBar(sys.stderr)
-    report = TextReport(options, out, bar)
-    report.begin()
     try:
-        results = asyncio.run(run_bench(options, report))
+        if isinstance(options, LlmOptions):
+            return _run_llm(options, out, bar)
+        return _run_tensors(options, out, bar)
     except KeyboardInterrupt:
-        bar.close()
+        bar.clear()
         sys.stderr.write("interrupted: nothing is reported\n")
         return 1
     finally:
         bar.clear()
+
+
+def _run_tensors(options: BenchOptions, out: TextIO, bar: ProgressBar) -> int:
+    report = TextReport(options, out, bar)
+    report.begin()
+    results = asyncio.run(run_bench(options, report))
     report.end(results)
-    _write_files(options, results)
+    _write_files(options.report, results)
     return 0 if results.is_good else 1
 
 
-def _write_files(options: BenchOptions, results: Results) -> None:
-    report = options.report
+def _write_files(report: ReportOptions, results: Results) -> None:
     if report.csv_file is not None:
         write_csv(results, report.csv_file)
     if report.export_file is not None:
         write_export(results, report.export_file)
     if report.json_file:
-        write_json(results, report.json_file)
+        write_document(results_document(results), report.json_file)
+    if report.html_file is not None:
+        write_page(report.html_file, html_report(results))
+
+
+def _run_llm(options: LlmOptions, out: TextIO, bar: ProgressBar) -> int:
+    report = LlmTextReport(options, out, bar)
+    report.begin()
+    results: LlmResults = asyncio.run(run_llm(options, report))
+    report.end(results)
+    if options.report.json_file:
+        write_document(llm_document(results), options.report.json_file)
+    if options.report.html_file is not None:
+        write_page(options.report.html_file, html_llm_report(results))
+    return 0 if results.is_good else 1

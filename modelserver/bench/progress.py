@@ -36,6 +36,13 @@ class ProgressBar:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def count(self, name: str, num_done: int, num_all: int) -> None:
+        """Draw how many of a known number are done; called again and again."""
+        if self._is_shown:
+            self._out.write(_ERASE + count_text(name, num_done, num_all))
+            self._out.flush()
+            self._has_line = True
+
     def window_ended(self) -> None:
         self.clear()
 
@@ -64,6 +71,15 @@ def bar_text(name: str, trial: int, passed_s: float, seconds: float) -> str:
     """The line: what is measured, and how far it is."""
     if seconds <= 0:
         return f"  {name}, {passed_s:.0f} s"
-    share = min(1.0, passed_s / seconds)
+    return f"  {name}, window {trial}  {_drawn(passed_s / seconds)}"
+
+
+def count_text(name: str, num_done: int, num_all: int) -> str:
+    """The line of a run whose requests are counted."""
+    return f"  {name}, {num_done} of {num_all}  {_drawn(num_done / max(num_all, 1))}"
+
+
+def _drawn(share: float) -> str:
+    share = min(1.0, share)
     full = round(share * WIDTH)
-    return f"  {name}, window {trial}  {_FULL * full}{_EMPTY * (WIDTH - full)} {share:4.0%}"
+    return f"{_FULL * full}{_EMPTY * (WIDTH - full)} {share:4.0%}"

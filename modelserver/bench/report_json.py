@@ -103,12 +103,8 @@ def _counts_document(counts: ModelCounts) -> dict[str, Any]:
     }
 
 
-def write_json(results: Results, target: str) -> None:
-    """To a file, or to standard output for "-". Raises ServerError."""
-    write_document(results_document(results), target)
-
-
 def write_document(document: dict[str, Any], target: str) -> None:
+    """To a file, or to standard output for "-". Raises ServerError."""
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if target == "-":
         sys.stdout.write(text)

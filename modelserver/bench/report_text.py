@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import TextIO
 
-from modelserver.bench.interface import Interface
 from modelserver.bench.options import BenchOptions, Mode, SharedMemory
 from modelserver.bench.progress import ProgressBar
 from modelserver.bench.results import LevelResult, Results
@@ -14,8 +11,6 @@ from modelserver.bench.server_statistics import ModelCounts
 from modelserver.bench.window import Window
 
 MAX_FAILURES_SHOWN = 5
-
-Print = Callable[[str], None]
 
 
 def settings_lines(options: BenchOptions) -> list[str]:
@@ -262,12 +257,3 @@ def failure_lines(results: Results) -> list[str]:
         if hidden > 0:
             lines.append(f"  {level_name(results.mode, level.value)}: and {hidden} other kinds")
     return lines
-
-
-def describe(interface: Interface) -> str:
-    """The model in a line."""
-    return f"{interface.name}, version {interface.version or 'newest'}"
-
-
-def standard_error() -> TextIO:
-    return sys.stderr

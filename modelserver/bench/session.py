@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from modelserver.bench.control import Control, GrpcControl, HttpControl, model_path
-from modelserver.bench.encode import GrpcHead, HttpHead, RequestForm
+from modelserver.bench.control import Control, GrpcControl, HttpControl
+from modelserver.bench.encode import GrpcHead, HttpHead, RequestForm, model_path
 from modelserver.bench.fleet import Fleet
 from modelserver.bench.input_data import Step, read_data
 from modelserver.bench.interface import Interface, read_interface

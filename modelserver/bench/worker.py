@@ -38,7 +38,7 @@ async def obey(control: socket.socket) -> None:
             await messages.write_message(writer, reply)
     finally:
         if player is not None:
-            player.close()
+            await player.close()
         writer.close()
 
 

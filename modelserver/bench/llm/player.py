@@ -84,7 +84,7 @@ class EventLanes(Answers):
         self._lanes.append(lane)
         return self._use(len(self._lanes) - 1, answers)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for lane in self._lanes:
             lane.close()
         self._lanes.clear()

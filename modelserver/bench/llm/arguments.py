@@ -1,0 +1,117 @@
+"""The flags of language models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modelserver.bench.address import Address
+from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions, Target
+from modelserver.bench.llm.work import EndpointType
+from modelserver.bench.options import LoadOptions, Mode, ReportOptions
+from modelserver.errors import InvalidArgumentError
+from modelserver.flags import nearest_hint
+
+# genai-perf's long names mean the same.
+_TARGETS = {
+    "ttft": Target.TTFT,
+    "time_to_first_token": Target.TTFT,
+    "itl": Target.ITL,
+    "tpot": Target.ITL,
+    "inter_token_latency": Target.ITL,
+    "latency": Target.LATENCY,
+    "e2el": Target.LATENCY,
+    "request_latency": Target.LATENCY,
+}
+
+
+def add_llm_flags(group: Any) -> None:
+    """Add the flags to the parser of the bench."""
+    group.add_argument("--llm", action="store_true", help="Send prompts, measure tokens.")
+    group.add_argument("--endpoint-type", default="chat", choices=[kind.value for kind in EndpointType])
+    group.add_argument("--endpoint", default="", metavar="PATH", help="The route, if it is another.")
+    group.add_argument("--input-tokens", default="128", metavar="MEAN[:STDDEV]", help="Words of made-up prompts.")
+    group.add_argument("--output-tokens", default="128", metavar="MEAN[:STDDEV]", help="max_tokens; 0 sends none.")
+    group.add_argument("--prompt-file", type=Path, metavar="FILE", help="JSONL: prompt or messages, max_tokens.")
+    group.add_argument("--num-prompts", type=int, default=100, metavar="N", help="Different made-up prompts.")
+    group.add_argument(
+        "--extra-inputs", action="append", default=[], metavar="NAME:VALUE", help="JSON value. Repeatable."
+    )
+    group.add_argument("--no-stream", action="store_true", help="Whole answers instead of events.")
+    group.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="ttft, itl, latency: what a good request meets."
+    )
+
+
+def llm_options(
+    found: argparse.Namespace,
+    *,
+    address: Address,
+    load: LoadOptions,
+    report: ReportOptions,
+    headers: Mapping[str, str],
+) -> LlmOptions:
+    """Raises InvalidArgumentError naming the flag and what it expects."""
+    if load.mode is Mode.PERIODIC:
+        raise InvalidArgumentError("--periodic-concurrency-range is not of --llm; use --concurrency-range")
+    if load.levels.is_endless or load.is_binary:
+        raise InvalidArgumentError("--llm needs a range with an end, and goes through all of it")
+    if found.num_prompts < 1:
+        raise InvalidArgumentError(f"--num-prompts expects at least 1, got {found.num_prompts}")
+    output = _length(found.output_tokens, "--output-tokens")
+    return LlmOptions(
+        model=found.model,
+        address=address,
+        endpoint_type=EndpointType(found.endpoint_type),
+        path=found.endpoint if found.endpoint.startswith("/") or not found.endpoint else "/" + found.endpoint,
+        headers=headers,
+        is_streaming=not found.no_stream,
+        extra=dict(_extra(text) for text in found.extra_inputs),
+        prompts=PromptOptions(
+            file=found.prompt_file,
+            num_prompts=found.num_prompts,
+            input_tokens=_length(found.input_tokens, "--input-tokens"),
+            output_tokens=output if output.mean else None,
+            seed=load.seed,
+        ),
+        load=load,
+        num_requests=found.request_count,
+        num_warmup_requests=found.warmup_request_count,
+        goodput=dict(_target(text) for text in found.goodput),
+        report=report,
+    )
+
+
+def _length(text: str, flag: str) -> Length:
+    mean, colon, deviation = text.partition(":")
+    try:
+        length = Length(float(mean), float(deviation) if colon else 0.0)
+    except ValueError:
+        raise InvalidArgumentError(f"{flag} expects <mean> or <mean>:<stddev>, got '{text}'") from None
+    if length.mean < 0 or length.deviation < 0:
+        raise InvalidArgumentError(f"{flag} expects numbers of at least 0, got '{text}'")
+    return length
+
+
+def _extra(text: str) -> tuple[str, Any]:
+    name, colon, value = text.partition(":")
+    if not colon or not name:
+        raise InvalidArgumentError(f"--extra-inputs expects <name>:<value>, got '{text}'")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _target(text: str) -> tuple[Target, float]:
+    name, _, limit = text.partition(":")
+    if name not in _TARGETS:
+        known = ", ".join(target.value for target in Target)
+        raise InvalidArgumentError(f"--goodput knows {known}, got '{name}'{nearest_hint(name, _TARGETS)}")
+    try:
+        return _TARGETS[name], float(limit)
+    except ValueError:
+        raise InvalidArgumentError(f"--goodput expects <name>:<milliseconds>, got '{text}'") from None
