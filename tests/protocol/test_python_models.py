@@ -80,10 +80,10 @@ Children = Callable[[], set[int]]
 
 @pytest.fixture
 def children(python: RunningServer, server: RunningServer) -> Children:
-    """The living processes that were born since: not those of servers that other tests share."""
+    """The living processes of models that were born since: not those of servers that other tests share."""
 
     def living() -> set[int]:
-        return {child.pid for child in psutil.Process().children() if _is_alive(child)}
+        return {child.pid for child in psutil.Process().children() if _is_alive(child) and not _is_front(child)}
 
     before = living()
     return lambda: living() - before
@@ -94,6 +94,11 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _is_front(process: psutil.Process) -> bool:
+    """Whether it is one of the wire's processes."""
+    return any(word.startswith("wire-") for word in process.cmdline())
 
 
 def _wait_for_others(children: Children, before: set[int], count: int) -> None:
