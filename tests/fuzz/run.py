@@ -1,8 +1,8 @@
-"""Fuzz a function of `parsers` or `connections`, guided by coverage, for as long as you like.
+"""Fuzz a target of `parsers`, `http1_connection` or `http2_connection`, guided by coverage, for as long as you like.
 
 Needs `pip install atheris`.
 
-    PYTHONPATH=tests:. python -m fuzz.run hpack_blocks -max_total_time=600 [CORPUS_DIRECTORY]
+    PYTHONPATH=tests:. python -m fuzz.run http2_frames -max_total_time=600 [CORPUS_DIRECTORY]
 
 What follows the target goes to libFuzzer. An input that fails is written to a file; give that file as the last
 argument to see the failure again.
@@ -15,10 +15,9 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["modelserver.wire", "modelserver.frontends.grpc", "httptools"]):
-    from fuzz.connections import CONNECTIONS
-    from fuzz.parsers import PARSERS
+    from fuzz import http1_connection, http2_connection, parsers
 
-TARGETS = PARSERS | CONNECTIONS
+TARGETS = parsers.PARSERS | http1_connection.TARGETS | http2_connection.TARGETS
 
 
 def main() -> None:

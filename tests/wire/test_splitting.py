@@ -1,4 +1,4 @@
-"""However a client's bytes are cut on their way, single bytes included, the same bytes come back."""
+"""However a client's bytes are cut on their way, single bytes included, the same answers come back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from itertools import pairwise
 
 import pytest
 from fuzz.conversation import converse
+from fuzz.http2_connection import Outcome, answer, frames_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.http2_frames import PREFACE, FrameType
 from support.replaying import recording, recordings
 
 from modelserver.telemetry.wire import Protocol
@@ -48,3 +50,32 @@ def test_http1_byte_by_byte(name: str) -> None:
 @given(ends=ENDS)
 def test_http1_in_pieces(name: str, ends: set[int]) -> None:
     assert http1_answer(cut(recording("http1", name), ends)) == http1_whole(name)
+
+
+def http2_answer(pieces: list[bytes]) -> Outcome:
+    """Without streams that the client cancelled: how far their answers had come depends on when it did."""
+    outcome = answer(pieces)
+    for frame in frames_of(b"".join(pieces).removeprefix(PREFACE)):
+        if frame.type == FrameType.RST_STREAM:
+            outcome.streams.pop(frame.stream_id, None)
+    return outcome
+
+
+@cache
+def http2_whole(name: str) -> Outcome:
+    return http2_answer([recording("http2", name)])
+
+
+@pytest.mark.parametrize("name", recordings("http2"))
+def test_http2_byte_by_byte(name: str) -> None:
+    data, whole = recording("http2", name), http2_whole(name)
+    assert not whole.goaways
+    assert whole.streams
+    assert http2_answer([data[at : at + 1] for at in range(len(data))]) == whole
+
+
+@pytest.mark.parametrize("name", recordings("http2"))
+@settings(max_examples=50)
+@given(ends=ENDS)
+def test_http2_in_pieces(name: str, ends: set[int]) -> None:
+    assert http2_answer(cut(recording("http2", name), ends)) == http2_whole(name)
