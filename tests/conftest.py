@@ -22,6 +22,19 @@ hypothesis.settings.load_profile("suite")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need programs of others are for machines that have them: elsewhere they are not there."""
+    from support.tools import find_tool
+
+    there, absent = [], []
+    for item in items:
+        names = [name for mark in item.iter_markers("tool") for name in mark.args]
+        (there if all(find_tool(name) for name in names) else absent).append(item)
+    if absent:
+        config.hook.pytest_deselected(items=absent)
+        items[:] = there
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """The whole run leaves no thread, process, port or memory."""

@@ -1,0 +1,47 @@
+"""Programs of others that tests use where they are found: `make test` does not install them.
+
+Tests that need some say so by `pytest.mark.tool("curl", ...)`, and are collected only where all are there.
+docs/contributing.md tells how to get them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+# Where Debian keeps programs of daemons, which is not on everybody's PATH.
+_DAEMONS = "/usr/sbin:/sbin:/usr/local/sbin"
+# Variables that name a tool which is not on PATH.
+_VARIABLES = {"h2spec": "MODELSERVER_H2SPEC"}
+# A directory with node_modules/@grpc/grpc-js in it.
+_NODE_VARIABLE = "MODELSERVER_NODE"
+
+
+def find_tool(name: str) -> str | None:
+    """The path of a program; of "grpc-js", which is a package of Node, the directory that has it. None if absent."""
+    if name == "grpc-js":
+        directory = os.environ.get(_NODE_VARIABLE, "")
+        return directory if directory and Path(directory, "node_modules", "@grpc", "grpc-js").is_dir() else None
+    variable = _VARIABLES.get(name)
+    if variable is not None and os.environ.get(variable):
+        return shutil.which(os.environ[variable])
+    return shutil.which(name) or shutil.which(name, path=_DAEMONS)
+
+
+def tool(name: str) -> str:
+    """The path of a tool that the test has asked for by its mark."""
+    found = find_tool(name)
+    assert found is not None, f"{name} is not here; a test that uses it says pytest.mark.tool({name!r})"
+    return found
+
+
+def run_tool(
+    name: str, *arguments: str, input_: bytes | None = None, timeout_s: float = 60.0, statuses: tuple[int, ...] = (0,)
+) -> bytes:
+    """What a tool prints. Fails with its errors when it ends with a status other than these."""
+    ended = subprocess.run([tool(name), *arguments], input=input_, capture_output=True, timeout=timeout_s, check=False)
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode in statuses, f"{name} ended with {ended.returncode}: {printed.decode(errors='replace')}"
+    return ended.stdout
