@@ -59,7 +59,7 @@ class Closing:
             return
         self._step = _Step.ANNOUNCED
         connection = self._connection
-        connection.sender.control += (goaway(MAX_31_BITS, ErrorCode.NO_ERROR), ping(_MARKER))
+        connection.sender.frames += (goaway(MAX_31_BITS, ErrorCode.NO_ERROR), ping(_MARKER))
         connection.schedule_flush()
         self._later(_MARKER_TIMEOUT_S, self._refuse)
         if grace_s is not None:
@@ -118,7 +118,7 @@ class Closing:
         self._step = _Step.FINAL
         connection = self._connection
         connection.last_admissible_id = connection.last_stream_id
-        connection.sender.control.append(goaway(connection.last_stream_id, ErrorCode.NO_ERROR))
+        connection.sender.frames.append(goaway(connection.last_stream_id, ErrorCode.NO_ERROR))
         connection.schedule_flush()
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> None:

@@ -53,6 +53,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         # Open streams, as far as the metrics know.
         self._num_counted = 0
         self._num_control_frames = 0
+        # What had been sent at the last ping.
+        self._progress = (0, 0)
         self._is_reading = True
         self._resets = TokenBucket(limits.http2.resets_burst, limits.http2.resets_per_s)
         self._glitches = TokenBucket(limits.http2.glitches_burst, limits.http2.glitches_per_s)
@@ -67,7 +69,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         context.connections.add(self)
         context.counts.opened(Protocol.HTTP2)
         transport.set_write_buffer_limits(high=context.limits.write_buffer_bytes)
-        self.sender.control.append(announcement(context.limits))
+        self.sender.frames.append(announcement(context.limits))
         self.is_flush_due = True
         try:
             self.receiver.feed(data)
@@ -129,6 +131,9 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def pinged(self) -> None:
         """The peer sent a PING. Raises ConnectionFault when it does that too often."""
+        if self.sender.progress != self._progress:
+            self._progress = self.sender.progress
+            self.strikes.forgive()
         if not self.strikes.count(self.context.loop.time(), has_streams=bool(self.streams)):
             raise too_much(Violation.TOO_MANY_PINGS)
 
@@ -177,8 +182,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Send what is collected, in one write."""
         self.is_flush_due = False
         sender = self.sender
-        if sender.answers:
-            self.strikes.forgive()
         if sender.flush():
             self.schedule_flush()
         if not sender.is_paused:
@@ -193,7 +196,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._num_control_frames += 1
         if self._num_control_frames > self.context.limits.http2.max_control_frames:
             raise too_much(Violation.TOO_MANY_CONTROL_FRAMES)
-        self.sender.control.append(frame)
+        self.sender.frames.append(frame)
 
     def _count_streams(self) -> None:
         num_open = len(self.streams)
@@ -220,7 +223,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def refuse(self, stream_id: int, code: ErrorCode, *, is_counted: bool = True) -> None:
         """Reset a stream that was never opened. Raises ConnectionFault when that happens too often."""
-        self.sender.answers.append(rst_stream(stream_id, code))
+        self.sender.frames.append(rst_stream(stream_id, code))
         self.closed.add(stream_id, Closed.RESET_BY_US)
         if is_counted:
             self.count_reset()
@@ -237,12 +240,12 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._close(stream, Closed.ENDED)
         else:
             # The client may stop sending (RFC 9113, 8.1).
-            self.sender.answers.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
+            self.sender.frames.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
             self._close(stream, Closed.RESET_BY_US)
 
     def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
         """Give a stream up."""
-        self.sender.answers.append(rst_stream(stream.id, code))
+        self.sender.frames.append(rst_stream(stream.id, code))
         self._leave(stream, Closed.RESET_BY_US)
         self.schedule_flush()
 
@@ -305,5 +308,5 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.is_lost or self.closing.has_hung_up:
             return
         self.count(fault.violation)
-        self.sender.answers.append(goaway(self.last_stream_id, fault.code, fault.text))
+        self.sender.frames.append(goaway(self.last_stream_id, fault.code, fault.text))
         self.closing.hang_up()

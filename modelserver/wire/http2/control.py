@@ -78,9 +78,7 @@ class ControlFrames:
         if self._num_window_updates > _FREE_WINDOW_UPDATES + num_free:
             connection.count_glitches(1)
         if not stream_id:
-            sender.window += increment
-            if sender.window > MAX_31_BITS:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31-1 bytes")
+            sender.add_connection_window(increment)
             return
         stream = connection.streams.get(stream_id)
         if stream is None:
@@ -110,6 +108,8 @@ class ControlFrames:
         stream = self._connection.streams.get(stream_id)
         if stream is not None:
             self._connection.reset_by_peer(stream)
+        else:
+            self._connection.count_glitches(1)
 
     def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:

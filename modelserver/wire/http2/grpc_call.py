@@ -87,7 +87,7 @@ class GrpcCall(UnaryCall, Http2Stream):
         id_bytes = pack_u32(stream_id)
         data_head = _pack_data(length >> 8, length & 0xFF, DATA, 0, stream_id, 0, size)
         trailers = (_TRAILERS_HEAD, id_bytes, OK_TRAILERS)
-        sender.answers.append(b"".join((_HEADERS_HEAD, id_bytes, RESPONSE_HEADERS, data_head, *parts, *trailers)))
+        sender.frames.append(b"".join((_HEADERS_HEAD, id_bytes, RESPONSE_HEADERS, data_head, *parts, *trailers)))
         # What `Http2Connection.close` does, for a stream that both sides have ended.
         self.phase = DONE
         self.on_cancel = None
@@ -170,7 +170,7 @@ class GrpcCall(UnaryCall, Http2Stream):
         increment = assembly.num_missing - self.receive_window
         if increment > 0 and not self.is_ended:
             self.receive_window += increment
-            self.connection.sender.control.append(window_update(self.id, increment))
+            self.connection.sender.frames.append(window_update(self.id, increment))
 
     def _run(self, message: Buffer) -> None:
         self.message = message

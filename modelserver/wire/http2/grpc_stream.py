@@ -135,7 +135,7 @@ class GrpcStream(Http2Stream):
         if outgoing is not None and outgoing.num_bytes > _MAX_UNSENT_BYTES:
             outgoing.room = self.connection.context.loop.create_future()
             await outgoing.room
-        elif len(self.connection.sender.answers) > _MAX_UNFLUSHED:
+        elif len(self.connection.sender.frames) > _MAX_UNFLUSHED:
             await asyncio.sleep(0)  # let them be written: then it shows whether there is room
 
     def send_now(self, parts: Parts) -> bool:
@@ -145,7 +145,7 @@ class GrpcStream(Http2Stream):
             not self.is_open
             or self.route.encoding is not None
             or (outgoing is not None and outgoing.num_bytes > _MAX_UNSENT_BYTES)
-            or len(self.connection.sender.answers) > _MAX_UNFLUSHED
+            or len(self.connection.sender.frames) > _MAX_UNFLUSHED
         ):
             return False
         self._send(b"\0", parts)
@@ -220,7 +220,7 @@ class GrpcStream(Http2Stream):
 
     def _add_window(self, num_bytes: int) -> None:
         self.receive_window += num_bytes
-        self.connection.sender.control.append(window_update(self.id, num_bytes))
+        self.connection.sender.frames.append(window_update(self.id, num_bytes))
         self.connection.schedule_flush()
 
     # What the client sends.

@@ -86,7 +86,7 @@ class Patience:
             self._keepalive.heard(now_s)
         pulse = self._keepalive.check(now_s, has_streams=bool(connection.streams))
         if pulse is Pulse.PING:
-            connection.sender.control.append(ping(_PING))
+            connection.sender.frames.append(ping(_PING))
         elif pulse is Pulse.DEAD:
             raise too_much(Violation.NO_PING_ANSWER)
 

@@ -192,7 +192,7 @@ class Receiver:
         elif position < end:
             self._carry = view[position:end].tobytes()
         if self._uncredited >= self._connection_window >> 2:
-            self._connection.sender.control.append(window_update(0, self._uncredited))
+            self._connection.sender.frames.append(window_update(0, self._uncredited))
             self._uncredited = 0
 
     # Stages.
@@ -476,7 +476,7 @@ def _count_data(stream: Http2Stream, length: int, num_bytes: int) -> None:
     if length > num_bytes:
         # Nobody consumes padding.
         stream.receive_window += length - num_bytes
-        stream.connection.sender.control.append(window_update(stream.id, length - num_bytes))
+        stream.connection.sender.frames.append(window_update(stream.id, length - num_bytes))
 
 
 def _over_connection_window() -> ConnectionFault:

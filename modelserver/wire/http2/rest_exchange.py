@@ -136,7 +136,7 @@ class RestExchange(HttpExchange, Http2Stream):
         if increment > 0:
             self._credit = 0
             self.receive_window += increment
-            self.connection.sender.control.append(window_update(self.id, increment))
+            self.connection.sender.frames.append(window_update(self.id, increment))
 
     # The answer.
 

@@ -61,9 +61,9 @@ class Outgoing:
 class Sender:
     """The sending half of a connection. Event loop thread only.
 
-    `answers` are frames of streams, in their order; `control` are answers to SETTINGS and PING and window
-    updates, which may go before them. `window` is the connection's. `inline_bytes` is the size up to which a
-    stream may put an answer into `answers` by itself, and 0 while answers must queue.
+    `frames` is what will be written next, in this order: an acknowledgement of SETTINGS must not overtake frames
+    that were made before them. `window` is the connection's. `inline_bytes` is the size up to which a stream may
+    put an answer into `frames` by itself, and 0 while answers must queue.
     """
 
     __slots__ = (
@@ -76,11 +76,12 @@ class Sender:
         "_max_queued_bytes",
         "_ready",
         "_transport",
-        "answers",
-        "control",
+        "frames",
         "initial_window",
         "inline_bytes",
         "is_paused",
+        "num_blocks",
+        "num_granted",
         "num_queued_bytes",
         "num_turns",
         "window",
@@ -101,32 +102,34 @@ class Sender:
         self._block_prefix = b""
         self._max_frame = DEFAULT_FRAME_BYTES
         self._ready: deque[Http2Stream] = deque()
-        self.answers: list[Buffer] = []
-        self.control: list[Buffer] = []
+        self.frames: list[Buffer] = []
         self.initial_window = DEFAULT_WINDOW_BYTES
         self.window = DEFAULT_WINDOW_BYTES
         self.inline_bytes = INLINE_BYTES
         self.is_paused = False
         self.num_queued_bytes = 0
-        # How often a stream has sent from its queue.
+        # How often a stream has sent from its queue, how many blocks were sent, how many bytes of DATA ever allowed.
         self.num_turns = 0
+        self.num_blocks = 0
+        self.num_granted = DEFAULT_WINDOW_BYTES
 
     # Blocks and bodies of streams.
 
     def send_block(self, stream_id: int, block: bytes, flags: int = 0) -> None:
         """HEADERS, in several frames if the block needs them."""
+        self.num_blocks += 1
         if self._block_prefix:
             block = self._block_prefix + block
             self._block_prefix = b""
             self._update_inline()
         size = self._max_frame
         if len(block) <= size:
-            self.answers.append(frame(HEADERS, flags | END_HEADERS, stream_id, block))
+            self.frames.append(frame(HEADERS, flags | END_HEADERS, stream_id, block))
             return
-        self.answers.append(frame(HEADERS, flags, stream_id, block[:size]))
+        self.frames.append(frame(HEADERS, flags, stream_id, block[:size]))
         for start in range(size, len(block), size):
             last = END_HEADERS if start + size >= len(block) else 0
-            self.answers.append(frame(CONTINUATION, last, stream_id, block[start : start + size]))
+            self.frames.append(frame(CONTINUATION, last, stream_id, block[start : start + size]))
 
     def queue(self, stream: Http2Stream, parts: Sequence[Buffer], ending: bytes | None = None) -> None:
         """Send the parts as the windows allow, and then `ending`, which may be given once."""
@@ -152,7 +155,7 @@ class Sender:
             return
         self.window -= size
         stream.send_window -= size
-        self.answers.append(b"".join((pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
+        self.frames.append(b"".join((pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
 
     def drop(self, stream: Http2Stream) -> None:
         """Forget what waits on a stream that is gone."""
@@ -189,6 +192,13 @@ class Sender:
         self._block_prefix = TABLE_SIZE_UPDATE
         self._update_inline()
 
+    def add_connection_window(self, num_bytes: int) -> None:
+        """The peer lets us send more on all streams together. Raises ConnectionFault on overflow."""
+        self.window += num_bytes
+        self.num_granted += num_bytes
+        if self.window > MAX_31_BITS:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31-1 bytes")
+
     def add_window(self, stream: Http2Stream) -> None:
         """The stream's window has grown."""
         if stream.outgoing is not None:
@@ -198,6 +208,11 @@ class Sender:
         """The transport is full, or has room again."""
         self.is_paused = is_paused
         self._update_inline()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever HEADERS or DATA are sent."""
+        return self.num_blocks, self.num_granted - self.window
 
     @property
     def has_ready(self) -> bool:
@@ -217,14 +232,12 @@ class Sender:
     def flush(self) -> bool:
         """Write what there is, in one go; whether there is more to write in the next turn of the loop."""
         if self._is_shut or self._transport.is_closing():
-            self.answers.clear()
-            self.control.clear()
+            self.frames.clear()
             return False
         num_bytes = self._pump() if self._ready and not self.is_paused else 0
-        pieces = self.control + self.answers if self.control else self.answers
+        pieces = self.frames
         if pieces:
-            self.answers = []
-            self.control = []
+            self.frames = []
             if len(pieces) == 1:
                 self._transport.write(pieces[0])
             elif self._joins_all or num_bytes <= _MAX_JOINED_BYTES:
@@ -260,7 +273,7 @@ class Sender:
                 ready.appendleft(stream)  # it is the connection's window that is used up
                 break
             elif outgoing.ending == b"" and not outgoing.num_bytes:
-                self.answers.append(frame(DATA, END_STREAM, stream.id))
+                self.frames.append(frame(DATA, END_STREAM, stream.id))
             self._go_on(stream, outgoing)
         self._update_inline()
         return pumped
@@ -290,25 +303,25 @@ class Sender:
         ends_stream = not outgoing.num_bytes and outgoing.ending == b""
         max_frame = self._max_frame
         full_head = pack_head(max_frame >> 8, max_frame & 0xFF, DATA, 0, stream.id)
-        answers, parts = self.answers, outgoing.parts
+        frames, parts = self.frames, outgoing.parts
         while size > 0:
             length = min(size, max_frame)
             size -= length
             if length == max_frame and not (ends_stream and not size):
-                answers.append(full_head)
+                frames.append(full_head)
             else:
                 flags = END_STREAM if ends_stream and not size else 0
-                answers.append(pack_head(length >> 8, length & 0xFF, DATA, flags, stream.id))
+                frames.append(pack_head(length >> 8, length & 0xFF, DATA, flags, stream.id))
             while length:
                 part, offset = parts[0], outgoing.offset
                 available = len(part) - offset
                 if available <= length:
-                    answers.append(memoryview(part)[offset:] if offset else part)
+                    frames.append(memoryview(part)[offset:] if offset else part)
                     parts.popleft()
                     outgoing.offset = 0
                     length -= available
                 else:
-                    answers.append(memoryview(part)[offset : offset + length])
+                    frames.append(memoryview(part)[offset : offset + length])
                     outgoing.offset = offset + length
                     length = 0
 
