@@ -155,6 +155,11 @@ class Port:
     def _sweep_slice(self, connections: list[Connection]) -> None:
         now_s = self.context.loop.time()
         for connection in connections[:_SWEEP_SLICE]:
-            connection.sweep(now_s)
+            try:
+                connection.sweep(now_s)
+            except Exception:
+                # The others are looked at all the same.
+                _logger.exception("%s: a connection could not be looked at, closing it", self.name)
+                connection.abort()
         if rest := connections[_SWEEP_SLICE:]:
             self.context.loop.call_soon(self._sweep_slice, rest)

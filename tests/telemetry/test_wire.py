@@ -1,0 +1,44 @@
+"""What the wire counts, as families of the metrics."""
+
+from __future__ import annotations
+
+from modelserver.telemetry.exposition import render_text
+from modelserver.telemetry.wire import Protocol, Violation, WireCounts, wire_families
+
+
+def text_of(counts: WireCounts) -> str:
+    return render_text(wire_families(counts)).decode()
+
+
+def test_connections_count_by_what_they_speak() -> None:
+    counts = WireCounts()
+    counts.opened(Protocol.UNKNOWN)
+    counts.closed(Protocol.UNKNOWN)
+    counts.opened(Protocol.HTTP2)
+    counts.opened(Protocol.HTTP2)
+    counts.closed(Protocol.HTTP2)
+    counts.open_streams = 3
+    text = text_of(counts)
+    assert 'modelserver_connections_total{protocol="http2"} 2' in text
+    assert 'modelserver_open_connections{protocol="http2"} 1' in text
+    assert 'modelserver_open_connections{protocol="unknown"} 0' in text
+    assert 'modelserver_open_connections{protocol="http1"} 0' in text
+    assert "modelserver_open_streams 3" in text
+
+
+def test_violations_that_can_be_begin_at_zero() -> None:
+    counts = WireCounts()
+    before = text_of(counts)
+    assert 'modelserver_peer_violations_total{protocol="http1",reason="slow_body"} 0' in before
+    assert 'reason="too_many_resets"} 0' in before
+    assert 'protocol="http1",reason="too_many_resets"' not in before, "HTTP/1.1 has no resets"
+    counts.violated(Protocol.HTTP1, Violation.SLOW_BODY)
+    counts.violated(Protocol.HTTP1, Violation.TOO_MANY_RESETS)
+    after = text_of(counts)
+    assert 'modelserver_peer_violations_total{protocol="http1",reason="slow_body"} 1' in after
+    assert 'modelserver_peer_violations_total{protocol="http1",reason="too_many_resets"} 1' in after, "counted is shown"
+
+
+def test_every_violation_is_possible_somewhere() -> None:
+    text = text_of(WireCounts())
+    assert not [violation for violation in Violation if f'reason="{violation.value}"}} 0' not in text]
