@@ -12,7 +12,6 @@ from modelserver.wire.http2.head import HeadReader, MalformedError, check_traile
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
 from modelserver.wire.http2.protection import Closed
 from modelserver.wire.http2.refused_stream import RefusedStream
-from modelserver.wire.http2.rest_exchange import RestExchange
 from modelserver.wire.http2.route import Refusal, Route
 from modelserver.wire.http2.routes import find_route
 from modelserver.wire.http2.static_table import Field
@@ -106,8 +105,6 @@ class Admission:
             connection.streams[stream_id] = stream
             if flags & END_STREAM:
                 connection.end_of(stream)
-            elif isinstance(stream, RestExchange):
-                stream.check_head()
         elif found is not None:
             refused = RefusedStream(connection, stream_id)
             refused.is_ended = bool(flags & END_STREAM)

@@ -34,6 +34,8 @@ class Closing:
     when all streams are done, the end of the sending side; and when the client closes, or after a while, the end.
     """
 
+    __slots__ = ("_connection", "_num_discarded", "_step", "_timers")
+
     def __init__(self, connection: Http2Connection) -> None:
         self._connection = connection
         self._step = _Step.OPEN

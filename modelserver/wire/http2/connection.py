@@ -27,8 +27,33 @@ class Http2Connection(asyncio.BufferedProtocol):
     and sends them at the end of that; else at the end of the loop's turn.
     """
 
-    sender: Sender
-    transport: asyncio.Transport
+    __slots__ = (
+        "_glitches",
+        "_is_reading",
+        "_num_abandoned",
+        "_num_control_frames",
+        "_num_counted",
+        "_progress",
+        "_resets",
+        "closed",
+        "closing",
+        "context",
+        "control",
+        "has_heard",
+        "initial_window",
+        "is_flush_due",
+        "is_lost",
+        "last_admissible_id",
+        "last_stream_id",
+        "max_open",
+        "num_opened",
+        "patience",
+        "receiver",
+        "sender",
+        "streams",
+        "strikes",
+        "transport",
+    )
 
     def __init__(self, context: WireContext) -> None:
         limits = context.limits
@@ -62,7 +87,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def begin(self, transport: asyncio.Transport, data: bytes) -> None:
         """Take over a transport, from which `data` was read already. Called once, in place of connection_made."""
         context = self.context
-        self.transport = transport
+        self.transport: asyncio.Transport = transport
         self.sender = Sender(self, transport)
         self.closing = Closing(self)
         self.patience = Patience(self, context.loop.time())
@@ -77,6 +102,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.fail(fault)
         else:
             self._after_reading()
+        if context.is_draining:
+            self.shutdown()
 
     # Called by the transport.
 

@@ -41,31 +41,21 @@ class ControlFrames:
     counted against the peer.
     """
 
-    __slots__ = ("_connection", "_num_window_updates", "_takers", "num_unacknowledged")
+    __slots__ = ("_connection", "_num_window_updates", "num_unacknowledged")
 
     def __init__(self, connection: Http2Connection) -> None:
         self._connection = connection
         # SETTINGS of ours that the peer has not acknowledged.
         self.num_unacknowledged = 1
         self._num_window_updates = 0
-        self._takers: dict[int, Callable[[int, int, bytes], None]] = {
-            PRIORITY: self._take_priority,
-            RST_STREAM: self._take_rst_stream,
-            SETTINGS: self._take_settings,
-            PUSH_PROMISE: _refuse_push_promise,
-            PING: self._take_ping,
-            GOAWAY: _check_goaway,
-            WINDOW_UPDATE: self._take_window_update,
-            CONTINUATION: _refuse_continuation,
-        }
 
     def knows(self, kind: int) -> bool:
         """Whether frames of this type have a meaning."""
-        return kind in self._takers
+        return kind in _TAKERS
 
     def take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """A whole frame of a known type."""
-        self._takers[kind](flags, stream_id, payload)
+        _TAKERS[kind](self, flags, stream_id, payload)
 
     def take_window_update(self, stream_id: int, increment: int) -> None:
         """The peer lets us send more."""
@@ -160,7 +150,7 @@ def _check_length(name: str, payload: bytes, expected: int) -> None:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"{name} has {expected} bytes, got {len(payload)}")
 
 
-def _check_goaway(_flags: int, stream_id: int, payload: bytes) -> None:
+def _check_goaway(_control: ControlFrames, _flags: int, stream_id: int, payload: bytes) -> None:
     """The peer will open no further streams; those that are open go on."""
     if stream_id:
         raise protocol_fault(f"GOAWAY on stream {stream_id}")
@@ -168,9 +158,21 @@ def _check_goaway(_flags: int, stream_id: int, payload: bytes) -> None:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY has at least 8 bytes, got {len(payload)}")
 
 
-def _refuse_push_promise(_flags: int, _stream_id: int, _payload: bytes) -> None:
+def _refuse_push_promise(_control: ControlFrames, _flags: int, _stream_id: int, _payload: bytes) -> None:
     raise protocol_fault("PUSH_PROMISE: clients do not push")
 
 
-def _refuse_continuation(_flags: int, _stream_id: int, _payload: bytes) -> None:
+def _refuse_continuation(_control: ControlFrames, _flags: int, _stream_id: int, _payload: bytes) -> None:
     raise protocol_fault("CONTINUATION without an open header block")
+
+
+_TAKERS: Final[dict[int, Callable[[ControlFrames, int, int, bytes], None]]] = {
+    PRIORITY: ControlFrames._take_priority,
+    RST_STREAM: ControlFrames._take_rst_stream,
+    SETTINGS: ControlFrames._take_settings,
+    PUSH_PROMISE: _refuse_push_promise,
+    PING: ControlFrames._take_ping,
+    GOAWAY: _check_goaway,
+    WINDOW_UPDATE: ControlFrames._take_window_update,
+    CONTINUATION: _refuse_continuation,
+}

@@ -90,6 +90,8 @@ class GrpcStream(Http2Stream):
             connection.context.deadlines.add(self, self.deadline_ns)
         call = StreamCall(self, self.send, route.head.metadata, self.deadline_ns, self.send_now)
         self._task = connection.context.loop.create_task(self._run(call), name=f"grpc-stream-{stream_id}")
+        # Not at the end of `_run`: a Task that is cancelled at once does not begin it.
+        self._task.add_done_callback(self._settle)
 
     async def _run(self, call: StreamCall) -> None:
         """The handler, and what its end means to the client."""
@@ -104,12 +106,13 @@ class GrpcStream(Http2Stream):
             raise
         except Exception as error:
             failure = internal_error(error)
-        finally:
-            if self.phase == ABANDONED:
-                self.phase = DONE
-                self.connection.settle_abandoned()
         if self.is_open:
             self._end(failure)
+
+    def _settle(self, _task: asyncio.Task[None]) -> None:
+        if self.phase == ABANDONED:
+            self.phase = DONE
+            self.connection.settle_abandoned()
 
     def _end(self, failure: RpcError | None) -> None:
         self.phase = ANSWERED

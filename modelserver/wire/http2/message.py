@@ -15,7 +15,7 @@ from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
 PREFIX_BYTES: Final = 5
 _ALIGNMENT: Final = 64
 # Below this size a message is copied into bytes when it comes in one piece.
-_MIN_BUFFER_BYTES: Final = 16 * 1024
+MIN_BUFFER_BYTES: Final = 16 * 1024
 # So much is reserved on the strength of an announcement; beyond it memory grows with what arrives.
 _MAX_RESERVED_BYTES: Final = 64 * 1024 * 1024
 
@@ -118,7 +118,7 @@ class MessageAssembly:
         return missing
 
     def _add_body(self, piece: memoryview, size: int) -> None:
-        if len(piece) == size < _MIN_BUFFER_BYTES:
+        if len(piece) == size < MIN_BUFFER_BYTES:
             self._buffer = piece.tobytes()
             self._num_bytes = size
             return

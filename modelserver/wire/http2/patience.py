@@ -34,6 +34,20 @@ class _Progress:
 class Patience:
     """The clocks of one connection."""
 
+    __slots__ = (
+        "_awaited",
+        "_awaited_since_s",
+        "_begun_s",
+        "_bodies",
+        "_connection",
+        "_full_since_s",
+        "_idle_since_s",
+        "_keepalive",
+        "_max_age_s",
+        "_num_opened",
+        "_num_unsent",
+    )
+
     def __init__(self, connection: Http2Connection, now_s: float) -> None:
         keepalive = connection.context.limits.keepalive
         self._connection = connection

@@ -12,6 +12,7 @@ from modelserver.wire.http2.frame import (
     ACK,
     CONTINUATION,
     DATA,
+    DEFAULT_WINDOW_BYTES,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
@@ -32,7 +33,7 @@ from modelserver.wire.http2.frame import (
     window_update,
 )
 from modelserver.wire.http2.grpc_call import GrpcCall
-from modelserver.wire.http2.message import PREFIX_BYTES, unpack_prefix
+from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES, unpack_prefix
 from modelserver.wire.http2.protection import Closed
 from modelserver.wire.http2.stream import FRESH, RUNNING, Http2Stream
 
@@ -98,9 +99,11 @@ class Receiver:
         self._arena = connection.context.arena
         self._max_frame = limits.http2.max_frame_bytes
         self._max_new_streams = limits.http2.max_new_streams_per_turn
-        self._connection_window = limits.http2.connection_window_bytes
+        self._connection_window = max(limits.http2.connection_window_bytes, DEFAULT_WINDOW_BYTES)
         # A DATA frame up to this size, with a whole message in it, is within all limits.
-        self._inline_limit = min(limits.http2.initial_window_bytes, limits.max_message_bytes + PREFIX_BYTES)
+        self._inline_limit = PREFIX_BYTES + min(
+            limits.http2.initial_window_bytes - PREFIX_BYTES, limits.max_message_bytes, MIN_BUFFER_BYTES
+        )
         self._stage: Stage = self._read_preface
         # What must be complete soon, if anything.
         self.awaited: str | None = PREFACE_NAME
@@ -273,7 +276,7 @@ class Receiver:
             if stop > end:
                 return self._wait(kind, length, position)
             if kind == HEADERS:
-                if flags == END_HEADERS:
+                if flags | END_STREAM == END_HEADERS | END_STREAM:
                     block = view[start:stop].tobytes()
                     found = known.get(block)
                     if (
@@ -284,7 +287,9 @@ class Receiver:
                     ):
                         # One more request like an earlier one.
                         connection.last_stream_id = stream_id
-                        streams[stream_id] = found.open(connection, stream_id, found)
+                        opened = streams[stream_id] = found.open(connection, stream_id, found)
+                        if flags & END_STREAM:
+                            connection.end_of(opened)
                     else:
                         self._admission.take(stream_id & MAX_31_BITS, flags, block)
                 else:
@@ -469,7 +474,8 @@ def _count_data(stream: Http2Stream, length: int, num_bytes: int) -> None:
     if stream.is_ended:
         raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"DATA after the end of stream {stream.id}")
     stream.receive_window -= length
-    if stream.receive_window < 0:
+    # Before it knows our settings the client goes by the default, which may be more.
+    if stream.receive_window < 0 and length and not stream.connection.control.num_unacknowledged:
         raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"DATA on stream {stream.id} is over its window")
     stream.num_received += num_bytes
     stream.check_length(is_complete=False)

@@ -65,11 +65,6 @@ class RestExchange(HttpExchange, Http2Stream):
 
     # The request.
 
-    def check_head(self) -> None:
-        """Answer a body that is announced as too large before it comes."""
-        if (self.route.content_length or 0) > self.connection.context.limits.max_body_bytes:
-            self._collect()
-
     def receive(self, data: memoryview) -> None:
         collector = self._collect()
         if self.phase != RECEIVING:

@@ -6,6 +6,7 @@ from typing import Final
 
 from modelserver.frontends.grpc.status import Status
 from modelserver.frontends.http.status import message_response
+from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.context import WireContext
 from modelserver.wire.grpc.compression import choose_encoding
 from modelserver.wire.grpc.status import trailers_only
@@ -30,6 +31,12 @@ def find_route(context: WireContext, head: RequestHead) -> Route | Refusal:
         return _refusal(415, f"content-type {head.content_type[:60]!r} is not supported: gRPC's is application/grpc")
     if context.http is None:
         return _refusal(415, _NO_HTTP)
+    max_bytes = context.limits.max_body_bytes
+    if head.content_length is not None and head.content_length > max_bytes:
+        context.counts.violated(Protocol.HTTP2, Violation.BODY_TOO_LARGE)
+        return _refusal(
+            413, f"the request body is over the limit of {max_bytes} bytes; raise it with --http-max-input-size"
+        )
     return Route(head, RestExchange, context.http.handle)
 
 
