@@ -100,19 +100,26 @@ class Assembler:
         and its shape is the instance's affair, because no other request depends on it. Raises InternalError when
         there is not one entry for each request.
         """
-        if not isinstance(entries, Sequence) or len(entries) != len(requests):
-            got = f"{len(entries)} responses" if isinstance(entries, Sequence) else type(entries).__name__
-            raise InternalError(
-                f"model '{self._model_name}': execute() returned {got}, expected a list of {len(requests)} responses, "
-                "one for each request"
-            )
-        responses = []
-        for request, entry in zip(requests, entries, strict=True):
-            try:
-                responses.append(self._checked_response(request, entry))
-            except ServerError as error:
-                responses.append(InferResponse(error=error))
-        return responses
+        # Most instances return a list, and asking for that costs a tenth of asking for a Sequence.
+        if not isinstance(entries, list | tuple) and not isinstance(entries, Sequence):
+            raise self._entries_error(type(entries).__name__, len(requests))
+        if len(entries) != len(requests):
+            raise self._entries_error(f"{len(entries)} responses", len(requests))
+        if len(requests) == 1:
+            return [self._collect_one(requests[0], entries[0])]
+        return [self._collect_one(request, entry) for request, entry in zip(requests, entries, strict=True)]
+
+    def _collect_one(self, request: InferRequest, entry: object) -> InferResponse:
+        try:
+            return self._checked_response(request, entry)
+        except ServerError as error:
+            return InferResponse(error=error)
+
+    def _entries_error(self, got: str, num_requests: int) -> InternalError:
+        return InternalError(
+            f"model '{self._model_name}': execute() returned {got}, expected a list of {num_requests} responses, "
+            "one for each request"
+        )
 
     def _respond(
         self,
@@ -155,9 +162,10 @@ class Assembler:
         return array
 
     def _checked_response(self, request: InferRequest, entry: object) -> InferResponse:
-        if isinstance(entry, ServerError):
-            raise entry
+        """Raises the entry's error, or InternalError for what is no proper response."""
         if not isinstance(entry, InferResponse):
+            if isinstance(entry, ServerError):
+                raise entry
             raise InternalError(
                 f"model '{self._model_name}': execute() returned an entry of type {type(entry).__name__}, "
                 "expected an InferResponse or a ServerError"
@@ -167,9 +175,18 @@ class Assembler:
         if not entry.is_final:
             raise InternalError(f"model '{self._model_name}': execute() returned a response that is not final")
         for tensor in entry.outputs:
-            self._check_tensor(tensor)
-        if request.outputs is not None:
-            entry.outputs = self._select(request.outputs, entry.outputs)
+            spec = self._outputs.get(tensor.name)
+            datatype = tensor.datatype
+            # What is right costs no call.
+            if spec is None or datatype is not spec.datatype or tensor.data.dtype is not datatype.numpy:
+                self._check_tensor(tensor)
+            elif self._output_reshapes:
+                self._reshape_output(spec, tensor)
+        names = request.outputs
+        if names is not None and (
+            len(names) != len(entry.outputs) or names[0] != entry.outputs[0].name or len(names) > 1
+        ):
+            entry.outputs = self._select(names, entry.outputs)
         return entry
 
     def _check_tensor(self, tensor: Tensor) -> None:
@@ -183,6 +200,9 @@ class Assembler:
             raise self._output_error(spec, f"has datatype {tensor.datatype.value}, expected {spec.datatype.value}")
         if tensor.data.dtype != spec.datatype.numpy:
             tensor.data = self._converted(spec, tensor.data)
+        self._reshape_output(spec, tensor)
+
+    def _reshape_output(self, spec: TensorSpec, tensor: Tensor) -> None:
         reshape = self._output_reshapes.get(tensor.name)
         if reshape is not None:
             tensor.data = self._reshaped(spec, tensor.data, reshape)

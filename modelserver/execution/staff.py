@@ -1,18 +1,34 @@
-"""Instances and the workers that drive them."""
+"""The instances of a model, the workers that drive them, and the scheduler that feeds these."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from modelserver.backend import Placement
+from modelserver.backend import Backend, Placement
+from modelserver.config.inline_execution import InlineExecution, inline_execution
+from modelserver.config.signature import ModelSignature
+from modelserver.core.clock import Clock
+from modelserver.execution.inline import decide_inline
+from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
 from modelserver.execution.inline_worker import DirectWorker, InlineWorker
-from modelserver.execution.instances import LoadedInstance, close_all
+from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all
+from modelserver.execution.placement import InstancePlan
+from modelserver.execution.runner import BatchRunner
 from modelserver.execution.worker import Worker
+from modelserver.scheduling.batcher import Batcher
+from modelserver.scheduling.direct import DirectScheduler
+from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
+
+# How long a model that is too slow for the event loop stays there while its instances are being changed.
+_RETRY_S = 0.01
 
 AnyWorker = Worker | InlineWorker | DirectWorker
 
@@ -50,17 +66,192 @@ class StaffedInstance:
         )
 
 
-def dismiss(staffed: Sequence[StaffedInstance], timeout_s: float) -> bool:
+class Staff:
+    """Made with its first instances, and then taking requests through `scheduler`.
+
+    `lock` lets one thread at a time change the instances: whoever calls `update` or `close` holds it. `members` is
+    replaced, never changed, so that any thread may read it. `is_inline` says where they are executed; once false
+    it stays so.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        factory: InstanceFactory,
+        plans: Sequence[InstancePlan],
+        *,
+        signature: ModelSignature,
+        statistics: ModelStatistics,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        default_max_queue_size: int,
+    ) -> None:
+        """Blocking. Raises ServerError, with nothing left behind, when an instance cannot be made."""
+        self.lock = threading.Lock()
+        self._backend = backend
+        self._factory = factory
+        self._signature = signature
+        self._statistics = statistics
+        self._loop = loop
+        self._clock = clock
+        self._default_max_queue_size = default_max_queue_size
+        self._is_stopped = False
+        self._has_warned = False
+        self._is_leaving = False
+        self._guard = InlineGuard(self._on_slow)
+        instances, self.is_inline = self._make(plans)
+        self._can_join_ragged = all(instance.sees_requests for instance in instances)
+        self.scheduler: Batcher | DirectScheduler
+        self._use(self._make_scheduler())
+        self.members = self._employ(instances)
+
+    def stop(self) -> None:
+        """Refuse new requests. Event loop thread; safe to repeat."""
+        self._is_stopped = True
+        self.scheduler.stop()
+
+    def update(self, plans: Sequence[InstancePlan]) -> tuple[int, list[StaffedInstance]]:
+        """Follow other plans; how many instances were added, and those that are to be dismissed now. Blocking.
+
+        New instances are made before old ones go, and unchanged ones stay. Raises ServerError, with nothing
+        changed, when an instance cannot be made.
+        """
+        current = {member.loaded.plan: member for member in self.members}
+        made, is_fast = self._make([plan for plan in plans if plan not in current])
+        added = {member.loaded.plan: member for member in self._employ(made)}
+        self.members = tuple(current.get(plan) or added[plan] for plan in plans)
+        if self.is_inline and not is_fast:
+            with suppress(RuntimeError):  # the loop is closed: nobody executes any more
+                self._loop.call_soon_threadsafe(self.leave_loop)
+        return len(added), [member for plan, member in current.items() if plan not in plans]
+
+    def close(self, timeout_s: float) -> bool:
+        """Let the workers end and close their instances; False when one did not end in time. As `update`."""
+        self._is_stopped = True
+        return dismiss(self.members, timeout_s)
+
+    def leave_loop(self) -> None:
+        """From here on worker threads execute. Called from the event loop thread, between two executions.
+
+        What is queued stays queued, and what was executed is answered before. While the instances are being
+        changed this has to wait.
+        """
+        if not self.lock.acquire(blocking=False):
+            if not self._is_leaving:
+                self._is_leaving = True
+                self._loop.call_later(_RETRY_S, self._retry_leave)
+            return
+        try:
+            if self._is_stopped or not self.is_inline:
+                return
+            self.is_inline = False
+            former = self.members
+            for member in former:
+                if member.worker is not None:
+                    member.worker.close()  # it is not executing, because this is the loop's thread
+            if isinstance(self.scheduler, DirectScheduler):
+                self._use(self._make_scheduler())
+            runners = [member.worker.runner if member.worker is not None else None for member in former]
+            self.members = self._employ([member.loaded for member in former], runners)
+        finally:
+            self.lock.release()
+        logger.warning(
+            "%s is executed by worker threads from now on: it kept the event loop for more than the budget of %d us",
+            self._what,
+            INLINE_BUDGET_NS // 1000,
+        )
+
+    def _retry_leave(self) -> None:
+        self._is_leaving = False
+        self.leave_loop()
+
+    @property
+    def _what(self) -> str:
+        context = self._backend.context
+        return f"model '{context.model_name}' version {context.version}"
+
+    def _make(self, plans: Sequence[InstancePlan]) -> tuple[list[LoadedInstance], bool]:
+        """New instances, and whether they may be executed on the event loop: found out before others call them."""
+        instances = self._factory.create_all(plans)
+        try:
+            return instances, not instances or decide_inline(self._backend, instances, self._signature)
+        except BaseException:
+            close_all(instances)
+            raise
+
+    def _make_scheduler(self) -> Batcher | DirectScheduler:
+        config = self._backend.context.config
+        if self.is_inline and config.dynamic_batching is None:
+            return DirectScheduler(config.name, statistics=self._statistics, clock=self._clock)
+        return Batcher(
+            config,
+            loop=self._loop,
+            statistics=self._statistics,
+            clock=self._clock,
+            can_join_ragged=self._can_join_ragged,
+            default_max_queue_size=self._default_max_queue_size,
+        )
+
+    def _use(self, scheduler: Batcher | DirectScheduler) -> None:
+        self.scheduler = scheduler
+        self._statistics.pending = lambda: scheduler.queue_depth
+        self._statistics.inflight = lambda: scheduler.inflight
+
+    def _employ(
+        self, instances: Sequence[LoadedInstance], runners: Sequence[BatchRunner | None] = ()
+    ) -> tuple[StaffedInstance, ...]:
+        """Give each instance a worker, with its former runner if it had one, and start it."""
+        members = tuple(
+            StaffedInstance(loaded, self._make_worker(loaded, runner))
+            for loaded, runner in zip(instances, runners or [None] * len(instances), strict=True)
+        )
+        for member in members:
+            if member.worker is not None:
+                member.worker.start()
+        return members
+
+    def _make_worker(self, loaded: LoadedInstance, runner: BatchRunner | None) -> AnyWorker | None:
+        if loaded.plan.is_passive:
+            return None
+        runner = runner or BatchRunner(loaded.executor, self._statistics, self._clock)
+        runner.guard = self._guard if self.is_inline else None
+        if isinstance(self.scheduler, DirectScheduler):
+            return DirectWorker(self.scheduler, runner, self._loop)
+        if self.is_inline:
+            return InlineWorker(self.scheduler, runner, self._loop, self._clock)
+        context = self._backend.context
+        name = f"{context.model_name}/{context.version}/{loaded.name}"
+        return Worker(name, self.scheduler, runner, lambda: self._may_take(loaded))
+
+    def _may_take(self, loaded: LoadedInstance) -> bool:
+        """Whether the instance is one to run the next batch: it can, or no other can either. From any thread."""
+        return loaded.instance.can_execute() or not any(other.can_execute for other in self.members)
+
+    def _on_slow(self) -> None:
+        """Executions keep the event loop for too long. Called from its thread."""
+        if inline_execution(self._backend.context.config) is not InlineExecution.ALWAYS:
+            self.leave_loop()
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s keeps the event loop for more than %d us at a time, as its config allows; "
+                "everything else waits meanwhile",
+                self._what,
+                INLINE_BUDGET_NS // 1000,
+            )
+
+
+def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
     """Let the workers end and close their instances; False when one did not end in time. Blocking."""
     deadline_s = time.monotonic() + timeout_s
-    for each in staffed:
-        if each.worker is not None:
-            each.worker.close()
+    for member in members:
+        if member.worker is not None:
+            member.worker.close()
     all_ended = True
-    for each in staffed:
-        if each.worker is None or each.worker.join(max(0.0, deadline_s - time.monotonic())):
-            close_all([each.loaded])
+    for member in members:
+        if member.worker is None or member.worker.join(max(0.0, deadline_s - time.monotonic())):
+            close_all([member.loaded])
         else:
             all_ended = False
-            logger.error("instance '%s' still executes after %.1f s and is abandoned", each.loaded.name, timeout_s)
+            logger.error("instance '%s' still executes after %.1f s and is abandoned", member.loaded.name, timeout_s)
     return all_ended

@@ -80,6 +80,13 @@ def _is_inline(model: Model) -> bool:
     return kinds.pop()
 
 
+async def _left(model: Model) -> None:
+    """Wait until the model has left the event loop."""
+    async with asyncio.timeout(10):
+        while _is_inline(model):  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0.005)
+
+
 async def _double(model: Model, *values: float) -> list[float | str]:
     """The answers to requests that are submitted at once; an error's text for one that fails."""
     streams = [model.submit(request(value=value)) for value in values]
@@ -321,8 +328,7 @@ async def test_a_new_instance_that_is_slow_takes_the_model_off_the_event_loop(
         assert _is_inline(model)
         group = (ModelInstanceGroup("m_0", InstanceGroupKind.KIND_CPU, 2),)
         await asyncio.to_thread(model.update_instances, replace(config, instance_group=group))
-        await asyncio.sleep(0)
-        assert not _is_inline(model)
+        await _left(model)
         assert await _double(model, *range(10)) == [2 * value for value in range(10)]
         group = (ModelInstanceGroup("m_0", InstanceGroupKind.KIND_CPU, 1),)
         await asyncio.to_thread(model.update_instances, replace(config, instance_group=group))
@@ -347,7 +353,7 @@ async def test_a_passive_instance_is_not_measured() -> None:
 async def test_a_stopped_model_stays_where_it_is() -> None:
     async with _served(Moody, _config("auto"), can_run_inline=True) as model:
         model.stop()
-        model._leave_loop()
+        model._staff.leave_loop()
         assert _is_inline(model)
         with pytest.raises(UnavailableError, match="being unloaded"):
             model.submit(request())
@@ -357,11 +363,11 @@ async def test_while_instances_change_a_slow_model_waits_for_its_turn() -> None:
     instance = Moody()
     async with _served(lambda _: instance, _config("auto"), can_run_inline=True) as model:
         instance.delay_s = 0.002
-        with model._update_lock:
+        with model._staff.lock:
             assert await _double(model, 1, 2, 3, 4) == [2, 4, 6, 8]
             assert _is_inline(model)
+        await _left(model)
         assert await _double(model, 1, 2) == [2, 4]
-        assert not _is_inline(model)
 
 
 async def test_a_reload_begins_anew(tmp_path: Path) -> None:

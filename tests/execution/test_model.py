@@ -113,7 +113,7 @@ async def test_deadline_leaves_batchmates_alone_while_the_worker_is_busy(positio
         first = asyncio.create_task(infer(model))
         await asyncio.to_thread(instance.entered.wait, 10)
         sent = [request(value=value) for value in range(5)]
-        sent[position].deadline_ns = model._clock.now_ns() + 5_000_000
+        sent[position].deadline_ns = model._staff._clock.now_ns() + 5_000_000
         streams = [model.submit(each) for each in sent]
         with pytest.raises(UnavailableError, match="Request timeout expired"):
             await streams.pop(position).only()
