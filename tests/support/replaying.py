@@ -46,7 +46,10 @@ class ReplayHttp:
 
 
 class ReplayGrpc:
-    """Answers every message of every method with its digest, and with large ones where a message asks for it."""
+    """Answers every message of every method with what it was.
+
+    Unary answers contain the message: a recorded client gives windows back for answers of at least its size.
+    """
 
     def __init__(self) -> None:
         self.methods = dict(_methods())
@@ -67,7 +70,7 @@ def _methods() -> Iterator[tuple[str, Method]]:
 
 def _unary(call: UnaryCall) -> None:
     seen = json.dumps([_digest(call.message), sorted((key, str(value)) for key, value in call.metadata.items())])
-    call.reply((seen.encode(),))
+    call.reply((seen.encode(), call.message))
 
 
 def _large(call: UnaryCall) -> None:

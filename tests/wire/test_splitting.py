@@ -46,7 +46,7 @@ def test_http1_byte_by_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recordings("http1"))
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(ends=ENDS)
 def test_http1_in_pieces(name: str, ends: set[int]) -> None:
     assert http1_answer(cut(recording("http1", name), ends)) == http1_whole(name)
@@ -75,7 +75,19 @@ def test_http2_byte_by_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recordings("http2"))
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(ends=ENDS)
 def test_http2_in_pieces(name: str, ends: set[int]) -> None:
     assert http2_answer(cut(recording("http2", name), ends)) == http2_whole(name)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000)
+@given(st.sampled_from([(protocol, name) for protocol in ("http1", "http2") for name in recordings(protocol)]), ENDS)
+def test_all_in_pieces(client: tuple[str, str], ends: set[int]) -> None:
+    protocol, name = client
+    pieces = cut(recording(protocol, name), ends)
+    if protocol == "http1":
+        assert http1_answer(pieces) == http1_whole(name)
+    else:
+        assert http2_answer(pieces) == http2_whole(name)
