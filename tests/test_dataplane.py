@@ -10,7 +10,7 @@ import pytest
 from support.echo import EchoModel, echo_dataplane
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InferRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -79,3 +79,24 @@ async def test_no_line_without_being_asked_for(caplog: pytest.LogCaptureFixture)
     assert type(stream) is ResponseStream
     await stream.only()
     assert not caplog.records
+
+
+async def test_requests_of_one_form_are_checked_once_for_each_signature() -> None:
+    model = EchoModel(dims=(2,), max_batch_size=4)
+    dataplane = echo_dataplane(model)
+    form = RequestForm()
+
+    def request(shape: tuple[int, ...]) -> InferRequest:
+        return InferRequest("echo", None, {"INPUT": Tensor("INPUT", Datatype.FP32, np.ones(shape, "f4"))}, form=form)
+
+    for _ in range(2):
+        sent = request((3, 2))
+        await dataplane.infer(sent).only()
+        assert (sent.rows, form.rows, form.signature) == (3, 3, model.signature)
+    # As a reload: what fitted the old config is checked against the new one, each time that it does not fit.
+    model.signature = EchoModel(dims=(7,), max_batch_size=4).signature
+    for count in (1, 2):
+        assert refused(dataplane, request((3, 2))) == {"INVALID": count}
+    model.signature = EchoModel(dims=(2,), max_batch_size=8).signature
+    await dataplane.infer(request((3, 2))).only()
+    assert form.signature is model.signature

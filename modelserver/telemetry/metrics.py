@@ -14,9 +14,10 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from modelserver.config.schema import ModelConfig
+from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.refusals import RefusalCounts
-from modelserver.telemetry.statistics import HistogramSnapshot, ModelStatistics, StatisticsSnapshot
+from modelserver.telemetry.statistics import ModelStatistics, StatisticsSnapshot
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
 
 

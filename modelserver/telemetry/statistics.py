@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from modelserver.telemetry.histogram import Histogram, HistogramSnapshot, Numbers
+
 _NS_PER_S = 1_000_000_000
-Durations = np.ndarray[Any, np.dtype[np.int64]]
 
 # Upper bounds of the duration histograms: 100 µs to 60 s.
 DURATION_BOUNDS_S = (
@@ -46,24 +46,11 @@ class DurationStat:
 
 @dataclass(frozen=True, slots=True)
 class BatchStat:
-    """Durations of the batches of one size, counted per batch."""
+    """Numbers of the batches of one size, counted per batch."""
 
     compute_input: DurationStat
     compute_infer: DurationStat
     compute_output: DurationStat
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramSnapshot:
-    """Counts between bounds (not cumulative); the last count is for values above the last bound."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum: float
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +108,7 @@ class _ComputeSums:
         self.infer_ns = 0
         self.output_ns = 0
 
-    def add(self, count: int, sums_ns: Durations) -> None:
+    def add(self, count: int, sums_ns: Numbers) -> None:
         """Add `count` batches or requests whose input, infer and output times sum up to `sums_ns`."""
         input_ns, infer_ns, output_ns = sums_ns.tolist()
         self.count += count
@@ -135,32 +122,6 @@ class _ComputeSums:
             DurationStat(self.count, self.infer_ns),
             DurationStat(self.count, self.output_ns),
         )
-
-
-class _Histogram:
-    """Bucket counters in integers: `scale` converts what is added to the unit of the bounds."""
-
-    __slots__ = ("_bounds", "_counts", "_scale", "_scaled_bounds", "_sum")
-
-    def __init__(self, bounds: Sequence[float], scale: int = 1) -> None:
-        self._bounds = tuple(bounds)
-        self._scale = scale
-        self._scaled_bounds = np.array([round(bound * scale) for bound in bounds], np.int64)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0
-
-    def add_all(self, values: Sequence[int] | Durations) -> int:
-        """Count the values, and return their sum."""
-        array = np.asarray(values, np.int64)
-        buckets = np.searchsorted(self._scaled_bounds, array, side="left")
-        counts = np.bincount(buckets, minlength=len(self._counts)).tolist()
-        self._counts = [old + new for old, new in zip(self._counts, counts, strict=True)]
-        total = int(array.sum())
-        self._sum += total
-        return total
-
-    def snapshot(self) -> HistogramSnapshot:
-        return HistogramSnapshot(self._bounds, tuple(self._counts), self._sum / self._scale)
 
 
 def _zero() -> int:
@@ -198,10 +159,10 @@ class ModelStatistics:
         self._last_inference_ms = 0
         self._batches: dict[int, _ComputeSums] = {}
         self._failures = dict.fromkeys(FailureReason, 0)
-        self._request_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
-        self._queue_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
-        self._compute_infer_histogram = _Histogram(DURATION_BOUNDS_S, _NS_PER_S)
-        self._batch_rows_histogram = _Histogram(ROWS_BOUNDS)
+        self._request_histogram = Histogram(DURATION_BOUNDS_S, _NS_PER_S)
+        self._queue_histogram = Histogram(DURATION_BOUNDS_S, _NS_PER_S)
+        self._compute_infer_histogram = Histogram(DURATION_BOUNDS_S, _NS_PER_S)
+        self._batch_rows_histogram = Histogram(ROWS_BOUNDS)
 
     def record_batch(
         self, rows: int, timing: BatchTiming, *, queue_ns: Sequence[int], request_ns: Sequence[int]
@@ -245,7 +206,7 @@ class ModelStatistics:
         self._queue_ns += self._queue_histogram.add_all(table[:, 4])
         self._request_ns += self._request_histogram.add_all(table[:, 5])
 
-    def _add_executions(self, all_rows: Durations, durations: Durations) -> None:
+    def _add_executions(self, all_rows: Numbers, durations: Numbers) -> None:
         """What is counted per batch, whoever was in it."""
         self._execution_count += len(all_rows)
         self._inference_count += int(all_rows.sum())

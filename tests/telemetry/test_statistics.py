@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,29 @@ def test_a_batch_counts_per_request_and_per_batch() -> None:
     assert numbers.batch_stats.keys() == {5}
     assert numbers.batch_stats[5].compute_infer == DurationStat(1, 20 * MS)
     assert before_ms <= numbers.last_inference_ms <= time.time_ns() // MS
+
+
+def test_a_lone_request_counts_as_a_batch_of_one() -> None:
+    one, other = ModelStatistics(), ModelStatistics()
+    before_ms = time.time_ns() // MS
+    for rows, queue_ns, request_ns in ((5, 2 * MS, 26 * MS), (1, 0, 24 * MS), (5, MS, 10**11)):
+        timing = BatchTiming(rows * MS, 20 * MS, 3 * MS)
+        one.record_lone(rows, rows * MS, 20 * MS, 3 * MS, queue_ns, request_ns)
+        other.record_batch(rows, timing, queue_ns=[queue_ns], request_ns=[request_ns])
+        numbers = one.snapshot()
+        assert before_ms <= numbers.last_inference_ms <= time.time_ns() // MS
+        assert replace(numbers, last_inference_ms=0) == replace(other.snapshot(), last_inference_ms=0)
+
+
+def test_many_are_summed_up_when_nobody_asks() -> None:
+    statistics = ModelStatistics()
+    for _ in range(5000):
+        statistics.record_lone(1, 1, 2, 3, 4, 5)
+        statistics.record_batch(2, TIMING, queue_ns=[1, 1], request_ns=[2, 2])
+    assert max(len(statistics._noted), len(statistics._noted_lone)) < 1024
+    numbers = statistics.snapshot()
+    assert (numbers.execution_count, numbers.inference_count, numbers.success.count) == (10_000, 15_000, 15_000)
+    assert numbers.batch_stats[1].compute_infer == DurationStat(5000, 10_000)
 
 
 def test_failures_by_reason() -> None:
@@ -106,6 +130,7 @@ def test_snapshots_are_consistent_while_threads_record() -> None:
     def record() -> None:
         while not stop.is_set():
             statistics.record_batch(4, TIMING, queue_ns=[1, 2, 3], request_ns=[4, 5, 6])
+            statistics.record_lone(1, 1, 2, 3, 4, 5)
             statistics.record_failures(FailureReason.BACKEND, [7])
 
     threads = [threading.Thread(target=record) for _ in range(3)]
@@ -114,10 +139,15 @@ def test_snapshots_are_consistent_while_threads_record() -> None:
     try:
         for _ in range(300):
             numbers = statistics.snapshot()
-            batches = numbers.execution_count
-            assert numbers.success == DurationStat(3 * batches, 15 * batches)
-            assert numbers.queue.count == numbers.compute_infer.count == numbers.request_histogram.count == 3 * batches
-            assert numbers.inference_count == 4 * batches == 4 * numbers.batch_rows_histogram.count
+            fours, ones = (
+                stat.compute_infer.count if (stat := numbers.batch_stats.get(rows)) else 0 for rows in (4, 1)
+            )
+            num_requests = 3 * fours + ones
+            assert numbers.success == DurationStat(num_requests, 15 * fours + 5 * ones)
+            assert numbers.queue == DurationStat(num_requests, 6 * fours + 4 * ones)
+            assert numbers.compute_infer.count == numbers.request_histogram.count == num_requests
+            assert numbers.inference_count == 4 * fours + ones
+            assert numbers.execution_count == numbers.batch_rows_histogram.count == fours + ones
             assert numbers.fail.count == numbers.failures[FailureReason.BACKEND]
     finally:
         stop.set()
