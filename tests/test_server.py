@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,20 @@ import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from support.layouts import LAYOUTS, layout
 from support.model_files import write_identity, write_model
 from support.processes import ENVIRONMENT, ServerProcess, serving_process
 from support.serving import running_server
 
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.signals import SAME_REQUEST_S
+
+
+@pytest.fixture(params=LAYOUTS)
+def any_layout(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each wire and layout of the ports in turn."""
+    with layout(request.param):
+        yield
 
 
 def get(url: str, path: str, timeout_s: float = 10.0) -> tuple[int, Any]:
@@ -91,9 +100,9 @@ def test_the_example_models_are_served_and_printed(model_repository: Path) -> No
     assert all(is_free(port) for port in ports)
 
 
+@pytest.mark.usefixtures("any_layout")
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_accepted_requests_finish(tmp_path: Path, protocol: str, number: signal.Signals) -> None:
+def test_a_signal_lets_accepted_requests_finish(tmp_path: Path, protocol: str) -> None:
     write_identity(tmp_path, execute_delay_ms=400, max_batch_size=1)
     with serving_process(tmp_path) as server, ThreadPoolExecutor() as pool:
         server.wait_until_started()
@@ -102,6 +111,7 @@ def test_a_signal_lets_accepted_requests_finish(tmp_path: Path, protocol: str, n
         answers = [pool.submit(infer_over, protocol, url, float(value)) for value in range(3)]
         inflight = 'modelserver_inflight_requests{model="identity",version="1"} 3'
         wait_until(lambda: inflight in get(metrics_url, "/metrics")[1])
+        number = {"http": signal.SIGTERM, "grpc": signal.SIGINT}[protocol]  # either means the same
         server.signal(number)
         server.wait_for(f"{number.name} received")
         # One executes and two are queued: the ports stay open meanwhile, and say what goes on.
@@ -113,6 +123,7 @@ def test_a_signal_lets_accepted_requests_finish(tmp_path: Path, protocol: str, n
         assert server.wait() == 0
 
 
+@pytest.mark.usefixtures("any_layout")
 def test_a_second_signal_forces(tmp_path: Path) -> None:
     write_identity(tmp_path, execute_delay_ms=60_000)
     with serving_process(tmp_path) as server, ThreadPoolExecutor() as pool:
@@ -132,6 +143,7 @@ def test_a_second_signal_forces(tmp_path: Path) -> None:
             answer.result()
 
 
+@pytest.mark.usefixtures("any_layout")
 def test_the_drain_ends_with_the_exit_timeout(tmp_path: Path) -> None:
     write_identity(tmp_path, execute_delay_ms=60_000)
     with serving_process(tmp_path, "--exit-timeout-secs=1") as server, ThreadPoolExecutor() as pool:
@@ -262,6 +274,7 @@ def test_protocols_can_be_switched_off(tmp_path: Path) -> None:
         assert get(running.http_url, "/v2/health/ready")[0] == 200
 
 
+@pytest.mark.usefixtures("any_layout")
 def test_the_metrics_port_serves_metrics_only(tmp_path: Path) -> None:
     write_identity(tmp_path)
     with running_server(tmp_path) as running:
@@ -270,6 +283,7 @@ def test_the_metrics_port_serves_metrics_only(tmp_path: Path) -> None:
         assert get(running.http_url, "/metrics")[0] == 404
 
 
+@pytest.mark.usefixtures("any_layout")
 def test_counters_begin_again_when_a_model_is_reloaded(tmp_path: Path) -> None:
     write_identity(tmp_path)
     with running_server(tmp_path, model_control_mode="explicit", load_model=("identity",)) as running:
@@ -304,6 +318,7 @@ def test_a_start_that_fails_in_process_raises_and_leaves_no_port(tmp_path: Path)
     assert after <= listening
 
 
+@pytest.mark.usefixtures("any_layout")
 def test_servers_can_run_side_by_side(tmp_path: Path) -> None:
     write_identity(tmp_path)
     before = threading.active_count()
@@ -331,6 +346,7 @@ def test_the_servers_bound_of_a_queue_is_named_by_its_flag(tmp_path: Path) -> No
     assert "already has 1 requests in its queue; send fewer at a time, or raise --max-queue-size" in refused[0]
 
 
+@pytest.mark.usefixtures("any_layout")
 def test_a_grpc_message_over_the_flags_size_is_refused(tmp_path: Path) -> None:
     write_identity(tmp_path)
     with running_server(tmp_path, grpc_max_request_size=1000, allow_http=False, allow_metrics=False) as running:
@@ -354,6 +370,7 @@ def test_processes_share_every_port_that_they_may(tmp_path: Path) -> None:
             assert get(second.metrics_url, "/metrics")[0] == 200
 
 
+@pytest.mark.usefixtures("any_layout")
 def test_verbose_logs_a_line_per_request_of_both_protocols(tmp_path: Path) -> None:
     write_identity(tmp_path)
     with serving_process(tmp_path, "--log-verbose=1") as server:
