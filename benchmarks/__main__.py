@@ -27,6 +27,7 @@ CASES: dict[str, Callable[[cases.Settings, Report], None]] = {
     "i": wire_cases.grpc_identity,
     "j": wire_cases.http_identity,
     "k": wire_cases.large_identity,
+    "l": wire_cases.digits_mlp,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,15 @@ def wide_mlp(repository: Path, name: str, *, batching: bool, width: int = 3072) 
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 10])]
     graph = helper.make_graph(nodes, name, inputs, outputs, weights)
     _write_onnx(repository / name, graph, "max_batch_size: 64\n" + _batching(batching) + _one_instance())
+
+
+def digits_mlp(repository: Path) -> Path:
+    """`mlp`: the digits classifier of `model_repository/` with dynamic batching; its ONNX file."""
+    source = Path(__file__).parent.parent / "model_repository" / "digits_onnx"
+    shutil.copytree(source, repository / "mlp")
+    config = (source / "config.pbtxt").read_text().replace('name: "digits_onnx"', 'name: "mlp"') + _one_instance()
+    (repository / "mlp" / "config.pbtxt").write_text(config)
+    return repository / "mlp" / "1" / "model.onnx"
 
 
 def resnet18(repository: Path) -> None:

@@ -13,6 +13,7 @@ from benchmarks.cases import Settings
 from benchmarks.load import Load
 from benchmarks.load_tools import check, run_tool
 from benchmarks.report import Measurement, Report, measure
+from benchmarks.servers.mlserver import mlserver
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess
 from benchmarks.servers.triton import triton
@@ -79,6 +80,25 @@ def large_identity(settings: Settings, report: Report) -> None:
             rows = _measure(settings, report, "k gRPC", servers, grpc, concurrency, "grpc")
             cpu_us = rows["modelserver"].cpu_us
             report.at_most("k", f"gRPC 1 MiB in 16 KiB frames, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.8)
+
+
+def digits_mlp(settings: Settings, report: Report) -> None:
+    """The digits MLP on ONNX Runtime with dynamic batching, concurrency 32, against MLServer with the same session."""
+    repository = settings.repository("models")
+    onnx = models.digits_mlp(repository)
+    image = np.random.default_rng(0).random((1, 8, 8), dtype=np.float32)
+    binary = requests.http_binary("mlp", "image", image)
+    grpc = requests.grpc_raw("mlp", "image", image)
+    with modelserver(repository) as ours, mlserver(onnx) as peer:
+        cpu_us = _measure(settings, report, "l binary", [ours], binary, 32, "http")["modelserver"].cpu_us
+        report.at_most("l", "digits MLP over HTTP binary, c32: CPU us per request", cpu_us, 44.0)
+        rows = _measure(settings, report, "l gRPC", [ours, peer], grpc, 32, "grpc")
+        report.at_most("l", "digits MLP over gRPC, c32: CPU us per request", rows["modelserver"].cpu_us, 67.0)
+        ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
+        report.at_least("l", "digits MLP over gRPC, c32: MLServer's CPU per request / ours", ratio, 12.0)
+        rows = _measure(settings, report, "l JSON", [ours, peer], requests.http_json("mlp", "image", image), 32, "http")
+        ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
+        report.at_least("l", "digits MLP over HTTP JSON, c32: MLServer's CPU per request / ours", ratio, 22.0)
 
 
 def _ours_and_triton(settings: Settings, stack: ExitStack) -> list[ServerProcess]:

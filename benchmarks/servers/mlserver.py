@@ -1,4 +1,4 @@
-"""MLServer with an identity runtime, in an environment under `.bench/`."""
+"""MLServer with a runtime that echoes and one that runs an ONNX model, in an environment under `.bench/`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from benchmarks.servers.process import ServerProcess, http_ready, run_server
 
 _HOME = Path(os.environ.get("MODELSERVER_BENCH_HOME", ".bench")).resolve() / "mlserver"
 
-_RUNTIME = """
+_RUNTIMES = """
+import numpy
+import onnxruntime
 from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
 
 
@@ -24,20 +27,39 @@ class Identity(MLModel):
         given = payload.inputs[0]
         output = ResponseOutput(name="OUTPUT0", datatype=given.datatype, shape=given.shape, data=given.data)
         return InferenceResponse(model_name=self.name, outputs=[output])
+
+
+class Onnx(MLModel):
+    async def load(self) -> bool:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(self.settings.parameters.uri, options)
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        given = payload.inputs[0]
+        data = NumpyCodec.decode_input(given).reshape(given.shape)
+        names = [output.name for output in self.session.get_outputs()]
+        found = self.session.run(names, {given.name: data})
+        outputs = [NumpyCodec.encode_output(name, array) for name, array in zip(names, found)]
+        return InferenceResponse(model_name=self.name, outputs=outputs)
 """
 
 
-def mlserver() -> AbstractContextManager[ServerProcess]:
-    """MLServer in one process, serving `identity`; installs it first if needed."""
+def mlserver(onnx: Path | None = None) -> AbstractContextManager[ServerProcess]:
+    """MLServer in one process, serving `identity`, or the model file as `mlp`; installs it first if needed."""
     python = _HOME / "venv" / "bin" / "python"
     if not (_HOME / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", str(_HOME / "venv")], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "mlserver==1.7.1"], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "mlserver==1.7.1", "onnxruntime"], check=True)
         (_HOME / "ready").touch()
     folder = _HOME / "models"
     folder.mkdir(exist_ok=True)
-    (folder / "identity_runtime.py").write_text(_RUNTIME)
-    settings = {"name": "identity", "implementation": "identity_runtime.Identity"}
+    (folder / "bench_runtimes.py").write_text(_RUNTIMES)
+    settings: dict[str, object] = {"name": "identity", "implementation": "bench_runtimes.Identity"}
+    if onnx is not None:
+        # Without adaptive batching, which costs it more than it gains here.
+        settings = {"name": "mlp", "implementation": "bench_runtimes.Onnx", "parameters": {"uri": str(onnx)}}
     (folder / "model-settings.json").write_text(json.dumps(settings))
 
     def command(ports: Mapping[str, int]) -> Sequence[str]:
