@@ -78,7 +78,7 @@ class GrpcStream(Http2Stream):
         self._assembly = connection.new_assembly()
         self._arrived: deque[_Arrived] = deque()
         self._num_waiting_bytes = 0
-        self._unread = b""
+        self._unread = bytearray()
         # By how much the window was widened for the message in assembly.
         self._widened = 0
         # What was consumed and is not given back yet.
@@ -186,14 +186,16 @@ class GrpcStream(Http2Stream):
     async def __anext__(self) -> Buffer:
         while not self._arrived:
             if self.is_ended or not self.is_open:
+                if self._assembly.is_begun and self.is_open:
+                    raise RpcError(Status.INTERNAL, "a message was cut off: the client ended the stream too early")
                 raise StopAsyncIteration
             self._news = self.connection.context.loop.create_future()
             await self._news
         arrived = self._arrived.popleft()
         self._num_waiting_bytes -= len(arrived.message)
         self._give_back(arrived.credit)
-        if self._unread:
-            unread, self._unread = self._unread, b""
+        if self._unread and not self._arrived:  # not before: what stays unread is copied each time
+            unread, self._unread = self._unread, bytearray()
             self._receive_messages(memoryview(unread))
         self._widen()
         return await self._inflated(arrived.message) if arrived.is_compressed else arrived.message
@@ -247,10 +249,7 @@ class GrpcStream(Http2Stream):
             self._take_message()
 
     def end(self) -> None:
-        if self._assembly.is_begun and not self._unread:
-            self._break(RpcError(Status.INTERNAL, "a message was cut off: the client ended the stream too early"))
-        else:
-            self._tell()
+        self._tell()
 
     @property
     def is_within_message(self) -> bool:
@@ -260,7 +259,7 @@ class GrpcStream(Http2Stream):
         try:
             while len(data):
                 if len(self._arrived) >= _MAX_MESSAGES:
-                    self._unread = data.tobytes()
+                    self._unread = bytearray(data)
                     return
                 data = data[self._assembly.add(data) :]
                 if self._assembly.is_complete:
@@ -309,4 +308,4 @@ class GrpcStream(Http2Stream):
             self.connection.context.deadlines.remove(self, self.deadline_ns)
         self._assembly.drop()
         self._arrived.clear()
-        self._unread = b""
+        self._unread = bytearray()
