@@ -1,0 +1,53 @@
+"""Servers for clients that others wrote: a port with test handlers, and a whole server with one port for everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.certificates import Authority
+from support.layouts import layout
+from support.serving import RunningServer, running_server
+from support.wires import RunningWire, running_wire
+
+from modelserver.wire.limits import WireLimits
+from modelserver.wire.tls import TlsFiles
+
+MIB = 1 << 20
+# As large as clients may want it, so that what is tested is the wire and not a limit.
+LIMITS = WireLimits(max_body_bytes=80 * MIB, max_message_bytes=80 * MIB)
+
+
+@pytest.fixture(scope="session", params=["asyncio", "uvloop"])
+def wire(request: pytest.FixtureRequest) -> Iterator[RunningWire]:
+    """A port with test handlers for both protocols, on each event loop in turn."""
+    with running_wire(loop=request.param, limits=LIMITS) as running:
+        yield running
+        running.expect_idle()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def tls_wire(authority: Authority) -> Iterator[RunningWire]:
+    """The same with TLS."""
+    pair = authority.pair("server")
+    with running_wire(loop="uvloop", limits=LIMITS, tls=TlsFiles(str(pair.certificate), str(pair.key))) as running:
+        yield running
+        running.expect_idle()
+
+
+@pytest.fixture(scope="session")
+def one_port(model_repository: Path) -> Iterator[RunningServer]:
+    """A whole server with the identity model that serves HTTP and gRPC on one port."""
+    options = {
+        "http_max_input_size": 80 * MIB,
+        "model_control_mode": "explicit",
+        "load_model": ("identity",),
+    }
+    with layout("native-one-port"), running_server(model_repository, **options) as running:
+        yield running
