@@ -355,7 +355,11 @@ def _connect(address: Address, receive_buffer_bytes: int | None) -> socket.socke
     if receive_buffer_bytes is not None:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.connect(address)
+    try:
+        connected.connect(address)
+    except OSError:
+        connected.close()
+        raise
     return connected
 
 
