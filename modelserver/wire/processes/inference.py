@@ -40,6 +40,7 @@ class RemoteRequests:
     def __init__(self, dataplane: DataPlane, link: Link[FrontBundle]) -> None:
         self._dataplane = dataplane
         self._link = link
+        self._send = link.send
         self._requests: dict[int, InferRequest] = {}
         self._heads: dict[bytes, Head] = {}
 
@@ -88,7 +89,7 @@ class RemoteRequests:
             request.cancel()
             self._link.send(_failed(call, error))
             return
-        self._link.send(Inferred(call, request.version, head, response.is_final, content))
+        self._send(Inferred(call, request.version, head, response.is_final, content))
 
     def _pack(self, response: InferResponse) -> tuple[bytes, Content]:
         outputs = response.outputs
@@ -112,7 +113,7 @@ class RemoteRequests:
             record.model_name,
             record.version,
             {unpack.name: unpack(data) for unpack in unpackers},
-            message.id.decode("utf-8", "surrogatepass"),
+            message.id.decode("utf-8", "surrogatepass") if message.id else "",
             record.outputs,
             record.parameters,
             record.priority,
@@ -140,7 +141,7 @@ class RemoteRequests:
 class _AnswerStream(ResponseStream):
     """Sends what is delivered to it."""
 
-    __slots__ = ("_call", "_request", "_requests")
+    __slots__ = ("_call", "_requests")
 
     def __init__(self, requests: RemoteRequests, call: int) -> None:
         self._requests = requests

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from typing import Final
 
@@ -37,15 +36,12 @@ class _SentHead:
     Of no form with BYTES tensors: how long these are is part of the head.
     """
 
-    __slots__ = ("_model_name", "_version", "head")
+    __slots__ = ("head", "model_name", "version")
 
     def __init__(self, model_name: str, version: int | None, head: bytes) -> None:
-        self._model_name = model_name
-        self._version = version
+        self.model_name = model_name
+        self.version = version
         self.head = head
-
-    def is_of(self, request: InferRequest) -> bool:
-        return self._version == request.version and self._model_name == request.model_name
 
 
 class RemoteDataPlane:
@@ -54,7 +50,9 @@ class RemoteDataPlane:
     def __init__(self, link: Link[CoreBundle], numbers: count[int]) -> None:
         """`numbers` are those of calls, unique in this process."""
         self._link = link
+        self._send = link.send
         self._next_number = numbers.__next__
+        self._on_cancel = self._cancel
         self._requests: dict[int, InferRequest] = {}
         self._heads: dict[bytes, Head] = {}
 
@@ -71,8 +69,10 @@ class RemoteDataPlane:
         head, content = self._pack(request)
         call = self._next_number()
         self._requests[call] = request
-        request.on_cancel = partial(self._cancel, call)
-        self._link.send(Infer(call, head, request.id.encode("utf-8", "surrogatepass"), request.deadline_ns, content))
+        request.on_cancel = self._on_cancel
+        request_id = request.id
+        encoded_id = request_id.encode("utf-8", "surrogatepass") if request_id else b""
+        self._send(Infer(call, head, encoded_id, request.deadline_ns, content))
         return request.stream
 
     def on_inferred(self, message: Inferred) -> None:
@@ -98,7 +98,7 @@ class RemoteDataPlane:
         form = request.form
         inputs = request.inputs
         sent = form.signature if form is not None else None
-        if isinstance(sent, _SentHead) and sent.is_of(request):
+        if isinstance(sent, _SentHead) and sent.model_name == request.model_name and sent.version == request.version:
             if len(inputs) == 1:
                 (tensor,) = inputs.values()
                 if tensor.data.nbytes <= INLINE_BYTES:
@@ -126,6 +126,9 @@ class RemoteDataPlane:
             self._heads[head] = found
         return found
 
-    def _cancel(self, call: int, _request: InferRequest) -> None:
-        if call in self._requests:
-            self._link.send(Cancel(call))
+    def _cancel(self, request: InferRequest) -> None:
+        # Requests are seldom cancelled, so none pays for being found fast.
+        for call, each in self._requests.items():
+            if each is request:
+                self._link.send(Cancel(call))
+                return
