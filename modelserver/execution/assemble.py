@@ -76,11 +76,16 @@ class Assembler:
                 problems[name] = error
         if len(requests) == 1:
             return [self._respond(requests[0], arrays, problems, None)]
+        everything = [] if problems else [(name, spec.datatype, arrays[name]) for name, spec in self._outputs.items()]
         responses = []
         start = 0
         for request in requests:
             end = start + request.rows
-            responses.append(self._respond(request, arrays, problems, slice(start, end)))
+            if request.outputs is None and everything:
+                tensors = [Tensor(name, datatype, array[start:end]) for name, datatype, array in everything]
+                responses.append(InferResponse(tensors))
+            else:
+                responses.append(self._respond(request, arrays, problems, slice(start, end)))
             start = end
         return responses
 

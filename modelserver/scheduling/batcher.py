@@ -104,17 +104,26 @@ class Batcher:
         now_ns = self._now_ns()
         if request.arrival_ns == 0:
             request.arrival_ns = now_ns
-        refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
-        if refusal is not None:
-            raise refusal
-        level = self._levels.level_of(request)
-        policy = self._levels.policy_of(level)
+        deadline_ns = request.deadline_ns
+        # Asked first what most requests can answer with no, because it costs less than the call.
+        if self._is_stopped or request.is_cancelled or deadline_ns is not None:
+            refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
+            if refusal is not None:
+                raise refusal
+        levels = self._levels
+        if levels.num_levels:
+            level = levels.level_of(request)
+            policy = levels.policy_of(level)
+        else:
+            level, policy = levels.default_level, levels.default_policy
         key = self._key(request) if self._key is not None else None
         entry = QueueEntry(request, level, now_ns, key, policy.delays)
-        expires_ns = _first_expiry(now_ns, policy.timeout_ns(request), request.deadline_ns)
+        timeout_ns = policy.timeout_ns(request) if policy.has_timeouts else 0
+        expires_ns = deadline_ns if timeout_ns == 0 else _first_expiry(now_ns, timeout_ns, deadline_ns)
+        max_queue_size = policy.max_queue_size
         with self._lock:
             # Asked again under the lock: another thread may have aborted the queue since `refuse` looked.
-            is_accepted = not self._is_stopped and not self._is_full(level, policy.max_queue_size)
+            is_accepted = not self._is_stopped and (max_queue_size == 0 or not self._is_full(level, max_queue_size))
             if is_accepted:
                 self._queue.add(entry)
                 if expires_ns is not None:
@@ -333,9 +342,7 @@ class Batcher:
             self._answer_expired(expired, now_ns)
 
 
-def _first_expiry(now_ns: int, timeout_ns: int, deadline_ns: int | None) -> int | None:
-    if timeout_ns == 0:
-        return deadline_ns
+def _first_expiry(now_ns: int, timeout_ns: int, deadline_ns: int | None) -> int:
     return now_ns + timeout_ns if deadline_ns is None else min(now_ns + timeout_ns, deadline_ns)
 
 

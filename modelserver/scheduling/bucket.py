@@ -25,6 +25,11 @@ def bucket_key(config: ModelConfig, *, can_join_ragged: bool) -> BucketKey | Non
     if not optional and not variable and not by_content:
         return None
 
+    if len(variable) == 1 and not optional and not by_content:
+        # The usual model that needs a key at all.
+        [only] = variable
+        return lambda request: request.inputs[only].data.shape[1:]
+
     def key(request: InferRequest) -> Hashable:
         inputs = request.inputs
         parts: list[Hashable] = [name in inputs for name in optional]
