@@ -236,6 +236,10 @@ class Http2Connection(asyncio.BufferedProtocol):
     def new_assembly(self) -> MessageAssembly:
         return MessageAssembly(self.context.assembly, self.context.limits.max_message_bytes)
 
+    def is_idle(self, stream_id: int) -> bool:
+        """Whether nothing may come on the stream, because it was never opened. After a GOAWAY that cannot be told."""
+        return not stream_id or self.last_stream_id < stream_id <= self.last_admissible_id
+
     def admits(self, stream_id: int) -> bool:
         """Whether the stream may open; one that may not is refused, or ignored after a GOAWAY."""
         if stream_id > self.last_admissible_id:

@@ -135,7 +135,7 @@ class ControlFrames:
             self._connection.answer_control(ping_ack(payload))
 
     def _check_not_idle(self, name: str, stream_id: int) -> None:
-        if not stream_id or stream_id > self._connection.last_stream_id:
+        if self._connection.is_idle(stream_id):
             raise protocol_fault(f"{name} on stream {stream_id}, which is not open")
 
 

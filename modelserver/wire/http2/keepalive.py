@@ -54,25 +54,32 @@ class Pulse(enum.Enum):
 class Keepalive:
     """When to ping a peer that has been silent, and when to give it up."""
 
-    __slots__ = ("_heard_s", "_limits", "_pinged_s")
+    __slots__ = ("_heard_s", "_limits", "_num_pings", "_pinged_s")
 
     def __init__(self, limits: KeepaliveLimits, now_s: float) -> None:
         self._limits = limits
         self._heard_s = now_s
         self._pinged_s: float | None = None
+        # Since data was sent last.
+        self._num_pings = 0
 
     def heard(self, now_s: float) -> None:
         """Something came from the peer."""
         self._heard_s = now_s
         self._pinged_s = None
 
-    def check(self, now_s: float, *, has_streams: bool) -> Pulse:
-        """What to do now; the caller does it."""
+    def check(self, now_s: float, *, has_streams: bool, has_sent: bool = False) -> Pulse:
+        """What to do now; the caller does it. `has_sent` says that data was sent since the last time."""
         limits = self._limits
+        if has_sent:
+            self._num_pings = 0
         if self._pinged_s is not None:
             return Pulse.DEAD if now_s - self._pinged_s >= limits.ping_timeout_s else Pulse.FINE
+        if limits.max_pings_without_data and self._num_pings >= limits.max_pings_without_data:
+            return Pulse.FINE
         is_silent = now_s - self._heard_s >= limits.ping_after_s
         if is_silent and (has_streams or limits.ping_without_calls):
             self._pinged_s = now_s
+            self._num_pings += 1
             return Pulse.PING
         return Pulse.FINE

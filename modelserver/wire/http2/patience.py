@@ -46,6 +46,7 @@ class Patience:
         "_max_age_s",
         "_num_opened",
         "_num_unsent",
+        "_progress",
     )
 
     def __init__(self, connection: Http2Connection, now_s: float) -> None:
@@ -55,6 +56,7 @@ class Patience:
         self._awaited = connection.receiver.awaited
         self._awaited_since_s = now_s
         self._keepalive = Keepalive(keepalive, now_s)
+        self._progress = connection.sender.progress
         self._bodies: dict[int, _Progress] = {}
         self._idle_since_s = now_s
         self._num_opened = 0
@@ -98,7 +100,9 @@ class Patience:
         if connection.has_heard:
             connection.has_heard = False
             self._keepalive.heard(now_s)
-        pulse = self._keepalive.check(now_s, has_streams=bool(connection.streams))
+        progress = connection.sender.progress
+        has_sent, self._progress = progress != self._progress, progress
+        pulse = self._keepalive.check(now_s, has_streams=bool(connection.streams), has_sent=has_sent)
         if pulse is Pulse.PING:
             connection.sender.frames.append(ping(_PING))
         elif pulse is Pulse.DEAD:

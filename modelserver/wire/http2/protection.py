@@ -28,7 +28,8 @@ class TokenBucket:
         self._level -= num_tokens
         if self._level < 0:  # the clock is read only by who may be over the limit
             now_s = self._clock()
-            self._level = min(self._burst, self._level + (now_s - self._since_s) * self._per_s)
+            before = self._level + num_tokens + (now_s - self._since_s) * self._per_s
+            self._level = min(self._burst, before) - num_tokens
             self._since_s = now_s
         return self._level >= 0
 

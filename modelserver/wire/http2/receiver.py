@@ -417,8 +417,10 @@ class Receiver:
 
     def _check_late_data(self, stream_id: int) -> None:
         """DATA on a stream that is not open: in flight when we reset it, or wrong."""
-        if not stream_id or stream_id > self._connection.last_stream_id:
+        if self._connection.is_idle(stream_id):
             raise protocol_fault(f"DATA on stream {stream_id}, which is not open")
+        if stream_id > self._connection.last_stream_id:
+            return
         how = self._connection.closed.get(stream_id)
         if how is not Closed.RESET_BY_US:
             text = "has closed" if how is None else f"was {how.value}"

@@ -153,6 +153,7 @@ class Sender:
         if size > self.inline_bytes or size > self.window or size > stream.send_window or stream.outgoing is not None:
             self.queue(stream, parts)
             return
+        self.num_turns += 1
         self.window -= size
         stream.send_window -= size
         self.frames.append(b"".join((pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
