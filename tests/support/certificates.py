@@ -65,7 +65,8 @@ class Authority:
             .not_valid_after(now + _DAY)
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            # Python 3.13 insists on what tells certificates of the same name apart.
+            # Python 3.13 insists on what a key is for, and on what tells certificates of the same name apart.
+            .add_extension(_usage(is_authority=is_authority), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
@@ -74,6 +75,20 @@ class Authority:
     @staticmethod
     def _write(path: Path, certificate: x509.Certificate) -> None:
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
