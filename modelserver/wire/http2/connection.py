@@ -131,7 +131,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.context.counts.closed(Protocol.HTTP2)
         self.closing.cancel_timers()
         self.leave_streams()
-        self._count_streams()
         self.receiver.discard()
 
     def pause_writing(self) -> None:
@@ -289,6 +288,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """The client is gone: nothing more is sent on any stream."""
         for stream in list(self.streams.values()):
             self._leave(stream, Closed.RESET_BY_PEER)
+        self._count_streams()
 
     def settle_abandoned(self) -> None:
         """The handler of a stream that was closed before is done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,7 +41,7 @@ def read_all(found: MessageAssembly, pieces: list[bytes]) -> list[bytes]:
 def test_however_the_stream_is_cut(contents: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(prefixed(content) for content in contents)
     points = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    pieces = [stream[start:end] for start, end in zip(points, points[1:], strict=False)]
+    pieces = [stream[start:end] for start, end in pairwise(points)]
     found = assembly()
     assert read_all(found, pieces) == contents
     assert not found.is_begun

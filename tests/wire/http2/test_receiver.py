@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,7 @@ def frames_of(written: bytes) -> list[tuple[int, int, bytes]]:
 @given(st.lists(st.integers(1, len(RECORDING) - 1), max_size=12))
 def test_however_the_bytes_are_cut(cuts: list[int]) -> None:
     points = [0, *sorted(set(cuts)), len(RECORDING)]
-    pieces = [RECORDING[start:end] for start, end in zip(points, points[1:], strict=False)]
+    pieces = [RECORDING[start:end] for start, end in pairwise(points)]
     whole = asyncio.run(answer_to([RECORDING]))
     assert frames_of(asyncio.run(answer_to(pieces))) == frames_of(whole)
 
