@@ -13,6 +13,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.body import check_size, with_plain_body
 from modelserver.frontends.http.documents import index_document
 from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.json_text import check_depth
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import error_response, json_response
@@ -43,22 +44,24 @@ class Control:
 
         self._with_body(exchange, answer)
 
-    def load(self, exchange: HttpExchange, name: str, repository: str = "") -> None:
-        """Load or reload a model; answers when it is ready or has failed. Files in the parameters are base64."""
+    def load(self, exchange: HttpExchange, name: str, repository: str = "", version: str | None = None) -> None:
+        """Load or reload a model or a version; answers when it is ready or has failed. Files are base64."""
+        number = parse_version(name, version)
 
         def submit(body: Buffer) -> None:
             parameters = _parse_parameters(body, self._limits)
-            operation = self._controlplane.load(name, parameters, repository_name=repository)
+            operation = self._controlplane.load(name, parameters, repository_name=repository, version=number)
             self._run(exchange, operation, {"name": name, "load": True})
 
         self._with_body(exchange, submit)
 
-    def unload(self, exchange: HttpExchange, name: str, repository: str = "") -> None:
-        """Unload a model."""
+    def unload(self, exchange: HttpExchange, name: str, repository: str = "", version: str | None = None) -> None:
+        """Unload a model or a version."""
+        number = parse_version(name, version)
 
         def submit(body: Buffer) -> None:
             parameters = _parse_parameters(body, self._limits)
-            operation = self._controlplane.unload(name, parameters, repository_name=repository)
+            operation = self._controlplane.unload(name, parameters, repository_name=repository, version=number)
             self._run(exchange, operation, {"name": name, "unload": True})
 
         self._with_body(exchange, submit)

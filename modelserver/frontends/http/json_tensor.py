@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ Shape = tuple[int, ...]
 _INT64 = np.iinfo(np.int64)
 _LEADING_BRACKETS = re.compile(rb"[\[\s]*")
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+_MAX_PACKED = 1024
 
 
 def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, data: msgspec.Raw | list[Any]) -> Tensor:
@@ -45,7 +47,7 @@ def tensor_from_values(
     name: str, datatype: Datatype, shape: Shape, count: int, depth: int, values: list[Any]
 ) -> Tensor:
     """As `tensor_from_json`, of a list that was parsed by `decoder` with the same datatype and depth."""
-    array = _to_array(name, datatype, values)
+    array = _to_array(name, datatype, depth, values)
     if depth > 1:
         if array.shape != shape:
             raise InvalidArgumentError(
@@ -63,16 +65,16 @@ def tensor_to_json(tensor: Tensor) -> bytes:
 
     Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
     """
-    data = tensor.data
-    if tensor.datatype is Datatype.BYTES:
+    data, datatype = tensor.data, tensor.datatype
+    if datatype is Datatype.BYTES:
         return orjson.dumps(_decode_strings(tensor))
-    if tensor.datatype in _BINARY_ONLY:
+    if datatype is Datatype.FP16 or datatype is Datatype.BF16:
         raise InvalidArgumentError(
-            f"output '{tensor.name}': {tensor.datatype.value} has no JSON form; request it with 'binary_data': true, "
+            f"output '{tensor.name}': {datatype.value} has no JSON form; request it with 'binary_data': true, "
             "or all outputs with the request parameter 'binary_data_output': true"
         )
     if data.ndim != 1 or not data.flags.c_contiguous:
-        data = data.reshape(-1) if data.flags.c_contiguous else np.ascontiguousarray(data).reshape(-1)
+        data = data.ravel()
     text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
     # What is not finite is null there, and nothing else is: finding that costs less than looking at each number.
     if b"null" in text and data.dtype.kind == "f":
@@ -129,8 +131,11 @@ def _decode(name: str, datatype: Datatype, depth: int, data: msgspec.Raw | list[
         raise InvalidArgumentError(f"input '{name}': 'data' does not hold {datatype.value}: {error}") from error
 
 
-def _to_array(name: str, datatype: Datatype, values: list[Any]) -> np.ndarray[Any, Any]:
+def _to_array(name: str, datatype: Datatype, depth: int, values: list[Any]) -> np.ndarray[Any, Any]:
     try:
+        if datatype is Datatype.FP32 and depth == 1 and 0 < len(values) <= _MAX_PACKED:
+            # A third of the time that NumPy needs to watch its own conversion; the same numbers are too large.
+            return np.frombuffer(struct.pack(f"<{len(values)}f", *values), datatype.numpy)
         with np.errstate(over="raise"):
             return np.array(values, datatype.numpy)
     except (OverflowError, FloatingPointError) as error:

@@ -12,7 +12,7 @@ from modelserver.frontends.http.control import Control
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.inference import Inference, InferHead, parse_version
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.router import Route, Router, allowed_methods, call_for
+from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
 
 if TYPE_CHECKING:
@@ -77,10 +77,8 @@ class HttpFrontend:
             Route("GET", f"{_VERSION}/stats", self._statistics),
             Route("POST", "/v2/repository/index", control.index),
             Route("POST", "/v2/repository/{repository}/index", control.index),
-            Route("POST", "/v2/repository/models/{name}/load", control.load),
-            Route("POST", "/v2/repository/{repository}/models/{name}/load", control.load),
-            Route("POST", "/v2/repository/models/{name}/unload", control.unload),
-            Route("POST", "/v2/repository/{repository}/models/{name}/unload", control.unload),
+            *_control_routes("load", control.load),
+            *_control_routes("unload", control.unload),
         )
 
     def handle(self, exchange: HttpExchange) -> None:
@@ -144,6 +142,15 @@ class HttpFrontend:
     def _statistics(self, exchange: HttpExchange, name: str = "", version: str | None = None) -> None:
         entries = self._dataplane.statistics(name, parse_version(name, version))
         exchange.respond(json_response(documents.statistics_document(entries)))
+
+
+def _control_routes(verb: str, call: RouteCall) -> tuple[Route, ...]:
+    """For a model or, which Triton does not know, one version of it; each with and without its repository's name."""
+    return tuple(
+        Route("POST", f"{repository}/models/{{name}}{version}/{verb}", call)
+        for repository in ("/v2/repository", "/v2/repository/{repository}")
+        for version in ("", "/versions/{version}")
+    )
 
 
 def _unsupported_routes() -> tuple[Route, ...]:

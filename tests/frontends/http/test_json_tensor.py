@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
@@ -134,3 +136,17 @@ def test_outputs_are_flat(datatype: Datatype, data: Any, text: bytes) -> None:
 def test_outputs_without_json_form_say_to_ask_for_binary(datatype: Datatype, data: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"'y'.*'binary_data': true"):
         _encode(datatype, data)
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([3.4028235677973362e38, 3.4028235677973366e38])
+)
+def test_short_and_long_lists_round_alike(value: float) -> None:
+    """Short lists of FP32 are converted in another way than long ones."""
+    outcomes = []
+    for count in (1, 2000):
+        try:
+            outcomes.append(_decode(Datatype.FP32, (count,), json.dumps([value] * count)).data[0].tobytes())
+        except InvalidArgumentError as error:
+            outcomes.append(error.message.encode())
+    assert outcomes[0] == outcomes[1]
