@@ -44,7 +44,7 @@ def test_goaway_comes_in_two_steps(ageing: RunningWire) -> None:
         peer.send(ping(peer.pings[0], ack=True))
         peer.until(lambda: len(peer.goaways) == 2, "the second GOAWAY")
         assert (peer.goaways[1].last_stream_id, peer.goaways[1].code) == (3, ErrorCode.NO_ERROR)
-        peer.send(headers(5, call_fields("Echo")))
+        peer.call(5, "Echo", b"too late")
         ageing.release()
         assert peer.expect_answer(1).messages == [b"first"]
         peer.expect_closed()
