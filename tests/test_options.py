@@ -284,6 +284,7 @@ ONE_PORT = {"http_port": 7000, "grpc_port": 7000}
         ({"grpc_use_ssl": True, "grpc_server_cert": "c"}, "--grpc-use-ssl needs --grpc-server-key"),
         ({**GRPC_TLS, "grpc_use_ssl_mutual": True}, "--grpc-use-ssl-mutual needs --grpc-root-cert"),
         ({**GRPC_TLS, "grpc_use_ssl": True, "wire": "grpcio"}, "--grpc-use-ssl needs --wire=native"),
+        ({"wire_processes": 3, "wire": "grpcio"}, "--wire-processes=3 needs --wire=native: the reference wire is"),
         ({**ONE_PORT, "wire": "grpcio"}, "both 7000: only --wire=native carries both protocols on one port"),
         ({**ONE_PORT, "shared_ports": False}, "both 7000: --shared-ports=false needs two ports"),
         ({**ONE_PORT, **GRPC_TLS, "grpc_use_ssl": True}, "both 7000: .* use --tls-cert and --tls-key"),

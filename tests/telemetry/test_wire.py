@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from modelserver.telemetry.exposition import render_text
-from modelserver.telemetry.wire import Protocol, Violation, WireCounts, wire_families
+from modelserver.telemetry.wire import (
+    FrontGauges,
+    Protocol,
+    Violation,
+    WireCounts,
+    front_families,
+    wire_families,
+)
 
 
 def text_of(counts: WireCounts) -> str:
@@ -42,3 +49,20 @@ def test_violations_that_can_be_begin_at_zero() -> None:
 def test_every_violation_is_possible_somewhere() -> None:
     text = text_of(WireCounts())
     assert not [violation for violation in Violation if f'reason="{violation.value}"}} 0' not in text]
+
+
+def test_wire_processes_have_gauges_of_their_own() -> None:
+    fronts = [
+        FrontGauges("wire-0", 12, is_serving=True, num_connections=5, num_inflight=3, num_restarts=0),
+        FrontGauges("wire-1", None, is_serving=False, num_connections=0, num_inflight=0, num_restarts=2),
+    ]
+    text = render_text(front_families(fronts)).decode()
+    assert 'modelserver_wire_process_up{process="wire-0"} 1' in text
+    assert 'modelserver_wire_process_up{process="wire-1"} 0' in text
+    assert 'modelserver_wire_process_connections{process="wire-0"} 5' in text
+    assert 'modelserver_wire_process_inflight_requests{process="wire-0"} 3' in text
+    assert 'modelserver_wire_process_restarts_total{process="wire-1"} 2' in text
+
+
+def test_without_wire_processes_there_are_no_such_families() -> None:
+    assert front_families([]) == []
