@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 def _mostly(usual: list[bytes], odd: list[bytes]) -> st.SearchStrategy[bytes]:
     """Nine of ten are usual: a stream is only read as far as its first fault."""
-    return st.integers(0, 9).flatmap(lambda number: st.sampled_from(usual if number else odd))
+    return st.integers(0, 9).flatmap(lambda number: st.sampled_from(usual if number != 7 else odd))
 
 
 METHODS = _mostly([b"GET", b"POST", b"HEAD", b"PUT"], [b"OPTIONS", b"CONNECT", b"get", b"PRI", b"M-SEARCH", b""])
@@ -59,7 +59,7 @@ FRAMINGS = _mostly([b"length", b"chunks"], [b"none", b"wrong length"])
 def requests(draw: st.DrawFn) -> bytes:
     lines = [b" ".join([draw(METHODS), draw(PATHS), draw(VERSIONS)]), b"Host: host:8000"]
     lines += draw(st.lists(USUAL_LINES, max_size=3))
-    lines += draw(st.lists(ODD_LINES, max_size=1)) if draw(st.integers(0, 5)) == 0 else []
+    lines += draw(st.lists(ODD_LINES, max_size=1)) if draw(st.integers(0, 5)) == 3 else []
     body = draw(BODIES)
     match draw(FRAMINGS):
         case b"length":
