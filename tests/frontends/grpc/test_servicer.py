@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +14,9 @@ from support.echo import EchoControlPlane, EchoModel
 from support.grpc_calls import Call, RefusedError, call_unary, turns
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.dataplane import DataPlane
 from modelserver.errors import ErrorCode, ServerError, UnavailableError
@@ -369,3 +373,39 @@ async def test_what_is_not_there_says_so(methods: Methods, path: str, text: str)
     error = await refused(methods, path, b"")
     assert error.status is Status.UNIMPLEMENTED
     assert text in error.message
+
+
+@pytest.mark.parametrize("fault", [None, "refused", "too many", "failed"])
+async def test_nothing_of_a_request_stays_in_memory_after_its_answer(
+    methods: Methods, model: EchoModel, fault: str | None
+) -> None:
+    responses = {
+        "too many": [InferResponse(is_final=False), InferResponse()],
+        "failed": [InferResponse(error=UnavailableError("busy"))],
+    }
+    if fault in responses:
+        model.respond = lambda _: responses[str(fault)]
+    model.refuses = UnavailableError("the queue is full") if fault == "refused" else None
+    inputs: list[weakref.ref[object]] = []
+    submit = model.submit
+
+    def note(request: InferRequest) -> ResponseStream:
+        inputs.append(weakref.ref(request.inputs["INPUT"].data))
+        return submit(request)
+
+    model.submit = note  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        call = Call(infer_message().SerializeToString())
+        handler = methods["/inference.GRPCInferenceService/ModelInfer"].unary
+        assert handler is not None
+        handler(call)
+        await turns()
+        assert (call.parts is not None) is (fault is None)
+        call.on_cancel = None  # as wires do
+        model.refuses = None  # its traceback holds the request
+        responses.clear()
+        model.cancelled.clear()
+        assert inputs[0]() is None
+    finally:
+        gc.enable()

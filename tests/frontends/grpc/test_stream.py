@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 from support.echo import EchoModel
 from support.grpc_calls import OpenStream, turns
 
+from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
 from modelserver.dataplane import DataPlane
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Method
@@ -219,3 +223,53 @@ async def test_nothing_is_left_of_a_stream(methods: Methods) -> None:
     await stream.receive(pb.ModelStreamInferResponse)
     await stream.cancel()
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_nothing_of_a_request_stays_in_memory_after_its_answer(
+    methods: Methods, model: EchoModel, is_refused: bool
+) -> None:
+    model.holds = not is_refused
+    inputs: list[weakref.ref[object]] = []
+    submit = model.submit
+
+    def refuse(request: InferRequest) -> ResponseStream:
+        inputs.append(weakref.ref(request.inputs["INPUT"].data))
+        if is_refused:
+            raise UnavailableError("the queue is full")
+        return submit(request)
+
+    model.submit = refuse  # type: ignore[method-assign]
+    stream = OpenStream(methods[PATH])
+    gc.disable()
+    try:
+        for request_id in "ab":
+            stream.send(message(request_id))
+            await turns()
+            if not is_refused:
+                model.release(model.held[0])
+            await stream.receive(pb.ModelStreamInferResponse)
+        await turns()
+        # The reader may still hold the last message.
+        assert inputs[0]() is None
+    finally:
+        gc.enable()
+    await stream.cancel()
+
+
+async def test_order_holds_while_room_comes_and_goes(methods: Methods, model: EchoModel) -> None:
+    model.holds = True
+    stream = OpenStream(methods[PATH])
+    expected: list[str] = []
+    for index in range(12):
+        stream.send(message(str(index)))
+        expected.append(str(index))
+        await turns()
+        if index % 3 == 0:
+            stream.has_room.clear()
+        model.release(model.held[-1])
+        await turns(index % 4)
+        stream.has_room.set()
+    assert await ids(stream, len(expected)) == expected
+    stream.half_close()
+    assert await stream.status() == (Status.OK, "")
