@@ -97,8 +97,9 @@ def _axis_names(x_name: str, y_name: str) -> str:
     )
 
 
-def _svg(parts: Sequence[str], title: str, height: float = HEIGHT) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
+def _svg(parts: Sequence[str], title: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> str:
+    head = f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(title)}">'
+    return head + "".join(parts) + "</svg>"
 
 
 def line_chart(series: Sequence[Series], *, title: str, x_name: str, y_name: str) -> str:
@@ -164,14 +165,14 @@ def histogram(edges: Sequence[float], counts: Sequence[int], marks: Sequence[tup
 def stacked_bars(rows: Sequence[tuple[str, Sequence[Part]]], *, title: str, unit: str) -> str:
     """A horizontal bar per row, made of parts."""
     high = max((sum(part.value for part in parts) for _, parts in rows), default=0.0) or 1.0
-    left, step = 130, 30
+    left, step, width = 150, 30, 1080
     drawn = []
     for number, (name, parts) in enumerate(rows):
         y = TOP + number * step
         drawn.append(f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
         x = float(left)
         for part in parts:
-            wide = part.value / high * (WIDTH - left - 70)
+            wide = part.value / high * (width - left - 80)
             note = f"{name}, {part.name}: {short(part.value)} {unit}"
             drawn.append(
                 f'<rect class="bar s{part.color}" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="20">'
@@ -181,7 +182,7 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[Part]]], *, title: str, unit
         total = sum(part.value for part in parts)
         drawn.append(f'<text class="tick" x="{x + 6:.1f}" y="{y + 15}">{short(total)} {escape(unit)}</text>')
     names = {part.name: part.color for _, parts in rows for part in parts}
-    return _svg(drawn, title, TOP * 2 + step * len(rows)) + legend(list(names.items()))
+    return _svg(drawn, title, (width, TOP * 2 + step * len(rows))) + legend(list(names.items()))
 
 
 def legend(entries: Sequence[tuple[str, int]]) -> str:

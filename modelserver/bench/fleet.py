@@ -169,7 +169,7 @@ class Fleet:
                     response_times=np.frombuffer(reply.response_times, np.int64),
                     failure_times=np.frombuffer(reply.failure_times, np.int64),
                     failures=Counter(reply.failures),
-                    busiest=used_s / passed_s if passed_s > 0 else 0.0,
+                    busiest=min(1.0, used_s / passed_s) if passed_s > 0 else 0.0,
                     cpu_s=used_s,
                     calls=[reply.calls] if reply.calls else [],
                 )

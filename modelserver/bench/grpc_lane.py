@@ -6,7 +6,8 @@ from time import monotonic_ns
 from urllib.parse import unquote_to_bytes
 
 from modelserver.bench.grpc_messages import PREFIX_BYTES, read_stream_answer, status_name, unframe
-from modelserver.bench.h2_connection import MAX_WINDOW, WINDOW_STEP, H2Connection, Head
+from modelserver.bench.h2_connection import WINDOW_STEP, H2Connection
+from modelserver.bench.h2_stream import Head
 from modelserver.bench.lane import Answers, Lane
 
 _OK = 0
@@ -132,7 +133,7 @@ class StreamLane(Lane):
     def on_data(self, buffer: bytes, start: int, end: int, now_ns: int) -> None:
         self._unacknowledged += end - start
         if self._unacknowledged >= WINDOW_STEP:
-            self._connection.acknowledge(self._stream_id, min(self._unacknowledged, MAX_WINDOW))
+            self._connection.acknowledge(self._stream_id, self._unacknowledged)
             self._unacknowledged = 0
         data = self._buffer + buffer[start:end] if self._buffer else buffer[start:end]
         offset = 0

@@ -10,75 +10,49 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import Protocol, cast
+from typing import cast
 
 from modelserver.bench.address import Address
-from modelserver.bench.hpack import DEFAULT_TABLE_BYTES, Decoder, Field, HpackError, RequestHead
+from modelserver.bench.h2_stream import Head, Stream, Upload, code_name
+from modelserver.bench.request_head import DEFAULT_TABLE_BYTES, RequestHead
 from modelserver.errors import UnavailableError
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM = ACK = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-HAS_PRIORITY = 0x20
+from modelserver.wire.http2.frame import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW_BYTES,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEADERS,
+    MAX_31_BITS,
+    PADDED,
+    PING,
+    PREFACE,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    unpack_head,
+)
+from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
+from modelserver.wire.http2.static_table import Field
 
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 3, 4, 5
 
-DEFAULT_WINDOW = 65535
-DEFAULT_FRAME_BYTES = 16384
-MAX_WINDOW = 2**31 - 1
 # What we have read of a window before the peer gets it back.
 WINDOW_STEP = 2**28
-MAX_STREAM_ID = 2**31 - 1
+# Of an answer's head, uncompressed.
+MAX_HEAD_BYTES = 2**20
 MAX_REMEMBERED_HEADS = 256
 # Above this, buffers are written one by one instead of being joined.
 JOIN_BYTES = 65536
 RECONNECT_DELAY_S = 0.05
 SETTINGS_TIMEOUT_S = 10.0
 FINISH_POLL_S = 0.005
-
-_FRAME = struct.Struct(">HBBBI")
-_NO_ERROR = 0
-
-
-class Stream(Protocol):
-    """What a connection tells the owner of a stream."""
-
-    def on_open(self, stream_id: int) -> None:
-        """The stream, which had to wait for its connection, has started."""
-
-    def on_head(self, head: Head, now_ns: int) -> None: ...
-
-    def on_data(self, buffer: bytes, start: int, end: int, now_ns: int) -> None: ...
-
-    def on_end(self, head: Head | None, now_ns: int, problem: str | None) -> None:
-        """The stream is over: with its last fields, or for a problem of the connection."""
-
-
-class Head:
-    """Decoded fields of an answer's head or end."""
-
-    __slots__ = ("grpc_message", "grpc_status", "http_status")
-
-    def __init__(self, fields: Sequence[Field]) -> None:
-        found = dict(fields)
-        status = found.get(b":status", b"")
-        self.http_status = int(status) if status.isdigit() else None
-        code = found.get(b"grpc-status", b"")
-        self.grpc_status = int(code) if code.isdigit() else None
-        self.grpc_message = found.get(b"grpc-message", b"")
-
-
-class _Upload:
-    """What of a stream's data waits for the peer's windows."""
-
-    __slots__ = ("ends", "parts", "window")
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.parts: deque[memoryview] = deque()
-        self.ends = False
 
 
 class H2Connection(asyncio.Protocol):
@@ -104,19 +78,19 @@ class H2Connection(asyncio.Protocol):
         """The state of a new connection."""
         self._is_ready = asyncio.Event()
         self._is_open = False
-        self._decoder = Decoder()
+        self._decoder = Decoder(MAX_HEAD_BYTES)
         self._heads: dict[bytes, Head] = {}
         self._generation = 0
         self._streams: dict[int, Stream] = {}
-        self._uploads: dict[int, _Upload] = {}
+        self._uploads: dict[int, Upload] = {}
         self._next_id = 1
         self._rest = b""
         self._fragment: tuple[int, int, bytes] | None = None
         self._unacknowledged = 0
-        self._window = DEFAULT_WINDOW
-        self._initial_window = DEFAULT_WINDOW
+        self._window = DEFAULT_WINDOW_BYTES
+        self._initial_window = DEFAULT_WINDOW_BYTES
         self._max_frame = DEFAULT_FRAME_BYTES
-        self._max_streams = MAX_STREAM_ID
+        self._max_streams = MAX_31_BITS
         self._table_bytes = DEFAULT_TABLE_BYTES
         self._request_start = b""
         self._request_head = b""
@@ -200,9 +174,9 @@ class H2Connection(asyncio.Protocol):
                 self._has_large = True
         else:
             self._out.append(b"".join((start, raw_id, head)))
-            self._uploads[stream_id] = _Upload(self._initial_window)
+            self._uploads[stream_id] = Upload(self._initial_window)
             self._push(stream_id, data, ends=ends)
-        if self._next_id > MAX_STREAM_ID:
+        if self._next_id > MAX_31_BITS:
             self._is_open = False
         if not self._is_reading:
             self._flush()
@@ -228,7 +202,7 @@ class H2Connection(asyncio.Protocol):
         upload.ends = ends
         self._pump(stream_id, upload)
 
-    def _pump(self, stream_id: int, upload: _Upload) -> None:
+    def _pump(self, stream_id: int, upload: Upload) -> None:
         """Send as much as the windows allow."""
         raw_id = stream_id.to_bytes(4, "big")
         while upload.parts:
@@ -301,10 +275,10 @@ class H2Connection(asyncio.Protocol):
         self._is_lost.clear()
         self._out.clear()
         self._begin()
-        settings = ((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, MAX_WINDOW), (MAX_FRAME_SIZE, self._frame_bytes))
+        settings = ((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, MAX_31_BITS), (MAX_FRAME_SIZE, self._frame_bytes))
         payload = b"".join(struct.pack(">HI", *setting) for setting in settings)
         self._frame(SETTINGS, 0, 0, payload)
-        self._frame(WINDOW_UPDATE, 0, 0, (MAX_WINDOW - DEFAULT_WINDOW).to_bytes(4, "big"))
+        self._frame(WINDOW_UPDATE, 0, 0, (MAX_31_BITS - DEFAULT_WINDOW_BYTES).to_bytes(4, "big"))
         self._out.insert(0, PREFACE)
         self._flush()
 
@@ -316,7 +290,7 @@ class H2Connection(asyncio.Protocol):
         offset = 0
         streams = self._streams
         heads = self._heads
-        unpack = _FRAME.unpack_from
+        unpack = unpack_head
         self._is_reading = True
         while size - offset >= 9:
             high, low, kind, flags, stream_id = unpack(buffer, offset)
@@ -380,13 +354,12 @@ class H2Connection(asyncio.Protocol):
     # What is not the common case
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        size = len(payload)
-        self._out.append(_FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload)
+        self._out.append(frame(kind, flags, stream_id, payload))
 
     def _read_head(self, block: bytes) -> Head | None:
         try:
             head = Head(self._decoder.decode(block))
-        except HpackError as error:
+        except (HpackError, HeaderListTooLargeError) as error:
             self._break(str(error))
             return None
         if self._decoder.generation != self._generation or len(self._heads) >= MAX_REMEMBERED_HEADS:
@@ -412,12 +385,12 @@ class H2Connection(asyncio.Protocol):
         elif kind == PING and not flags & ACK:
             self._frame(PING, ACK, 0, payload)
         elif kind == WINDOW_UPDATE:
-            self._widen(stream_id, int.from_bytes(payload, "big") & MAX_WINDOW)
+            self._widen(stream_id, int.from_bytes(payload, "big") & MAX_31_BITS)
         elif kind == RST_STREAM:
             self._uploads.pop(stream_id, None)
             stream = self._streams.pop(stream_id, None)
             if stream is not None:
-                stream.on_end(None, now_ns, f"the server reset the stream, code {int.from_bytes(payload, 'big')}")
+                stream.on_end(None, now_ns, f"the server reset the stream: {code_name(payload)}")
         elif kind == GOAWAY:
             self._go_away(payload, now_ns)
         elif kind in (DATA, HEADERS, CONTINUATION):
@@ -497,11 +470,11 @@ class H2Connection(asyncio.Protocol):
     def _go_away(self, payload: bytes, now_ns: int) -> None:
         """No new streams here; those that the server has not taken fail, the others are finished."""
         self._is_open = False
-        last_id = int.from_bytes(payload[:4], "big") & MAX_WINDOW
-        code = int.from_bytes(payload[4:8], "big")
+        last_id = int.from_bytes(payload[:4], "big") & MAX_31_BITS
+        code = payload[4:8]
         for stream_id in [stream_id for stream_id in self._streams if stream_id > last_id]:
             self._uploads.pop(stream_id, None)
-            reason = "the server is going away" if code == _NO_ERROR else f"GOAWAY, code {code}"
+            reason = f"the server is going away, {code_name(code)}"
             self._streams.pop(stream_id).on_end(None, now_ns, f"{reason}: {payload[8:108].decode(errors='replace')}")
         if self._waiting:
             self._reopen()

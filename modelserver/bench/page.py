@@ -19,13 +19,14 @@ body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 sys
 main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 0 0 10px; }
 h3 { font-size: 14px; margin: 0 0 6px; font-weight: 600; }
-.sub, .note { color: var(--soft); margin: 0 0 18px; } .bad { color: var(--bad); font-weight: 600; }
+.sub, .note { color: var(--soft); margin: 0 0 18px; }
+.scroll + .note { margin: 8px 0 0; } .bad { color: var(--bad); font-weight: 600; }
 section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 18px;
   margin: 0 0 18px; }
 .facts { display: flex; flex-wrap: wrap; gap: 10px 32px; } .facts div { min-width: 120px; }
 .facts b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .facts span { color: var(--soft); }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 18px; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; margin-top: 12px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; } th:first-child, td:first-child { text-align: left; }

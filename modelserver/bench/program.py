@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from modelserver.bench.arguments import make_parser, parse_arguments, wants_help
+from modelserver.bench.arguments import parse_arguments, wants_help
+from modelserver.bench.flags import make_parser
 from modelserver.bench.llm.options import LlmOptions
 from modelserver.bench.llm.report_html import html_llm_report
 from modelserver.bench.llm.report_json import llm_document
@@ -49,7 +50,6 @@ def run(words: Sequence[str]) -> int:
 
 def _run_tensors(options: BenchOptions, out: TextIO, bar: ProgressBar) -> int:
     report = TextReport(options, out, bar)
-    report.begin()
     results = asyncio.run(run_bench(options, report))
     report.end(results)
     _write_files(options.report, results)
@@ -69,7 +69,6 @@ def _write_files(report: ReportOptions, results: Results) -> None:
 
 def _run_llm(options: LlmOptions, out: TextIO, bar: ProgressBar) -> int:
     report = LlmTextReport(options, out, bar)
-    report.begin()
     results: LlmResults = asyncio.run(run_llm(options, report))
     report.end(results)
     if options.report.json_file:

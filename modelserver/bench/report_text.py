@@ -60,13 +60,18 @@ class TextReport:
         self._options = options
         self._out = out
         self._bar = bar
+        self._has_begun = False
 
     def line(self, text: str = "") -> None:
         self._bar.clear()
         self._out.write(text + "\n")
         self._out.flush()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
+        """Before the first level: what keeps a run from starting is told without all this."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         for line in settings_lines(self._options):
             self.line(line)
         self.line()
@@ -76,6 +81,7 @@ class TextReport:
     # Watcher
 
     def level_began(self, value: float) -> None:
+        self._begin()
         self._bar.level_began(level_name(self._options.load.mode, value))
         self.line(level_title(self._options.load.mode, value))
 

@@ -65,6 +65,7 @@ class LlmTextReport:
         self._options = options
         self._out = out
         self._bar = bar
+        self._has_begun = False
         self._name = ""
 
     def line(self, text: str = "") -> None:
@@ -72,7 +73,11 @@ class LlmTextReport:
         self._out.write(text + "\n")
         self._out.flush()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
+        """Before the first level: what keeps a run from starting is told without all this."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         options = self._options
         self.line(f"{options.model} at {options.address}, {options.endpoint_type.value}")
         for note in options.notes:
@@ -80,6 +85,7 @@ class LlmTextReport:
         self.line()
 
     def level_began(self, value: float) -> None:
+        self._begin()
         self._name = level_name(self._options.load.mode, value)
         self.line(level_title(self._options.load.mode, value))
 
