@@ -14,11 +14,13 @@ from modelserver.frontends.grpc.call import RpcError
 from modelserver.frontends.grpc.envelope import MalformedError as UnwalkableError
 from modelserver.frontends.grpc.envelope import split_request
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.grpc.compression import decompress, decompress_on_loop
 from modelserver.wire.grpc.timeout import MAX_TIMEOUT_NS, parse_timeout
 from modelserver.wire.http2 import huffman
 from modelserver.wire.http2.head import HeadReader, MalformedError, RequestHead, check_trailers, read_request_head
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
+from modelserver.wire.http2.message import MessageAssembly
 from modelserver.wire.http2.static_table import Field
 
 _LIST_BYTES = 16 * 1024
@@ -110,6 +112,33 @@ def grpc_timeout(data: bytes) -> None:
     assert 0 <= timeout_ns <= MAX_TIMEOUT_NS
 
 
+def grpc_messages(data: bytes) -> None:
+    """Length-prefixed messages in any pieces: the same as from all of them at once, and no memory stays charged."""
+    pieces = pieces_of(data)
+    budget = AssemblyBudget(_MESSAGE_BYTES)
+    assert _messages(budget, pieces) == _messages(budget, [b"".join(pieces)])
+    assert budget.num_bytes == 0
+
+
+def _messages(budget: AssemblyBudget, pieces: list[bytes]) -> list[object]:
+    assembly, found = MessageAssembly(budget, _MESSAGE_BYTES), []
+    try:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                num_taken = assembly.add(view)
+                assert 0 < num_taken <= len(view)
+                view = view[num_taken:]
+                if assembly.is_complete:
+                    found.append((assembly.is_compressed, bytes(assembly.take())))
+    except RpcError as error:
+        found.append((error.status, error.message))
+    else:
+        found.append(("begun", assembly.is_begun))
+    assembly.drop()
+    return found
+
+
 def compressed_message(data: bytes) -> None:
     """A bounded message or an RpcError; the event loop's function agrees with that of the thread."""
     for encoding in (b"gzip", b"deflate"):
@@ -155,6 +184,7 @@ PARSERS: dict[str, Callable[[bytes], None]] = {
         huffman_string,
         request_head,
         grpc_timeout,
+        grpc_messages,
         compressed_message,
         infer_envelope,
     )

@@ -89,7 +89,7 @@ def test_noise(name: str, data: bytes) -> None:
     TARGETS[name](data)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_requests_of_which_some_are_wrong(data: st.DataObject) -> None:
     stream = b"".join(data.draw(st.lists(requests(), min_size=1, max_size=3)))

@@ -157,7 +157,7 @@ def test_noise(name: str, data: bytes) -> None:
     TARGETS[name](data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(conversations())
 def test_frames_of_which_some_are_wrong(said: list[bytes]) -> None:
     check_http2(said)

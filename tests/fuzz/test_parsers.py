@@ -35,6 +35,10 @@ SAMPLES = {
     "infer_envelope": [_infer_request()],
     "compressed_message": [gzip.compress(b"message" * 30), zlib.compress(bytes(200_000))],
     "grpc_timeout": [b"12345678n", b"5S"],
+    "grpc_messages": [
+        _lengthened([b"\0\0\0", b"\0\2a", b"b\1\0\0\0\1c\0\0\0\0\0"]),
+        _lengthened([b"\0\0\0\4\0", bytes(250), bytes(250), bytes(250), bytes(250), bytes(30)]),
+    ],
     "huffman_string": [b"\xa8\xeb\x10\x64\x9c\xbf"],
     "request_head": [_lengthened([b"key", b"value", b"key-bin", b"AAEC", b"grpc-timeout", b"5S"])],
     "hpack_blocks": [
