@@ -311,7 +311,8 @@ class Http1Connection(RequestReader):
             return
         grace_s = self._context.limits.keepalive.max_age_grace_s
         if not self._is_draining:
-            self.shutdown()
+            # The next answer says that it is the last. Closed while idle, a request could be on its way already.
+            self._is_draining = True
         elif grace_s is not None and now_s - self._since_s > max_age_s + grace_s:
             self._transport.abort()
 
