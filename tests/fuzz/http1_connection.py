@@ -10,7 +10,6 @@ from fuzz.conversation import converse
 from fuzz.parsers import pieces_of
 from support.replaying import ReplayHttp
 
-from modelserver.telemetry.wire import Protocol
 from modelserver.wire.http1.connection import Http1Connection
 
 Request = tuple[str, str, str, bytes]
@@ -42,7 +41,7 @@ def check_http1(data: bytes, pieces: list[bytes]) -> None:
 def answers(pieces: list[bytes]) -> tuple[bytes, ReplayHttp]:
     """What comes back, and what the handlers saw. Without invitations, which depend on what has come already."""
     http = ReplayHttp()
-    written = converse(Http1Connection, Protocol.HTTP1, pieces, http=http)
+    written = converse(Http1Connection, pieces, http=http)
     return written.replace(_CONTINUE, b""), http
 
 

@@ -11,7 +11,6 @@ from fuzz.conversation import converse
 from fuzz.parsers import pieces_of
 from support.http2_frames import HEAD_BYTES, PREFACE, Flag, Frame, FrameType, settings
 
-from modelserver.telemetry.wire import Protocol
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import KeepaliveLimits, WireLimits
 
@@ -81,7 +80,7 @@ def outcome_of(answer: bytes) -> Outcome:
 
 
 def answer(pieces: list[bytes]) -> Outcome:
-    return outcome_of(converse(Http2Connection, Protocol.HTTP2, pieces, limits=_LIMITS))
+    return outcome_of(converse(Http2Connection, pieces, limits=_LIMITS))
 
 
 def settled(outcome: Outcome, without: set[int]) -> tuple[object, ...]:

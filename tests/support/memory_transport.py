@@ -14,13 +14,9 @@ _QUIET_TURNS = 4
 
 
 class MemoryConnection(Protocol):
-    """What `Http1Connection` and `Http2Connection` have in common."""
+    """What `Http1Connection` and `Http2Connection` have beyond an `asyncio.BufferedProtocol`."""
 
     def begin(self, transport: asyncio.Transport, data: bytes) -> None: ...
-    def get_buffer(self, size_hint: int) -> Buffer: ...
-    def buffer_updated(self, num_bytes: int) -> None: ...
-    def eof_received(self) -> bool | None: ...
-    def connection_lost(self, error: Exception | None) -> None: ...
 
 
 class MemoryTransport(asyncio.Transport):
@@ -35,6 +31,7 @@ class MemoryTransport(asyncio.Transport):
         self.is_paused = False
         self.is_lost = False
         self._is_closing = False
+        self._protocol: asyncio.BaseProtocol | None = None
 
     def write(self, data: Buffer) -> None:
         assert not self.is_lost, "the connection writes after it was lost"
@@ -76,10 +73,10 @@ class MemoryTransport(asyncio.Transport):
         self._is_closing = True
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        raise AssertionError("a connection whose protocol is known stays")
+        self._protocol = protocol
 
     def get_protocol(self) -> Any:
-        return None
+        return self._protocol
 
 
 async def exchange(connection: MemoryConnection, pieces: Iterable[bytes], *, begins_with: int = 0) -> MemoryTransport:
@@ -88,22 +85,40 @@ async def exchange(connection: MemoryConnection, pieces: Iterable[bytes], *, beg
     The first `begins_with` pieces are joined and come with `begin`, as what the port has read already.
     """
     transport = MemoryTransport()
+    transport.set_protocol(connection)
     pieces = list(pieces)
     connection.begin(transport, b"".join(pieces[:begins_with]))
-    for piece in pieces[begins_with:]:
-        await _until_reading(transport)
-        if transport.is_closing():
-            break
-        receive(connection, piece)
-        await asyncio.sleep(0)
-    await settle(transport)
-    transport.is_lost = True
-    connection.connection_lost(None)
-    await asyncio.sleep(0)
+    await _go_on(transport, pieces[begins_with:])
     return transport
 
 
-def receive(connection: MemoryConnection, data: bytes) -> None:
+async def exchange_from_start(protocol: asyncio.Protocol, pieces: Iterable[bytes]) -> MemoryTransport:
+    """As `exchange`, for a protocol that may hand the transport over to another one."""
+    transport = MemoryTransport()
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    await _go_on(transport, pieces)
+    return transport
+
+
+async def _go_on(transport: MemoryTransport, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        await _until_reading(transport)
+        if transport.is_closing():
+            break
+        protocol = transport.get_protocol()
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            receive(protocol, piece)
+        else:
+            protocol.data_received(piece)
+        await asyncio.sleep(0)
+    await settle(transport)
+    transport.is_lost = True
+    transport.get_protocol().connection_lost(None)
+    await asyncio.sleep(0)
+
+
+def receive(connection: asyncio.BufferedProtocol, data: bytes) -> None:
     """What a transport does with `data` that a socket has: into the connection's buffer, as often as it takes."""
     rest = memoryview(data)
     while rest:

@@ -6,14 +6,13 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from fuzz.conversation import converse
-from fuzz.http2_connection import Outcome, answer, frames_of
+from fuzz.conversation import converse, converse_from_start
+from fuzz.http2_connection import Outcome, answer, frames_of, outcome_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.http2_frames import PREFACE, FrameType
 from support.replaying import recording, recordings
 
-from modelserver.telemetry.wire import Protocol
 from modelserver.wire.http1.connection import Http1Connection
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -27,7 +26,7 @@ def cut(data: bytes, ends: set[int]) -> list[bytes]:
 
 def http1_answer(pieces: list[bytes]) -> bytes:
     # Whether a client is invited to send a body depends on whether it has begun to.
-    return converse(Http1Connection, Protocol.HTTP1, pieces).replace(CONTINUE, b"")
+    return converse(Http1Connection, pieces).replace(CONTINUE, b"")
 
 
 @cache
@@ -35,6 +34,7 @@ def http1_whole(name: str) -> bytes:
     return http1_answer([recording("http1", name)])
 
 
+RECORDED = [(protocol, name) for protocol in ("http1", "http2") for name in recordings(protocol)]
 ENDS = st.sets(st.integers(0, 100_000), max_size=12)
 
 
@@ -81,9 +81,20 @@ def test_http2_in_pieces(name: str, ends: set[int]) -> None:
     assert http2_answer(cut(recording("http2", name), ends)) == http2_whole(name)
 
 
+@pytest.mark.parametrize(("protocol", "name"), RECORDED)
+def test_what_a_client_speaks_is_found_out_byte_by_byte(protocol: str, name: str) -> None:
+    data = recording(protocol, name)
+    written = converse_from_start([data[at : at + 1] for at in range(30)] + [data[30:]])
+    if protocol == "http1":
+        assert written.replace(CONTINUE, b"") == http1_whole(name)
+    else:
+        assert next(frames_of(written)).type == FrameType.SETTINGS
+        assert outcome_of(written).streams.keys() >= http2_whole(name).streams.keys()
+
+
 @pytest.mark.slow
 @settings(max_examples=10_000)
-@given(st.sampled_from([(protocol, name) for protocol in ("http1", "http2") for name in recordings(protocol)]), ENDS)
+@given(st.sampled_from(RECORDED), ENDS)
 def test_all_in_pieces(client: tuple[str, str], ends: set[int]) -> None:
     protocol, name = client
     pieces = cut(recording(protocol, name), ends)
