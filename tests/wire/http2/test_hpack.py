@@ -265,3 +265,22 @@ def test_secret_strings_are_decoded_as_others(secret_first: bool) -> None:
     blocks = [hexes("10016186a8eb10649cbf"), hexes("00016186a8eb10649cbf")]
     decoded = [Decoder(LIMIT).decode(block) for block in (blocks if secret_first else reversed(blocks))]
     assert decoded == [((b"a", b"no-cache"),)] * 2
+
+
+class CountingBlock(bytes):
+    """Counts the bytes that are copied out of it."""
+
+    num_copied = 0
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        if isinstance(place, slice):
+            CountingBlock.num_copied += len(found)
+        return found
+
+
+def test_no_byte_of_a_block_is_copied_twice() -> None:
+    block = CountingBlock(b"".join([literal(b"%d" % number, b"value") for number in range(1000)]))
+    CountingBlock.num_copied = 0
+    assert len(Decoder(1 << 20).decode(block)) == 1000
+    assert CountingBlock.num_copied < len(block)
