@@ -84,8 +84,9 @@ def test_equal_ports_are_one_that_answers_both(root: Path) -> None:
         assert list(running.server.addresses) == ["HTTP", "gRPC", "metrics"]
 
 
-def test_ports_that_are_not_shared_say_where_the_other_protocol_is(root: Path) -> None:
-    with running_server(root, shared_ports=False) as running:
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_ports_that_are_not_shared_say_where_the_other_protocol_is(root: Path, num_processes: int) -> None:
+    with running_server(root, shared_ports=False, wire_processes=num_processes) as running:
         http, grpc_only = said(running.server.http_port), said(running.server.grpc_port)
     assert (http["http1"], http["http2"]) == ("live", "live")
     assert http["grpc"].startswith("UNIMPLEMENTED this port serves")
@@ -149,7 +150,7 @@ def trusting(authority: Authority, pair: Pair | None = None) -> dict[str, Any]:
     return {"tls": authority.client_context(pair=pair), "credentials": credentials}
 
 
-@pytest.mark.parametrize("ports", ["native", "native-one-port"])
+@pytest.mark.parametrize("ports", ["native", "native-one-port", "native-processes"])
 def test_tls_on_every_port(root: Path, authority: Authority, ports: str) -> None:
     with layout(ports), running_server(root, **files(authority.pair("server"))) as running:
         for port in {running.server.http_port, running.server.grpc_port}:
