@@ -19,11 +19,11 @@ class GrpcHandlers:
     def __init__(self) -> None:
         self.held: list[UnaryCall] = []
         self.num_cancelled = 0
-        # Streaming calls that run, and how those that ended did: "done", or "cancelled".
+        # Streaming calls that run, and how those that ended did: "done", "failed" or "cancelled".
         self.num_streams = 0
-        # Messages that handlers of streams have sent.
-        self.num_sent = 0
         self.ended_streams: list[str] = []
+        # Messages that `Count` has sent.
+        self.num_sent = 0
         self.is_draining = False
         unary = {
             "Echo": _echo,
@@ -32,6 +32,7 @@ class GrpcHandlers:
             "Fail": _fail,
             "Metadata": _metadata,
             "Hold": self._hold,
+            "Stubborn": self.held.append,
         }
         streams = {"Chat": _chat, "Count": self._count, "Sum": _sum, "FailLate": _fail_late, "Deaf": _deaf}
         self.methods: Mapping[str, Method] = {
