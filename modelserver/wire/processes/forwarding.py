@@ -51,7 +51,8 @@ class HttpForwarder:
     def handle(self, exchange: HttpExchange) -> None:
         """Answer `exchange`, now or later; never raises."""
         head = exchange.head
-        if head.path.endswith(("/infer", "/infer/")) and not _is_raw(head.headers):
+        # Only the local frontend leaves a memo: it was asked with this very head before.
+        if head.memo is not None or (head.path.endswith(("/infer", "/infer/")) and not _is_raw(head.headers)):
             self._local.handle(exchange)
         else:
             self._calls.http(exchange)

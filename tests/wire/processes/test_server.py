@@ -200,6 +200,29 @@ async def test_what_a_killed_front_had_in_flight_is_cancelled() -> None:
             await client.close()
 
 
+async def test_nothing_is_left_of_fronts_that_died() -> None:
+    options = FrontOptions(restart=RestartOptions(max_pause_s=0.0))
+    with fronted(num_fronts=2, options=options) as served:
+        held: list[tuple[int, int]] = []
+        for _ in range(4):
+            clients = [await Client.connect(served.port) for _ in range(6)]
+            await asyncio.gather(*(client.infer(np.ones(100_000)) for client in clients))
+            pid = served.gauges[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            for client in clients:
+                await client.close()
+            await asyncio.to_thread(
+                served.until,
+                lambda pid=pid: served.gauges[0].pid != pid and all(gauge.is_serving for gauge in served.gauges),
+                "the next one serves",
+            )
+            await asyncio.to_thread(served.until, lambda: connections(served) == 0, "all were closed")
+            mappings = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:wire-" in line]
+            held.append((psutil.Process().num_fds(), len(mappings)))
+        assert held[-1] == held[0]
+
+
 async def test_while_no_front_is_there_connections_wait_for_the_next() -> None:
     options = FrontOptions(restart=RestartOptions(first_pause_s=0.3))
     with fronted(num_fronts=1, options=options) as served:
