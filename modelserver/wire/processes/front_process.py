@@ -138,14 +138,11 @@ class FrontProcess:
 
     def _run_child(self, *, is_first: bool) -> ServerError | None:
         """Start a front and stay with it to its end; why it could not serve, or None when it did."""
-        sockets = FrontSockets(self.name)
         try:
-            child = ChildProcess(self.name, {}, sockets.descriptors)
+            sockets, child = self._spawn()
         except OSError as error:
-            sockets.close()
             self._report = f"cannot start a process for {self.name}: {error}"
             return InternalError(self._report)
-        sockets.close_theirs()
         with self._changed:
             self._child = child
             if self._is_stopping:
@@ -169,6 +166,16 @@ class FrontProcess:
             self._call(self._down, self)
         self._report = str(failure) if failure is not None else f"the process of {self.name} {child.exit_report}"
         return failure
+
+    def _spawn(self) -> tuple[FrontSockets, ChildProcess]:
+        sockets = FrontSockets(self.name)
+        try:
+            child = ChildProcess(self.name, {}, sockets.descriptors)
+        except OSError:
+            sockets.close()
+            raise
+        sockets.close_theirs()
+        return sockets, child
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)

@@ -100,7 +100,7 @@ class Link(Generic[Bundle]):
 
     def view(self, content: Content) -> bytes | ByteView:
         """The bytes of a received message: read-only, or an array whose memory goes back when it is dead."""
-        return content if type(content) is bytes else self._leases.view(content.offset, content.nbytes)  # type: ignore[union-attr]
+        return content if isinstance(content, bytes) else self._leases.view(content.offset, content.nbytes)
 
     def tidy(self) -> None:
         """Tell the peer of leases that are no longer used; for a time without messages."""

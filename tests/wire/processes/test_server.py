@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from support.fronted import Client, Fronted, fronted
 from support.leaks import no_leaks
 from support.wires import HOST
 
-from modelserver.errors import InvalidArgumentError, UnavailableError
+from modelserver.errors import InternalError, InvalidArgumentError, UnavailableError
 from modelserver.execution.restart import RestartOptions
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import Address
@@ -200,6 +201,11 @@ async def test_what_a_killed_front_had_in_flight_is_cancelled() -> None:
             await client.close()
 
 
+def num_mappings() -> int:
+    """Of memory that is shared with fronts."""
+    return sum("memfd:wire-" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
 async def test_nothing_is_left_of_fronts_that_died() -> None:
     options = FrontOptions(restart=RestartOptions(max_pause_s=0.0))
     with fronted(num_fronts=2, options=options) as served:
@@ -218,8 +224,7 @@ async def test_nothing_is_left_of_fronts_that_died() -> None:
                 "the next one serves",
             )
             await asyncio.to_thread(served.until, lambda: connections(served) == 0, "all were closed")
-            mappings = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:wire-" in line]
-            held.append((psutil.Process().num_fds(), len(mappings)))
+            held.append((psutil.Process().num_fds(), num_mappings()))
         assert held[-1] == held[0]
 
 
@@ -318,6 +323,28 @@ def test_files_that_are_no_certificate_keep_it_from_starting(tmp_path: Path) -> 
         fronted(tls=TlsFiles(str(wrong), str(wrong))),
     ):
         pass
+
+
+async def test_a_front_that_cannot_be_started_keeps_it_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    processes = WireProcesses(2, [FrontPort(Address(HOST, 0))], CorePlanes(echo_dataplane(), None, None))
+    with no_leaks(), pytest.raises(InternalError, match=r"cannot start a process for wire-0: .*/nowhere/python"):
+        await processes.start()
+
+
+async def test_a_front_that_cannot_be_started_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = FrontOptions(restart=RestartOptions(first_pause_s=0.05))
+    with fronted(num_fronts=2, options=options) as served:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        pid = served.gauges[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        served.until(lambda: served.gauges[0].num_restarts >= 2, "it was tried twice")
+        client = await Client.connect(served.port)
+        await client.infer([1])  # by the other one
+        monkeypatch.undo()
+        served.until(lambda: served.gauges[0].is_serving, "it serves")
+        await client.close()
 
 
 async def test_a_taken_port_keeps_it_from_starting() -> None:
