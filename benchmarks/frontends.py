@@ -2,7 +2,8 @@
 
 Frontends, data plane, model and statistics without sockets: a wire that does nothing hands equal requests to
 `HttpFrontend.handle` and `Method.unary`. FP32 [1, 16] through `identity`, executed where it is submitted and by
-turns of the loop, and the digits MLP on ONNX Runtime, executed by a worker thread. The best of several rounds.
+turns of the loop, and the digits MLP on ONNX Runtime, executed by a worker thread and on the loop. The best of
+several rounds.
 """
 
 from __future__ import annotations
@@ -167,6 +168,7 @@ async def run(repository: ModelRepository) -> None:
         ("identity, executed in submit", "identity_direct", "INPUT0", small),
         ("identity, turns of the loop", "identity", "INPUT0", small),
         ("digits MLP, worker thread", "mlp", "image", digit),
+        ("digits MLP, inline", "mlp_inline", "image", digit),
     ):
         for form, load in (
             ("HTTP binary", requests.http_binary(model, name, data)),
@@ -198,7 +200,10 @@ def main() -> None:
         for name, batching in (("identity_direct", ""), ("identity", "dynamic_batching { }")):
             (root / name / "1").mkdir(parents=True)
             (root / name / "config.pbtxt").write_text(IDENTITY + batching)
-        models.wide_mlp(root, "mlp", batching=True, width=128)
+        for name in ("mlp", "mlp_inline"):
+            models.wide_mlp(root, name, batching=True, width=128)
+        with (root / "mlp_inline" / "config.pbtxt").open("a") as config:
+            config.write('parameters { key: "inline_execution" value { string_value: "auto" } }')
         options = RepositoryOptions(roots=(root,))
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(run(ModelRepository(options)))

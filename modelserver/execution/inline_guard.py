@@ -7,10 +7,13 @@ from collections.abc import Callable
 # How long an execution may keep the event loop; docs/configuration.md promises it.
 INLINE_BUDGET_NS = 200_000
 
-# An execution over the budget counts as many times as it used the budget up, at most so often; one within it takes
-# one off. So much together is too slow, and no accident.
-_MAX_WEIGHT = 8
+# An execution over the budget counts as many times as it used the budget up, at most so often, and one within it takes
+# one off: so that four slow ones in a row are too many, but not those that come now and then because the machine
+# had something else to do.
+_MAX_WEIGHT = 4
 _TOO_SLOW = 16
+# No machine is away for that long by accident.
+_HOPELESS_NS = 100_000_000
 
 
 class InlineGuard:
@@ -32,7 +35,8 @@ class InlineGuard:
         if duration_ns <= INLINE_BUDGET_NS:
             self._score = max(0, self._score - 1)
             return
-        self._score += min(_MAX_WEIGHT, duration_ns // INLINE_BUDGET_NS)
+        is_hopeless = duration_ns >= _HOPELESS_NS
+        self._score += _TOO_SLOW // 2 if is_hopeless else min(_MAX_WEIGHT, duration_ns // INLINE_BUDGET_NS)
         if self._score >= _TOO_SLOW:
             self._score = 0
             self._on_slow()

@@ -220,6 +220,7 @@ async def test_a_model_that_turns_slow_leaves_the_event_loop(
         assert _is_inline(model)
         instance.delay_s = 0.002
         for value in range(4):
+            assert _is_inline(model)
             assert await _double(model, value) == [2 * value]
         assert not _is_inline(model)
         instance.threads.clear()
@@ -262,7 +263,7 @@ async def test_failures_stay_their_own_and_slow_ones_count(batching: ModelDynami
     config = _config("auto", batching=batching, max_batch_size=1)
     async with _served(lambda _: instance, config, can_run_inline=True) as model:
         instance.delay_s = 0.002
-        for _ in range(3):
+        for _ in range(4):
             assert await _double(model, -1) == ["below zero"]
         assert not _is_inline(model)
         assert await _double(model, 1, -1) == [2, "below zero"]
