@@ -15,6 +15,8 @@ ControlParameter = bool | int | str | bytes
 
 _CONFIG = "config"
 _FILE_PREFIX = "file:"
+_VERSION = "version"
+_MOST_VERSION_DIGITS = 19
 _UNLOAD_DEPENDENTS = "unload_dependents"
 
 
@@ -31,9 +33,14 @@ class ControlPlane:
         return [row for row in rows if row.state is ModelState.READY] if ready_only else rows
 
     async def load(
-        self, name: str, parameters: Mapping[str, ControlParameter] | None = None, *, repository_name: str = ""
+        self,
+        name: str,
+        parameters: Mapping[str, ControlParameter] | None = None,
+        *,
+        repository_name: str = "",
+        version: int | None = None,
     ) -> None:
-        """Load or reload a model; returns when it serves.
+        """Load or reload a model, or with `version` (also a parameter) one version of it; returns when it serves.
 
         `config` is a model config as JSON that replaces the file; `file:<version>/<path>` is the content
         of a file (bytes, or base64 in a str), and together these replace the model's directory.
@@ -48,24 +55,39 @@ class ControlPlane:
                 config_json = _as_text(key, value)
             elif key.startswith(_FILE_PREFIX):
                 files[key.removeprefix(_FILE_PREFIX)] = _as_bytes(key, value)
+            elif key == _VERSION:
+                version = _as_version("load", value, version)
             else:
-                raise _unknown(key, "load", f"'{_CONFIG}' and '{_FILE_PREFIX}<version>/<path>'")
-        await self._repository.load(name, config_json=config_json, files=files or None)
+                raise _unknown(key, "load", f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>' and '{_VERSION}'")
+        await self._repository.load(name, config_json=config_json, files=files or None, version=version)
 
     async def unload(
-        self, name: str, parameters: Mapping[str, ControlParameter] | None = None, *, repository_name: str = ""
+        self,
+        name: str,
+        parameters: Mapping[str, ControlParameter] | None = None,
+        *,
+        repository_name: str = "",
+        version: int | None = None,
     ) -> None:
-        """Unload a model; returns when it takes no more requests. One that is not loaded is no error."""
+        """Unload a model, or with `version` (also a parameter) that one of its versions.
+
+        Returns when it takes no more requests. What is not loaded is no error.
+        """
         _refuse_repository(repository_name)
         check_model_name(name)
         unload_dependents = False
         for key, value in (parameters or {}).items():
-            if key != _UNLOAD_DEPENDENTS:
-                raise _unknown(key, "unload", f"'{_UNLOAD_DEPENDENTS}'")
-            if not isinstance(value, bool):
-                raise InvalidArgumentError(f"unload parameter '{key}': expected a boolean, got {_kind(value)}")
-            unload_dependents = value
-        await self._repository.unload(name, unload_dependents=unload_dependents)
+            if key == _UNLOAD_DEPENDENTS:
+                unload_dependents = _as_bool("unload", key, value)
+            elif key == _VERSION:
+                version = _as_version("unload", value, version)
+            else:
+                raise _unknown(key, "unload", f"'{_UNLOAD_DEPENDENTS}' and '{_VERSION}'")
+        if unload_dependents and version is not None:
+            raise InvalidArgumentError(
+                f"unload parameter '{_UNLOAD_DEPENDENTS}' is about a whole model: leave out '{_VERSION}', or it"
+            )
+        await self._repository.unload(name, unload_dependents=unload_dependents, version=version)
 
 
 def _refuse_repository(repository_name: str) -> None:
@@ -99,6 +121,28 @@ def _as_bytes(key: str, value: ControlParameter) -> bytes:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgumentError(f"load parameter '{key}': expected base64") from None
+
+
+def _as_bool(verb: str, key: str, value: ControlParameter) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InvalidArgumentError(f"{verb} parameter '{key}': expected a boolean, got {_kind(value)}")
+
+
+def _as_version(verb: str, value: ControlParameter, in_path: int | None) -> int:
+    """The version that the parameter names: an integer, or its digits in a string."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < _MOST_VERSION_DIGITS:
+        version = int(value)
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        version = value
+    else:
+        got = f"'{value:.40}'" if isinstance(value, str) else str(value) if type(value) is int else _kind(value)
+        raise InvalidArgumentError(f"{verb} parameter '{_VERSION}': expected the number of a version, got {got}")
+    if in_path not in (None, version):
+        raise InvalidArgumentError(
+            f"{verb} parameter '{_VERSION}' is {version} and the path says version {in_path}: give one of them"
+        )
+    return version
 
 
 def _kind(value: ControlParameter) -> str:

@@ -74,7 +74,7 @@ async def test_a_config_may_come_as_bytes(control: ControlPlane) -> None:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"konfig": "{}"}, "unrecognized load parameter 'konfig': accepted are 'config' and 'file:"),
+        ({"konfig": "{}"}, "unrecognized load parameter 'konfig': accepted are 'config', 'file:"),
         ({"config": 1}, "'config': expected a string of JSON, got an integer"),
         ({"config": b"\xff"}, "expected UTF-8"),
         ({"config": "{"}, "not valid JSON"),
@@ -95,7 +95,11 @@ async def test_load_parameters_are_checked(
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"config": "{}"}, "unrecognized unload parameter 'config': accepted are 'unload_dependents'"),
+        ({"config": "{}"}, "unrecognized unload parameter 'config': accepted are 'unload_dependents' and 'version'"),
+        ({"version": -1}, "expected the number of a version, got -1"),
+        ({"version": "two"}, "expected the number of a version, got 'two'"),
+        ({"version": True}, "expected the number of a version, got a boolean"),
+        ({"version": 1, "unload_dependents": True}, "is about a whole model"),
         ({"unload_dependents": "yes"}, "expected a boolean, got a string"),
     ],
 )
@@ -112,3 +116,20 @@ async def test_names_are_checked_in_any_mode(control: ControlPlane, name: str) -
     for operation in (control.load(name), control.unload(name)):
         with pytest.raises(InvalidArgumentError, match="invalid model name"):
             await operation
+
+
+@pytest.mark.parametrize("version", [2, "2"])
+async def test_a_version_may_be_a_parameter(
+    control: ControlPlane, repository: ModelRepository, version: int | str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, "a", versions=(1, 2))
+    await control.load("a", {"version": version})
+    assert repository.ready_versions("a") == (1, 2)
+    await control.unload("a", {"version": version})
+    assert repository.ready_versions("a") == (1,)
+
+
+async def test_path_and_parameter_name_one_version(control: ControlPlane) -> None:
+    await control.load("a", {"version": 1}, version=1)
+    with pytest.raises(InvalidArgumentError, match="the path says version 1"):
+        await control.load("a", {"version": 2}, version=1)

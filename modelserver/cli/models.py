@@ -84,9 +84,10 @@ def load(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     config: Annotated[Path | None, typer.Option(help="JSON file to use in place of config.pbtxt.")] = None,
     file: Annotated[list[str] | None, typer.Option(help="<version>/<path>=<local file> to use. Repeatable.")] = None,
+    model_version: Annotated[str, typer.Option("--version", help="Load this version only.")] = "",
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Load a model, or load it again. The server must run with --model-control-mode=explicit."""
+    """Load a model, or load it again; or one version of it. The server must run with --model-control-mode=explicit."""
     parameters: dict[str, object] = {}
     if config is not None:
         parameters["config"] = _read(config).decode()
@@ -95,6 +96,8 @@ def load(
         if not equals:
             raise InvalidArgumentError(f"--file expects <version>/<path>=<local file>, got '{text}'")
         parameters[f"file:{path}"] = base64.b64encode(_read(Path(local))).decode()
+    if model_version:
+        parameters["version"] = model_version
     ServerClient(url).load(model, parameters)
     print_line(f"loaded {model}")
 
@@ -102,10 +105,14 @@ def load(
 def unload(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     dependents: Annotated[bool, typer.Option(help="Also the models that an ensemble is composed of.")] = False,
+    model_version: Annotated[str, typer.Option("--version", help="Unload this version only.")] = "",
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Unload a model. The server must run with --model-control-mode=explicit."""
-    ServerClient(url).unload(model, {"unload_dependents": dependents})
+    """Unload a model, or one version of it. The server must run with --model-control-mode=explicit."""
+    parameters: dict[str, object] = {"unload_dependents": dependents}
+    if model_version:
+        parameters["version"] = model_version
+    ServerClient(url).unload(model, parameters)
     print_line(f"unloading {model}")
 
 

@@ -58,17 +58,31 @@ class ModelDefinition:
 
 
 def read_definition(
-    layout: ModelLayout, options: DefinitionOptions, *, config_json: str | None = None
+    layout: ModelLayout,
+    options: DefinitionOptions,
+    *,
+    config_json: str | None = None,
+    only_version: int | None = None,
 ) -> ModelDefinition:
     """What `layout` defines; `config_json` replaces its config file. Blocking.
 
-    Raises ConfigError with every problem, UnsupportedError when the only problems are fields that this
+    `only_version` is served in place of what the version policy says. Raises NotFoundError when it is not there,
+    ConfigError with every problem, UnsupportedError when the only problems are fields that this
     version does not execute, and what the backend raises when it cannot be imported or reads its files.
     """
+    if only_version is not None:
+        check_has_version(layout, only_version)
     fingerprint = fingerprint_model(layout)
     source, parsed = _parse(layout, config_json)
-    reading = _Reading(layout, options, source, parsed)
+    reading = _Reading(layout, options, source, parsed, only_version)
     return replace(reading.finish(), fingerprint=fingerprint)
+
+
+def check_has_version(layout: ModelLayout, version: int) -> None:
+    """Raise NotFoundError unless the model's directory holds this version."""
+    if version not in layout.versions:
+        there = ", ".join(map(str, layout.versions)) or "none"
+        raise NotFoundError(f"model '{layout.name}' has no version {version} in {layout.directory}; there are: {there}")
 
 
 def _parse(layout: ModelLayout, config_json: str | None) -> tuple[str, ParsedConfig]:
@@ -94,7 +108,15 @@ def _parse(layout: ModelLayout, config_json: str | None) -> tuple[str, ParsedCon
 class _Reading:
     """One run of `read_definition`: collects problems instead of stopping at the first."""
 
-    def __init__(self, layout: ModelLayout, options: DefinitionOptions, source: str, parsed: ParsedConfig) -> None:
+    def __init__(
+        self,
+        layout: ModelLayout,
+        options: DefinitionOptions,
+        source: str,
+        parsed: ParsedConfig,
+        only_version: int | None,
+    ) -> None:
+        self._only_version = only_version
         self._layout = layout
         self._options = options
         self._source = source
@@ -128,7 +150,7 @@ class _Reading:
             model_directory=self._layout.directory,
             versions=served,
             backend_options=self._options.backend_options(self._config.backend),
-            missing_versions=missing_versions(self._config.version_policy, tuple(self._layout.versions)),
+            missing_versions=self._missing_versions(),
             warnings=self._warnings(written, backend_class),
         )
 
@@ -175,10 +197,17 @@ class _Reading:
                 hint = "; ".join(f"'{path.path.name}' is ignored: {path.reason}" for path in self._layout.ignored)
             self._add("", f"no version directories in '{where}'", hint)
             return {}
+        if self._only_version is not None:
+            return {self._only_version: available[self._only_version]}
         served = served_versions(self._config.version_policy, tuple(available))
         if not served:
             self._add("version_policy", f"no version to serve: the directory holds only {sorted(available)}")
         return {version: available[version] for version in sorted(served)}
+
+    def _missing_versions(self) -> tuple[int, ...]:
+        if self._only_version is not None:
+            return ()
+        return missing_versions(self._config.version_policy, tuple(self._layout.versions))
 
     def _complete(self, backend_class: type[Backend], served: Mapping[int, Path]) -> None:
         version = max(served)

@@ -1,7 +1,7 @@
 """One model's life: loads, swaps, retires its versions, and knows the state of each.
 
-An operation (load or unload) is one transaction over all versions of the model. All methods are called
-from the event loop thread; what blocks goes to the pools.
+An operation (load or unload) is one transaction over all versions of the model, or about one of them. All
+methods are called from the event loop thread; what blocks goes to the pools.
 
     read definition -> plan -> load new versions (old ones serve) -> swap in one loop step -> old ones:
     stop -> drain (what is in flight is answered) -> close
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
 from modelserver.repository.definition import ModelDefinition, describe_failure
 from modelserver.repository.loader import LoadRequest, LoadSource, ModelLoader
-from modelserver.repository.operations import OperationQueue
+from modelserver.repository.operations import OperationQueue, OperationRequest, UnloadRequest
 from modelserver.repository.plan import LoadedVersion, ReloadPlan, plan_reload
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
 
@@ -77,9 +77,9 @@ class ModelLifecycle:
         """Load or reload; done when the new versions serve, or with the ServerError that kept them from it."""
         return self._submit(request)
 
-    def unload(self) -> asyncio.Future[None]:
-        """Done when the model takes no more requests; those it has are answered afterwards."""
-        return self._submit(None)
+    def unload(self, version: int | None = None) -> asyncio.Future[None]:
+        """Done when the model, or that version, takes no more requests; those it has are answered afterwards."""
+        return self._submit(UnloadRequest(version))
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -136,14 +136,14 @@ class ModelLifecycle:
         runner = self._operations.runner
         return [*self._tasks, *([runner] if runner is not None else [])]
 
-    def _submit(self, request: LoadRequest | None) -> asyncio.Future[None]:
+    def _submit(self, request: OperationRequest) -> asyncio.Future[None]:
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
         return self._operations.submit(request)
 
-    async def _perform(self, request: LoadRequest | None) -> None:
-        if request is None:
-            self._unload()
+    async def _perform(self, request: OperationRequest) -> None:
+        if isinstance(request, UnloadRequest):
+            self._unload(request.version)
         else:
             await self._load(request)
 
@@ -155,9 +155,9 @@ class ModelLifecycle:
         source: LoadSource | None = None
         try:
             source = await self._in_load_pool(self._context.loader.read, self.name, request)
-            await self._replace(source)
+            await self._replace(source, request.version)
         except ServerError as error:
-            self._note_failure(error)
+            self._note_failure(error, request.version)
             raise
         finally:
             self._is_loading = False
@@ -165,24 +165,36 @@ class ModelLifecycle:
             self._is_wanted = not self._is_stopped
             if source is not None and source.replacement is not None:
                 self._context.close_pool.submit(source.replacement.release)
-        self._failures.clear()
+        self._forget_failures(request.version)
         self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
 
-    def _note_failure(self, error: ServerError) -> None:
+    def _forget_failures(self, version: int | None) -> None:
+        if version is None:
+            self._failures = {}
+        else:
+            self._failures = {key: reason for key, reason in self._failures.items() if key not in (None, version)}
+
+    def _note_failure(self, error: ServerError, version: int | None) -> None:
         serving = f"; versions {list(self.versions)} still serve" if self._loaded else ""
         logger.error("loading model '%s' failed%s: %s", self.name, serving, error.message)
-        if not isinstance(error, _VersionsFailedError):
-            self._failures = {None: describe_failure(error)}
+        self._forget_failures(version)
+        if isinstance(error, _VersionsFailedError):
+            self._failures |= error.reasons
+        elif version is None or version in self._loaded:
+            self._failures[version] = describe_failure(error)
         self.counts = LoadCounts(self.counts.successes, self.counts.failures + 1, self.counts.last_duration_s)
 
-    async def _replace(self, source: LoadSource) -> None:
-        """Bring up what the definition asks for and swap it in; on failure everything is as before."""
+    async def _replace(self, source: LoadSource, version: int | None) -> None:
+        """Bring up what the definition asks for and swap it in; on failure everything is as before.
+
+        With `version` the definition is of that one, and the others stay as they are.
+        """
         definition = source.definition
-        plan = plan_reload(self._loaded, definition)
+        plan = plan_reload(self._loaded, definition, keeps_others=version is not None)
         self._loading = plan.load
         fresh = await self._load_versions(source, plan.load)
         try:
-            self._check_still_wanted()
+            self._check_still_wanted(version)
             await self._update_instances(plan.update, definition)
         except ServerError:
             await self._close_all(fresh.values())
@@ -204,15 +216,16 @@ class ModelLifecycle:
                 loaded[version] = result
         if failures:
             await self._close_all(loaded.values())
-            self._failures = {version: describe_failure(error) for version, error in failures.items()}
-            raise _VersionsFailedError(self.name, self._failures)
+            raise _VersionsFailedError(
+                self.name, {version: describe_failure(error) for version, error in failures.items()}
+            )
         return loaded
 
-    def _check_still_wanted(self) -> None:
+    def _check_still_wanted(self, version: int | None) -> None:
         """An unload that came meanwhile makes a swap pointless."""
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
-        if self._operations.is_unload_waiting:
+        if self._operations.is_unload_waiting(version):
             raise UnavailableError(f"model '{self.name}': superseded by a newer unload of the model")
 
     async def _update_instances(self, versions: Iterable[int], definition: ModelDefinition) -> None:
@@ -235,8 +248,8 @@ class ModelLifecycle:
         replaced = [self._loaded[version] for version in (*plan.load, *plan.retire) if version in self._loaded]
         for version in (*plan.keep, *plan.update):
             self._loaded[version].definition = definition
-        kept = {version: self._loaded[version] for version in (*plan.keep, *plan.update)}
-        self._loaded = {**kept, **fresh}
+        gone = {*plan.load, *plan.retire}
+        self._loaded = {version: loaded for version, loaded in self._loaded.items() if version not in gone} | {**fresh}
         self._publish()
         for loaded in replaced:
             self._retire(loaded)
@@ -244,11 +257,13 @@ class ModelLifecycle:
 
     # Unloading.
 
-    def _unload(self) -> None:
-        """Stop all versions at once; they drain and close on their own."""
-        self._is_wanted = False
-        self._failures.clear()
-        retired, self._loaded = list(self._loaded.values()), {}
+    def _unload(self, version: int | None = None) -> None:
+        """Stop all versions at once, or the one; they drain and close on their own."""
+        self._forget_failures(version)
+        retired = [loaded for loaded in self._loaded.values() if version in (None, loaded.version)]
+        self._loaded = {number: loaded for number, loaded in self._loaded.items() if loaded not in retired}
+        if version is None or (retired and not self._loaded):
+            self._is_wanted = False
         self._publish()
         for loaded in retired:
             self._retire(loaded)
@@ -306,5 +321,6 @@ class _VersionsFailedError(InvalidArgumentError):
     """Some versions could not be loaded; says which and why in the words that Triton's clients look for."""
 
     def __init__(self, name: str, reasons: Mapping[int | None, str]) -> None:
+        self.reasons = dict(reasons)
         chain = " ".join(f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in reasons.items())
         super().__init__(f"load failed for model '{name}': {chain}")

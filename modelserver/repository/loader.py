@@ -34,10 +34,14 @@ LoadModel = Callable[[type[Backend], BackendContext], "Model"]
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What a load is asked to use in place of what is on disk: a config (JSON), and all files with it."""
+    """What a load is asked to use in place of what is on disk: a config (JSON), and all files with it.
+
+    With `version` it is about that version alone, whatever the version policy says.
+    """
 
     config_json: str | None = None
     files: Mapping[str, bytes] | None = None
+    version: int | None = None
 
     def __post_init__(self) -> None:
         if self.files and self.config_json is None:
@@ -133,14 +137,18 @@ class ModelLoader:
                 f"model '{name}' is marked as incomplete by {layout.directory / INCOMPLETE_MARKER}: "
                 "it can be loaded when that file is removed"
             )
-        return LoadSource(read_definition(layout, options, config_json=request.config_json))
+        return LoadSource(
+            read_definition(layout, options, config_json=request.config_json, only_version=request.version)
+        )
 
     def _read_replacement(self, name: str, request: LoadRequest) -> LoadSource:
         assert request.files is not None, "the caller has looked"
         replacement = ReplacementDirectory(name, request.files)
         try:
             layout = scan_model(replacement.path, name)
-            definition = read_definition(layout, self._options, config_json=request.config_json)
+            definition = read_definition(
+                layout, self._options, config_json=request.config_json, only_version=request.version
+            )
         except BaseException:
             replacement.release()
             raise

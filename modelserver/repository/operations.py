@@ -1,4 +1,4 @@
-"""The operations of one model: one at a time, at most one waiting, and a newer one takes its place."""
+"""The operations of one model: one at a time, few waiting, and a newer one takes the place of an older one."""
 
 from __future__ import annotations
 
@@ -13,21 +13,35 @@ from modelserver.repository.loader import LoadRequest
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class UnloadRequest:
+    """An unload of one version, or with None of the whole model."""
+
+    version: int | None = None
+
+
+OperationRequest = LoadRequest | UnloadRequest
+
+
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A load, or with `request` None an unload, and where its callers wait."""
+    """What is to be done, and where its callers wait."""
 
-    request: LoadRequest | None
+    request: OperationRequest
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def __post_init__(self) -> None:
         # A caller that has left must not leave an unread exception behind.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def is_same_as(self, request: LoadRequest | None) -> bool:
-        if self.request is None or request is None:
-            return self.request is request
-        return self.request.is_plain and request.is_plain
+    def is_same_as(self, request: OperationRequest) -> bool:
+        if isinstance(self.request, LoadRequest) and isinstance(request, LoadRequest):
+            return self.request.is_plain and self.request == request
+        return self.request == request
+
+    def is_undone_by(self, request: OperationRequest) -> bool:
+        """Whether nothing is left of this operation after `request`: it concerns the same version, or all of them."""
+        return request.version is None or request.version == self.request.version
 
     def settle(self, error: ServerError | None) -> None:
         if self.done.done():
@@ -41,13 +55,14 @@ class _Operation:
 class OperationQueue:
     """Runs `perform(request)` for each operation; used on the event loop thread only.
 
-    A caller that goes away does not stop an operation: others may wait for it, and files are half changed.
+    A caller that goes away does not stop an operation: others may wait for it, and files are half changed. At
+    most one operation waits per version, and one for the whole model.
     """
 
-    def __init__(self, name: str, perform: Callable[[LoadRequest | None], Awaitable[None]]) -> None:
+    def __init__(self, name: str, perform: Callable[[OperationRequest], Awaitable[None]]) -> None:
         self._name = name
         self._perform = perform
-        self._waiting: _Operation | None = None
+        self._waiting: list[_Operation] = []
         self._runner: asyncio.Task[None] | None = None
 
     @property
@@ -55,34 +70,42 @@ class OperationQueue:
         """The task that works off the operations; None when there are none."""
         return self._runner
 
-    @property
-    def is_unload_waiting(self) -> bool:
-        """Whether what runs now will be undone right after."""
-        return self._waiting is not None and self._waiting.request is None
+    def is_unload_waiting(self, version: int | None = None) -> bool:
+        """Whether what runs now, for one version or all, will be undone right after."""
+        return any(
+            isinstance(waiting.request, UnloadRequest) and waiting.request.version in (None, version)
+            for waiting in self._waiting
+        )
 
-    def submit(self, request: LoadRequest | None) -> asyncio.Future[None]:
-        """Enqueue a load, or with None an unload; the future has its end, or the ServerError that it met.
+    def submit(self, request: OperationRequest) -> asyncio.Future[None]:
+        """Enqueue an operation; the future has its end, or the ServerError that it met.
 
-        An operation that waits already and would do the same is joined, any other is superseded.
+        The last one that waits is joined if it would do the same. Those that this one undoes are superseded.
         """
-        if self._waiting is None or not self._waiting.is_same_as(request):
-            self.supersede(f"superseded by a newer {'unload' if request is None else 'load'} of the model")
-            self._waiting = _Operation(request)
+        if not self._waiting or not self._waiting[-1].is_same_as(request):
+            what = "the model" if request.version is None else f"version {request.version} of the model"
+            verb = "unload" if isinstance(request, UnloadRequest) else "load"
+            undone = [waiting for waiting in self._waiting if waiting.is_undone_by(request)]
+            self._waiting = [waiting for waiting in self._waiting if waiting not in undone]
+            self._refuse(undone, f"superseded by a newer {verb} of {what}")
+            self._waiting.append(_Operation(request))
         if self._runner is None:
             self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"operations of {self._name}")
-        return self._waiting.done
+        return self._waiting[-1].done
 
     def supersede(self, reason: str) -> None:
-        """Let the operation that waits fail, if there is one."""
-        operation, self._waiting = self._waiting, None
-        if operation is not None:
+        """Let the operations that wait fail."""
+        waiting, self._waiting = self._waiting, []
+        self._refuse(waiting, reason)
+
+    def _refuse(self, operations: list[_Operation], reason: str) -> None:
+        for operation in operations:
             operation.settle(UnavailableError(f"model '{self._name}': {reason}"))
 
     async def _run(self) -> None:
         try:
-            while (operation := self._waiting) is not None:
-                self._waiting = None
-                await self._carry_out(operation)
+            while self._waiting:
+                await self._carry_out(self._waiting.pop(0))
         finally:
             self._runner = None
 

@@ -44,14 +44,19 @@ class ReloadPlan:
     retire: tuple[int, ...] = ()
 
 
-def plan_reload(loaded: Mapping[int, LoadedVersion], definition: ModelDefinition) -> ReloadPlan:
-    """The least work that leads from `loaded` to `definition`. A model that is not ready is never kept."""
+def plan_reload(
+    loaded: Mapping[int, LoadedVersion], definition: ModelDefinition, *, keeps_others: bool = False
+) -> ReloadPlan:
+    """The least work that leads from `loaded` to `definition`. A model that is not ready is never kept.
+
+    `keeps_others`: the definition is of some versions only, and the others are left alone.
+    """
     kinds = {version: _kind(loaded.get(version), definition, version) for version in definition.versions}
     return ReloadPlan(
         load=tuple(version for version, kind in kinds.items() if kind == "load"),
         keep=tuple(version for version, kind in kinds.items() if kind == "keep"),
         update=tuple(version for version, kind in kinds.items() if kind == "update"),
-        retire=tuple(sorted(loaded.keys() - definition.versions.keys())),
+        retire=() if keeps_others else tuple(sorted(loaded.keys() - definition.versions.keys())),
     )
 
 

@@ -23,6 +23,7 @@ from modelserver.errors import (
 )
 from modelserver.execution.model import Model
 from modelserver.repository.catalog import Catalog
+from modelserver.repository.definition import check_has_version
 from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, resolve_roots
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.loader import LoadModel, LoadRequest, ModelLoader
@@ -166,10 +167,16 @@ class ModelRepository:
     # Control.
 
     async def load(
-        self, name: str, *, config_json: str | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        name: str,
+        *,
+        config_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        version: int | None = None,
     ) -> None:
-        """Load or reload a model on request; returns when it serves.
+        """Load or reload a model on request, or one version of it; returns when it serves.
 
+        A version that was loaded so is served, whatever the version policy, until the next load without one.
         `config_json` replaces its config file; `files` (path relative to the model directory -> content)
         replace its whole directory and need `config_json`. Raises UnavailableError unless the control
         mode is explicit, NotFoundError for a model that no root holds, and ServerError, the old versions
@@ -177,13 +184,15 @@ class ModelRepository:
         """
         self._check_explicit("load")
         check_model_name(name)
-        request = LoadRequest(config_json, dict(files) if files else None)
-        if name not in self._lifecycles and not request.files:
-            await self._in_scan_pool(self._check_exists, name)
+        request = LoadRequest(config_json, dict(files) if files else None, version)
+        if not request.files and (version is not None or name not in self._lifecycles):
+            await self._in_scan_pool(self._check_exists, name, version)
         await asyncio.shield(self._lifecycle(name).load(request))
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Unload a model on request; returns when it takes no more requests. An unknown model is no error.
+    async def unload(self, name: str, *, unload_dependents: bool = False, version: int | None = None) -> None:
+        """Unload a model on request, or one version of it; returns when it takes no more requests.
+
+        A model or version that is not loaded is no error.
 
         `unload_dependents` is about the models of an ensemble, of which there are none yet. Raises
         UnavailableError unless the control mode is explicit.
@@ -193,7 +202,7 @@ class ModelRepository:
         check_model_name(name)
         lifecycle = self._lifecycles.get(name)
         if lifecycle is not None:
-            await asyncio.shield(lifecycle.unload())
+            await asyncio.shield(lifecycle.unload(version))
 
     # Below: how.
 
@@ -282,13 +291,15 @@ class ModelRepository:
             f"with --model-control-mode=explicit (it is '{mode.value}')"
         )
 
-    def _check_exists(self, name: str) -> None:
-        find_model(
+    def _check_exists(self, name: str, version: int | None) -> None:
+        layout = find_model(
             self._catalog.roots,
             name,
             config_name=self._options.definition.config_name,
             find_backend=backend_for_model_files,
         )
+        if version is not None:
+            check_has_version(layout, version)
 
     async def _poll_scan(self) -> PollScan:
         return (await self._in_scan_pool(self._catalog.survey)).fingerprints

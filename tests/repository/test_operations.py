@@ -4,10 +4,11 @@ import pytest
 
 from modelserver.errors import InternalError, NotFoundError, UnavailableError
 from modelserver.repository.loader import LoadRequest
-from modelserver.repository.operations import OperationQueue
+from modelserver.repository.operations import OperationQueue, OperationRequest, UnloadRequest
 
 PLAIN = LoadRequest()
 OVERRIDE = LoadRequest(config_json="{}")
+UNLOAD = UnloadRequest()
 
 
 class Trial:
@@ -15,15 +16,15 @@ class Trial:
 
     def __init__(self) -> None:
         self.queue = OperationQueue("m", self.perform)
-        self.begun: list[LoadRequest | None] = []
+        self.begun: list[OperationRequest] = []
         self.ends: asyncio.Queue[Exception | None] = asyncio.Queue()
 
-    async def perform(self, request: LoadRequest | None) -> None:
+    async def perform(self, request: OperationRequest) -> None:
         self.begun.append(request)
         if (error := await self.ends.get()) is not None:
             raise error
 
-    async def submit(self, request: LoadRequest | None) -> asyncio.Future[None]:
+    async def submit(self, request: OperationRequest) -> asyncio.Future[None]:
         done = self.queue.submit(request)
         await asyncio.sleep(0)
         return done
@@ -36,19 +37,19 @@ async def trial() -> Trial:
 
 async def test_one_runs_and_one_waits(trial: Trial) -> None:
     first = await trial.submit(PLAIN)
-    second = await trial.submit(None)
+    second = await trial.submit(UNLOAD)
     assert trial.begun == [PLAIN]
-    assert trial.queue.is_unload_waiting
+    assert trial.queue.is_unload_waiting()
     for _ in range(2):
         trial.ends.put_nowait(None)
     await asyncio.gather(first, second)
-    assert trial.begun == [PLAIN, None]
+    assert trial.begun == [PLAIN, UNLOAD]
     await asyncio.sleep(0)
     assert trial.queue.runner is None
 
 
-@pytest.mark.parametrize("request_", [PLAIN, None])
-async def test_the_same_again_joins_the_one_that_waits(trial: Trial, request_: LoadRequest | None) -> None:
+@pytest.mark.parametrize("request_", [PLAIN, UNLOAD])
+async def test_the_same_again_joins_the_one_that_waits(trial: Trial, request_: OperationRequest) -> None:
     await trial.submit(PLAIN)
     assert await trial.submit(request_) is await trial.submit(request_)
     trial.queue.supersede("over")
@@ -58,14 +59,14 @@ async def test_the_same_again_joins_the_one_that_waits(trial: Trial, request_: L
 @pytest.mark.parametrize(
     ("waiting", "newer", "words"),
     [
-        (PLAIN, None, "newer unload"),
-        (None, PLAIN, "newer load"),
+        (PLAIN, UNLOAD, "newer unload"),
+        (UNLOAD, PLAIN, "newer load"),
         (OVERRIDE, PLAIN, "newer load"),
         (OVERRIDE, OVERRIDE, "newer load"),
     ],
 )
 async def test_a_newer_operation_takes_the_place(
-    trial: Trial, waiting: LoadRequest | None, newer: LoadRequest | None, words: str
+    trial: Trial, waiting: OperationRequest, newer: OperationRequest, words: str
 ) -> None:
     await trial.submit(PLAIN)
     superseded = await trial.submit(waiting)
@@ -102,3 +103,50 @@ async def test_an_operation_that_is_given_up_tells_its_caller(trial: Trial) -> N
     trial.queue.runner.cancel()
     with pytest.raises(UnavailableError, match="shutting down"):
         await done
+
+
+def version(number: int) -> LoadRequest:
+    return LoadRequest(version=number)
+
+
+async def test_operations_on_versions_do_not_supersede_each_other(trial: Trial) -> None:
+    first = await trial.submit(PLAIN)
+    others = [await trial.submit(request) for request in (version(1), version(2), UnloadRequest(3))]
+    for _ in range(4):
+        trial.ends.put_nowait(None)
+    await asyncio.gather(first, *others)
+    assert trial.begun == [PLAIN, version(1), version(2), UnloadRequest(3)]
+
+
+@pytest.mark.parametrize(("newer", "words"), [(UnloadRequest(1), "newer unload of version 1"), (PLAIN, "newer load")])
+async def test_a_newer_operation_on_the_version_or_the_model_takes_the_place(
+    trial: Trial, newer: OperationRequest, words: str
+) -> None:
+    await trial.submit(PLAIN)
+    superseded, other = await trial.submit(version(1)), await trial.submit(version(2))
+    newest = await trial.submit(newer)
+    with pytest.raises(UnavailableError, match=words):
+        await superseded
+    for _ in range(3):
+        trial.ends.put_nowait(None)
+    await newest
+    assert (other.exception() is None) is (newer.version == 1)
+
+
+async def test_an_unload_that_waits_concerns_its_version_only(trial: Trial) -> None:
+    await trial.submit(version(1))
+    await trial.submit(UnloadRequest(2))
+    assert [trial.queue.is_unload_waiting(number) for number in (None, 1, 2)] == [False, False, True]
+    trial.queue.supersede("over")
+    trial.ends.put_nowait(None)
+
+
+async def test_a_load_with_an_override_is_never_joined(trial: Trial) -> None:
+    await trial.submit(PLAIN)
+    one = await trial.submit(LoadRequest(config_json="{}", version=1))
+    two = await trial.submit(LoadRequest(config_json="{}", version=1))
+    assert one is not two
+    with pytest.raises(UnavailableError, match="newer load of version 1"):
+        await one
+    trial.queue.supersede("over")
+    trial.ends.put_nowait(None)
