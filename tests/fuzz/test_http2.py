@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import TypeVar
 
 import hpack
 import pytest
-from fuzz.http2_connection import TARGETS, check_http2
+from fuzz.http2_connection import TARGETS, answer, check_http2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import http2_frames as frames
@@ -173,3 +174,37 @@ def test_damaged_frames(said: list[bytes], data: st.DataObject) -> None:
         )
     size = data.draw(st.integers(1, 40))
     check_http2([bytes(stream[at : at + size]) for at in range(0, len(stream), size)])
+
+
+@settings(max_examples=150)
+@given(
+    metadata=st.lists(st.sampled_from([("a", "1"), ("b", "2"), ("b", "3"), ("c", "4" * 1500)]), max_size=25),
+    timeouts=mostly([("",)], [("", "5S"), ("5S", "6S", "7000m")]),
+    table_size=mostly([4096], [0, 100]),
+    is_plain=st.booleans(),
+    is_huffman=st.booleans(),
+)
+def test_every_call_gets_its_own_metadata(
+    metadata: list[tuple[str, str]], timeouts: tuple[str, ...], table_size: int, is_plain: bool, is_huffman: bool
+) -> None:
+    """Heads that repeat are remembered by their bytes, whose meaning changes with the table.
+
+    The same bytes mean something else most often where only the metadata is in the table.
+    """
+    encoder = hpack.Encoder()
+    encoder.header_table_size = table_size
+    said = [frames.PREFACE + frames.settings().encode() + frames.window_update(0, 1 << 20).encode()]
+    expected = {}
+    for number, field in enumerate(metadata):
+        stream_id, timeout = 2 * number + 1, timeouts[number % len(timeouts)]
+        call = [*ECHO, *([("grpc-timeout", timeout)] if timeout else [])]
+        block = encoder.encode([*[(name, value, is_plain) for name, value in call], field], huffman=is_huffman)
+        said.append(frames.headers(stream_id, block, end=False).encode())
+        said.append(frames.data(stream_id, b"\0\0\0\0\0", end=True).encode())
+        expected[stream_id] = [list(field)]
+    for stream_id, answered in answer([b"".join(said)]).streams.items():
+        _, message, *_ = answered
+        assert isinstance(message, bytes)
+        _, seen = json.loads(message[5:])
+        assert seen == expected.pop(stream_id)
+    assert not expected
