@@ -21,6 +21,7 @@ from modelserver.errors import UnavailableError, UnsupportedError
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.placement import plan_instances
 from modelserver.execution.staff import InstanceInfo, Staff, dismiss
+from modelserver.scheduling.batcher import Batcher
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,9 @@ class Model:
         return True
 
     def update_instances(self, config: ModelConfig) -> None:
-        """Follow a config that differs in `instance_group` only. Blocking, called from a load-pool thread.
+        """Follow a config that differs in `instance_group`, and in what `update_scheduling` does, only.
+
+        Blocking, called from a load-pool thread.
 
         New instances are made before old ones go, and unchanged ones stay, so traffic goes on. Raises
         ServerError, with nothing changed, when an instance cannot be made.
@@ -155,6 +158,15 @@ class Model:
         logger.info(
             "model '%s' version %d: %d instances added, %d removed", self.name, self.version, num_added, len(removed)
         )
+
+    def update_scheduling(self, config: ModelConfig) -> None:
+        """Follow a config whose `dynamic_batching` differs, but in neither being there nor preserving order.
+
+        What is queued stays queued. Event loop thread.
+        """
+        scheduler = self._staff.scheduler
+        if isinstance(scheduler, Batcher) and config.dynamic_batching is not None:
+            scheduler.reconfigure(config)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Free everything. Blocking, called from a load-pool thread; safe to repeat.

@@ -246,6 +246,11 @@ class ModelLifecycle:
                 self._retire(loaded)
             raise UnavailableError("the server is shutting down")
         replaced = [self._loaded[version] for version in (*plan.load, *plan.retire) if version in self._loaded]
+        for version in plan.update:
+            loaded = self._loaded[version]
+            if loaded.definition.config.dynamic_batching != definition.config.dynamic_batching:
+                loaded.model.update_scheduling(definition.config)
+                logger.info("model '%s' version %d follows another dynamic_batching in place", self.name, version)
         for version in (*plan.keep, *plan.update):
             self._loaded[version].definition = definition
         gone = {*plan.load, *plan.retire}

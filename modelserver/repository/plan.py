@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from modelserver.config.schema import ModelDynamicBatching
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.fingerprint import FileStamp, TreeFingerprint
 from modelserver.repository.layout import CONFIG_FILENAME, CONFIGS_DIRECTORY
@@ -70,7 +71,14 @@ def _kind(loaded: LoadedVersion | None, new: ModelDefinition, version: int) -> s
         return "keep"
     # Which versions are served is no business of a version that is.
     in_place = replace(old.config, version_policy=new.config.version_policy, instance_group=new.config.instance_group)
+    if _can_follow(old.config.dynamic_batching, new.config.dynamic_batching):
+        in_place = replace(in_place, dynamic_batching=new.config.dynamic_batching)
     return "update" if in_place == new.config else "load"
+
+
+def _can_follow(old: ModelDynamicBatching | None, new: ModelDynamicBatching | None) -> bool:
+    """Whether a batcher can change its rules under way: there is one, and what is in flight keeps its order."""
+    return old is not None and new is not None and old.preserve_ordering == new.preserve_ordering
 
 
 def _has_same_files(old: ModelDefinition, new: ModelDefinition, version: int) -> bool:

@@ -76,13 +76,12 @@ class Batcher:
         self._statistics = statistics
         self._now_ns = (clock or SystemClock()).now_ns
         self._rules = BatchingRules.from_config(config)
+        self._default_max_queue_size = default_max_queue_size
         self._levels = PriorityLevels(config, default_max_queue_size=default_max_queue_size)
         self._key = None if self._rules.is_single else bucket_key(config, can_join_ragged=can_join_ragged)
         self._order = ResponseOrder() if self._rules.keep_order else None
         self._lock = threading.Lock()
-        self._queue = RequestQueue(
-            max_rows=self._rules.max_rows, ripe_rows=self._rules.preferred_rows[0], keep_order=self._rules.keep_order
-        )
+        self._queue = self._make_queue()
         self._expiry = ExpiryTimes()
         self._idle = IdleSeats()
         self._is_stopped = False
@@ -245,11 +244,37 @@ class Batcher:
             self._statistics.record_failures(FailureReason.OTHER, _ages(entries, now_ns))
             self.post(self._answer, [(entry.request, error) for entry in entries])
 
+    def reconfigure(self, config: ModelConfig) -> None:
+        """Follow another `dynamic_batching` that preserves the same order. Called from the event loop thread.
+
+        What waits stays: it is batched by the new rules, at the level that it would get now, and keeps the
+        timeout that it came with. Queue sizes count for what comes.
+        """
+        levels = PriorityLevels(config, default_max_queue_size=self._default_max_queue_size)
+        rules = BatchingRules.from_config(config)
+        assert rules.keep_order == self._rules.keep_order, "the order of responses in flight cannot be changed"
+        with self._lock:
+            self._levels = levels
+            self._rules = replace(rules, max_delay_ns=0) if self._is_stopped else rules
+            waiting = list(self._queue)
+            for entry in waiting:
+                entry.level = levels.level_of(entry.request)
+            self._queue = self._make_queue()
+            for entry in sorted(waiting, key=lambda entry: entry.enqueue_ns):
+                self._queue.add(entry)
+            self._idle.wake_watcher()  # its time is that of the former delay
+            if self._queue and self._idle.can_wake:
+                self._idle.wake_one()
+
     def check_integrity(self) -> None:
         """Assert that queue and seats agree. For tests."""
         with self._lock:
             self._queue.check_integrity()
             self._idle.check_integrity(has_requests=len(self._queue) > 0)
+
+    def _make_queue(self) -> RequestQueue:
+        rules = self._rules
+        return RequestQueue(max_rows=rules.max_rows, ripe_rows=rules.preferred_rows[0], keep_order=rules.keep_order)
 
     def _is_worth_a_wake(self, entry: QueueEntry, now_ns: int) -> bool:
         """Whether a sleeping worker would take something now that the entry has come, or has to watch its delay."""

@@ -100,6 +100,11 @@ class IdleSeats:
         """Wake the watcher, or else the one that slept last. Somebody must sleep."""
         self.wake(self._watcher or self._parked[-1])
 
+    def wake_watcher(self) -> None:
+        """Let the one that watches, if any, find out anew when to look."""
+        if self._watcher is not None:
+            self.wake(self._watcher)
+
     def wake(self, seat: Seat) -> None:
         self._remove(seat)
         seat.is_woken = True

@@ -64,6 +64,40 @@ def test_instance_groups_change_in_place(directory: Path) -> None:
     assert plan_reload(loaded, read(directory)) == ReloadPlan(load=(), update=(1, 2))
 
 
+DELAY = "dynamic_batching { max_queue_delay_microseconds: %s }"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        DELAY % 5,
+        "dynamic_batching { preferred_batch_size: [ 2 ] }",
+        "dynamic_batching { default_queue_policy { max_queue_size: 3 } }",
+        "dynamic_batching { priority_levels: 3 default_priority_level: 2 }",
+        "dynamic_batching { } instance_group [ { count: 2 } ]",
+    ],
+)
+def test_batching_changes_in_place(directory: Path, extra: str) -> None:
+    write_model(directory.parent, "m", versions=(), extra=ALL + DELAY % 7)
+    loaded = serve(read(directory))
+    write_model(directory.parent, "m", versions=(), extra=ALL + extra)
+    assert plan_reload(loaded, read(directory)) == ReloadPlan(load=(), update=(1, 2))
+
+
+@pytest.mark.parametrize("extra", ["", "dynamic_batching { preserve_ordering: true }"])
+def test_what_a_batcher_cannot_follow_loads(directory: Path, extra: str) -> None:
+    write_model(directory.parent, "m", versions=(), extra=ALL + DELAY % 7)
+    loaded = serve(read(directory))
+    write_model(directory.parent, "m", versions=(), extra=ALL + extra)
+    assert plan_reload(loaded, read(directory)) == ReloadPlan(load=(1, 2))
+
+
+def test_a_definition_of_some_versions_leaves_the_others(directory: Path) -> None:
+    loaded = serve(read(directory))
+    only_first = read_definition(scan_model(directory, "m"), DefinitionOptions(), only_version=1)
+    assert plan_reload(loaded, only_first, keeps_others=True) == ReloadPlan(load=(), keep=(1,))
+
+
 @pytest.mark.parametrize("extra", ["dynamic_batching { }", 'parameters { key: "a" value { string_value: "b" } }'])
 def test_any_other_change_of_the_config_loads(directory: Path, extra: str) -> None:
     loaded = serve(read(directory))

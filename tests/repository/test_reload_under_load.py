@@ -89,3 +89,45 @@ async def test_failing_reloads_lose_no_request(tmp_path: Path) -> None:
             traffic.is_over = True
         assert repository.get("m", None) is model
         assert repository.load_counts()["m"].failures == 50
+
+
+async def test_batching_that_changes_under_way_loses_no_request(tmp_path: Path) -> None:
+    """Rules, levels, limits and instances change; the backend's objects stay the same throughout."""
+    write_model(tmp_path, "m", extra=WITH_WORKERS + "dynamic_batching { }")
+    loader = GatedLoader()
+    variants = itertools.cycle(
+        [
+            "max_queue_delay_microseconds: 2000",
+            "preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 500",
+            "priority_levels: 4 default_priority_level: 3",
+            "default_queue_policy { max_queue_size: 50 default_timeout_microseconds: 30000000 }",
+        ]
+    )
+    async with open_repository(tmp_path, load_models=("m",), loader=loader) as repository:
+        model, traffic = repository.get("m", None), Traffic(repository)
+        async with asyncio.timeout(60), asyncio.TaskGroup() as clients:
+            for client in range(NUM_CLIENTS):
+                clients.create_task(traffic.ask(client))
+            for number in range(NUM_RELOADS):
+                groups = WITH_WORKERS.replace("count: 2", f"count: {1 + number // 10 % 3}")
+                write_model(tmp_path, "m", versions=(), extra=f"{groups} dynamic_batching {{ {next(variants)} }}")
+                await repository.load("m")
+                assert repository.get("m", None) is model
+            traffic.is_over = True
+        assert loader.loaded == [model]
+        assert model.config.dynamic_batching.default_queue_policy.max_queue_size == 50
+        assert traffic.num_answers > NUM_RELOADS
+
+
+async def test_versions_loaded_and_unloaded_one_by_one_lose_no_request(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", versions=(1, 2, 3))
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        traffic = Traffic(repository)
+        async with asyncio.timeout(60), asyncio.TaskGroup() as clients:
+            for client in range(NUM_CLIENTS):
+                clients.create_task(traffic.ask(client))
+            for number in range(NUM_RELOADS):
+                await repository.load("m", version=1 + number % 3)
+                await repository.unload("m", version=1 + (number + 2) % 3)
+            traffic.is_over = True
+        assert repository.ready_versions("m") == (1 + (NUM_RELOADS - 1) % 3,)
