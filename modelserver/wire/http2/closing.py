@@ -97,7 +97,11 @@ class Closing:
         if not transport.can_write_eof():  # TLS
             transport.close()
             return
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # asyncio: the client has closed, and our last words told so
+            transport.abort()
+            return
         self._later(connection.context.limits.times.linger_s, transport.close)
 
     def count_discarded(self, num_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -10,72 +11,19 @@ from support.http2_frames import data, encode, headers, rst_stream, window_updat
 from support.neighbour import Neighbour
 from support.raw_http1 import Http1Peer
 from support.raw_http2 import Peer, call_fields, prefixed
+from support.situations import NUM_CALLS, SITUATIONS, held, open_block
 from support.wires import RunningWire
 
 MIB = 1 << 20
-NUM_CALLS = 64
-
-
-def held(peer: Peer) -> None:
-    """Calls that run."""
-    for stream_id in range(1, 2 * NUM_CALLS, 2):
-        peer.call(stream_id, "Hold", b"abc")
-
-
-def half_received(peer: Peer) -> None:
-    """Calls whose message is on its way."""
-    for stream_id in range(1, 2 * NUM_CALLS, 2):
-        peer.send(headers(stream_id, call_fields("Hold"), end=False), data(stream_id, prefixed(b"half", length=MIB)))
-
-
-def half_sent(peer: Peer) -> None:
-    """Calls whose answers wait for the window."""
-    for stream_id in range(1, 2 * NUM_CALLS, 2):
-        peer.call(stream_id, "Size", b"%d" % MIB)
-
-
-def streaming(peer: Peer) -> None:
-    for stream_id in range(1, 2 * NUM_CALLS, 2):
-        peer.send(headers(stream_id, call_fields("Chat"), end=False), data(stream_id, prefixed(b"abc")))
-
-
-def streaming_to_a_full_window(peer: Peer) -> None:
-    for stream_id in range(1, 2 * NUM_CALLS, 2):
-        peer.call(stream_id, "Count", b"100000 1000")
-
-
-def over_http(peer: Peer) -> None:
-    for stream_id in range(1, 2 * NUM_CALLS, 2):
-        peer.get(stream_id, "/hold")
-
-
-def event_streams(peer: Peer) -> None:
-    for stream_id in range(1, 2 * NUM_CALLS, 2):
-        peer.get(stream_id, "/pieces/100000/1000")
-
-
-def open_block(peer: Peer) -> None:
-    peer.send(headers(1, call_fields("Hold"), end_headers=False))
-
-
-SITUATIONS = [
-    held,
-    half_received,
-    half_sent,
-    streaming,
-    streaming_to_a_full_window,
-    over_http,
-    event_streams,
-    open_block,
-]
+Situation = Callable[[Peer], None]
 
 
 @pytest.mark.parametrize("how", ["close", "vanish", "half_close"])
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
-def test_a_client_that_leaves(wire: RunningWire, neighbour: Neighbour, situation: object, how: str) -> None:
+def test_a_client_that_leaves(wire: RunningWire, neighbour: Neighbour, situation: Situation, how: str) -> None:
     for _ in range(3):
         peer = Peer(wire.address)
-        situation(peer)  # type: ignore[operator]
+        situation(peer)
         if situation is not open_block:
             peer.expect_alive()
             wire.until(lambda: wire.counts.open_streams == NUM_CALLS, "the server has them all")

@@ -121,3 +121,15 @@ def test_handlers_that_do_not_hear_count_as_streams() -> None:
             peer.call(23, "Echo", b"abc")
             assert peer.expect_answer(23).messages == [b"abc"]
         wire.expect_idle()
+
+
+def test_attackers_that_do_not_wait_for_the_end(wire: RunningWire, neighbour: Neighbour) -> None:
+    """The last word meets a socket that is closed, at which asyncio raises: the connection ends all the same."""
+    flood, _, reason = FLOODS["rapid-reset"]
+    before = wire.violations(str(reason))
+    for _ in range(50):
+        attacker = Peer(wire.address)
+        attacker.send_bytes(flood)
+        attacker.close()
+    wire.until(lambda: wire.open_connections() == 1, "all attackers are gone")
+    assert wire.violations(str(reason)) > before

@@ -215,3 +215,16 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
         for peer in peers:
             peer.close()
         wire.expect_idle()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"no request\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"],
+)
+def test_bad_requests_of_clients_that_do_not_wait(wire: RunningWire, neighbour: Neighbour, sent: bytes) -> None:
+    """The answer meets a socket that is closed, at which asyncio raises: the connection ends all the same."""
+    for _ in range(50):
+        hasty = Http1Peer(wire.address)
+        hasty.send(sent * 10)
+        hasty.close()
+    wire.until(lambda: wire.open_connections() == 1, "all are gone")

@@ -1,0 +1,107 @@
+"""Everybody at once for a while: clients that behave never notice those that do not, and nothing is left of anybody."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import httpx
+import psutil
+import pytest
+from support.floods import FLOODS
+from support.raw_http1 import Http1Peer
+from support.raw_http2 import Peer
+from support.situations import SITUATIONS
+from support.wires import RunningWire, running_wire
+
+MIB = 1 << 20
+# For longer soaks: SOAK_S=600 make test ARGS="tests/wire/attacks/test_soak.py".
+SOAK_S = float(os.environ.get("SOAK_S", "12"))
+# Memory settles while caches and buffers fill.
+SETTLING_S = SOAK_S / 3
+
+
+def behave_over_grpc(wire: RunningWire, dice: random.Random, is_over: threading.Event) -> None:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    while not is_over.is_set():
+        with grpc.insecure_channel(wire.url, options) as channel:
+            echo = channel.unary_unary("/test.Wire/Echo")
+            chat = channel.stream_stream("/test.Wire/Chat")
+            for _ in range(50):
+                message = dice.randbytes(dice.choice((0, 10, 1000, 100_000)))
+                assert echo(message, timeout=30) == message
+                messages = [dice.randbytes(dice.randrange(1000)) for _ in range(dice.randrange(20))]
+                assert list(chat(iter(messages), timeout=30)) == messages
+
+
+def behave_over_http(wire: RunningWire, dice: random.Random, is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        is_http2 = dice.random() < 0.5
+        with httpx.Client(base_url=f"http://{wire.url}", http1=not is_http2, http2=is_http2, timeout=30) as client:
+            for _ in range(20):
+                body = dice.randbytes(dice.choice((0, 10, 1000, 100_000)))
+                assert client.post("/echo", content=body).content == body
+                assert len(client.get("/pieces/10/1000").content) == 10_000
+
+
+def flood(wire: RunningWire, dice: random.Random, is_over: threading.Event) -> None:
+    floods = [sent for sent, _, _ in FLOODS.values()]
+    while not is_over.is_set():
+        with Peer(wire.address) as attacker:
+            sent = dice.choice(floods)
+            attacker.send_bytes(sent[: dice.randrange(len(sent))] if dice.random() < 0.5 else sent)
+            if dice.random() < 0.3:
+                attacker.vanish()
+        time.sleep(0.01)
+
+
+def abandon(wire: RunningWire, dice: random.Random, is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        peer = Peer(wire.address)
+        dice.choice(SITUATIONS)(peer)
+        dice.choice((peer.close, peer.vanish))()
+        old = Http1Peer(wire.address)
+        old.ask(dice.choice(("/hold", "/pieces/1000/1000", "/size/1000000")))
+        dice.choice((old.close, old.vanish))()
+        time.sleep(0.01)
+
+
+ACTORS = [behave_over_grpc, behave_over_grpc, behave_over_http, flood, abandon]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 2 * SOAK_S)
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_everybody_at_once(loop: str) -> None:
+    is_over = threading.Event()
+    failures: list[str] = []
+
+    def run(actor: Callable[[RunningWire, random.Random, threading.Event], None], number: int) -> None:
+        try:
+            actor(wire, random.Random(number), is_over)
+        except Exception as error:  # of a thread: it fails the test below
+            failures.append(f"{actor.__name__}: {type(error).__name__}: {error}")
+            is_over.set()
+
+    with running_wire(loop=loop) as wire:
+        threads = [threading.Thread(target=run, args=(actor, number)) for number, actor in enumerate(ACTORS)]
+        for thread in threads:
+            thread.start()
+        is_over.wait(SETTLING_S)
+        gc.collect()
+        settled = psutil.Process().memory_info().rss
+        is_over.wait(SOAK_S - SETTLING_S)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        wire.expect_idle()
+        assert wire.context.assembly.num_bytes == 0
+        gc.collect()
+        grown = psutil.Process().memory_info().rss - settled
+    assert grown < 40 * MIB, f"{grown / MIB:.0f} MiB more after {SOAK_S - SETTLING_S:.0f} s"
