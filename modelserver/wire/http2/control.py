@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from modelserver.core.tensor import Buffer
 from modelserver.wire.http2 import settings
 from modelserver.wire.http2.frame import (
     ACK,
@@ -139,7 +140,7 @@ class ControlFrames:
             raise protocol_fault(f"{name} on stream {stream_id}, which is not open")
 
 
-def check_dependency(stream_id: int, payload: bytes) -> None:
+def check_dependency(stream_id: int, payload: Buffer) -> None:
     """Raises ConnectionFault for priority fields that have a stream depend on itself."""
     if unpack_u32(payload)[0] & MAX_31_BITS == stream_id:
         raise protocol_fault(f"stream {stream_id} depends on itself")

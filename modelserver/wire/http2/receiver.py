@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.admission import Admission
-from modelserver.wire.http2.control import check_dependency
 from modelserver.wire.http2.frame import (
     ACK,
-    CONTINUATION,
     DATA,
     DEFAULT_WINDOW_BYTES,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
-    HAS_PRIORITY,
     HEAD_BYTES,
     HEADERS,
     MAX_31_BITS,
@@ -33,7 +30,9 @@ from modelserver.wire.http2.frame import (
     window_update,
 )
 from modelserver.wire.http2.grpc_call import GrpcCall
+from modelserver.wire.http2.header_block import OpenBlock, part_of_block
 from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES, unpack_prefix
+from modelserver.wire.http2.payload import Payload
 from modelserver.wire.http2.protection import Closed
 from modelserver.wire.http2.stream import FRESH, RUNNING, Http2Stream
 
@@ -46,12 +45,6 @@ Stage = Callable[[Octets, memoryview, int, int], int]
 
 # A frame that must be there as a whole before it means something is not larger.
 _MAX_WHOLE_BYTES: Final = 64 * 1024
-# With so much of a DATA frame still to come, it is received straight into the message's memory.
-_MIN_DIRECT_BYTES: Final = 32 * 1024
-# DATA frames below this size that end nothing are a waste; empty ones more so.
-_TINY_BYTES: Final = 256
-_EMPTY_GLITCHES: Final = 10
-_PRIORITY_BYTES: Final = 5
 PREFACE_NAME: Final = "the preface"
 FIRST_SETTINGS: Final = "the first SETTINGS"
 
@@ -70,8 +63,6 @@ class Receiver:
         "_arena",
         "_backlog",
         "_block",
-        "_block_flags",
-        "_block_id",
         "_carry",
         "_connection",
         "_connection_window",
@@ -79,13 +70,8 @@ class Receiver:
         "_is_direct",
         "_max_frame",
         "_max_new_streams",
-        "_num_continuations",
         "_num_openable",
-        "_padding_left",
-        "_payload_bytes",
-        "_payload_ends",
-        "_payload_left",
-        "_payload_stream",
+        "_payload",
         "_stage",
         "_uncredited",
         "awaited",
@@ -115,29 +101,19 @@ class Receiver:
         self._num_openable = self._max_new_streams
         # DATA that was received and not given back to the connection's window.
         self._uncredited = 0
-        # The payload that is being read, and the padding behind it.
-        self._payload_stream: Http2Stream | None = None
-        self._payload_bytes = 0
-        self._payload_left = 0
-        self._padding_left = 0
-        self._payload_ends = False
+        self._payload = Payload()
         self._is_direct = False
         # The header block that is not complete.
-        self._block = b""
-        self._block_id = 0
-        self._block_flags = 0
-        self._num_continuations = 0
+        self._block: OpenBlock | None = None
 
     # Bytes.
 
     def buffer(self) -> memoryview:
         """Where the next bytes are to be received."""
-        stream = self._payload_stream
-        if stream is not None and self._payload_left >= _MIN_DIRECT_BYTES and not self._carry and stream.is_open:
-            room = stream.room()
-            if room is not None and len(room) >= _MIN_DIRECT_BYTES:
-                self._is_direct = True
-                return room[: self._payload_left]
+        room = None if self._carry else self._payload.room()
+        if room is not None:
+            self._is_direct = True
+            return room
         self._is_direct = False
         carry = self._carry
         if not carry:
@@ -150,9 +126,7 @@ class Receiver:
         arena = self._arena
         if self._is_direct:
             self._is_direct = False
-            assert self._payload_stream is not None, "a stream gave the room"
-            self._payload_stream.filled(num_bytes)
-            self._payload_left -= num_bytes
+            self._payload.filled(num_bytes)
             self._read(b"", arena.view, 0, 0)
         elif self.has_backlog:
             self._backlog += arena.view[len(self._carry) : len(self._carry) + num_bytes]
@@ -172,14 +146,14 @@ class Receiver:
     def discard(self) -> None:
         """From now on nothing is read any more."""
         self._stage = _discard
-        self._carry = self._backlog = self._block = b""
+        self._carry = self._backlog = b""
         self.has_backlog = False
-        self._payload_stream = None
-        self._payload_left = 0
+        self._block = None
+        self._payload = Payload()
 
     def num_missing(self, stream: Http2Stream) -> int:
         """Bytes of the stream's DATA frame whose head has come and they have not."""
-        return self._payload_left if stream is self._payload_stream else 0
+        return self._payload.num_missing(stream)
 
     def _read(self, data: Octets, view: memoryview, position: int, end: int) -> None:
         # Dropped before reading: what a fault leaves behind is not read again.
@@ -293,7 +267,7 @@ class Receiver:
                     else:
                         self._admission.take(stream_id & MAX_31_BITS, flags, block)
                 else:
-                    block = self._block_of(view, start, stop, flags, stream_id & MAX_31_BITS)
+                    block = part_of_block(view[start:stop], flags, stream_id & MAX_31_BITS)
                     if not flags & END_HEADERS:
                         self._begin_block(stream_id & MAX_31_BITS, flags, block)
                         return stop
@@ -315,48 +289,35 @@ class Receiver:
 
     def _read_payload(self, _data: Octets, view: memoryview, position: int, end: int) -> int:
         """The rest of a DATA frame, or of one that is skipped."""
-        stream = self._payload_stream
-        if self._payload_left:
-            num_bytes = min(self._payload_left, end - position)
-            self._payload_left -= num_bytes
-            if num_bytes and stream is not None and stream.is_open:
-                stream.receive(view[position : position + num_bytes])
-            position += num_bytes
-            if self._payload_left:
-                return position
-        num_bytes = min(self._padding_left, end - position)
-        self._padding_left -= num_bytes
-        position += num_bytes
-        if not self._padding_left:
+        payload = self._payload
+        position = payload.read(view, position, end)
+        if payload.is_complete:
             self._stage = self._read_frames
-            self._end_payload(stream)
+            ended, num_glitches = payload.finish()
+            if ended is not None:
+                self._connection.end_of(ended)
+            elif num_glitches:
+                self._connection.count_glitches(num_glitches)
         return position
 
     def _read_continuation(self, data: Octets, view: memoryview, position: int, end: int) -> int:
-        """The rest of a header block; nothing else may come in between."""
+        """The rest of a header block."""
         if end - position < HEAD_BYTES:
             return position
+        block = self._block
+        assert block is not None, "a block was begun"
         length, kind, flags, stream_id = _read_head(data, position)
-        if kind != CONTINUATION or stream_id != self._block_id:
-            raise protocol_fault(f"the header block of stream {self._block_id} must go on in CONTINUATION frames")
-        self._check_size(length)
-        limits = self._connection.context.limits.head
-        self._num_continuations += 1
-        num_bytes = len(self._block) + length
-        if self._num_continuations > limits.max_continuations or num_bytes > limits.max_header_block_bytes:
-            raise too_much(Violation.TOO_MANY_CONTINUATIONS)
+        block.check(kind, stream_id, length, self._connection.context.limits.head)
         stop = position + HEAD_BYTES + length
         if stop > end:
-            self._num_continuations -= 1  # it comes again
             return position
-        self._block += view[stop - length : stop]
-        if flags & END_HEADERS:
-            block, self._block = self._block, b""
-            self._stage = self._read_frames
-            self.awaited = None
-            self._admission.take(self._block_id, self._block_flags, block)
-            return stop
-        return self._read_continuation(data, view, stop, end)  # there are few of them
+        block.add(view[stop - length : stop])
+        if not flags & END_HEADERS:
+            return self._read_continuation(data, view, stop, end)  # there are few of them
+        self._stage = self._read_frames
+        self._block = self.awaited = None
+        self._admission.take(block.stream_id, block.flags, block.content)
+        return stop
 
     # Parts of stages.
 
@@ -375,9 +336,7 @@ class Receiver:
         if kind != GOAWAY and self._connection.control.knows(kind):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
         self._connection.count_glitches(1)
-        self._payload_stream = None
-        self._payload_left = length
-        self._padding_left = 0
+        self._payload.skip(length)
         self._stage = self._read_payload
         return position + HEAD_BYTES
 
@@ -390,30 +349,15 @@ class Receiver:
 
     def _begin_payload(self, data: Octets, position: int, length: int, flags: int, stream_id: int) -> int:
         """The head of a DATA frame was read, and it is not a whole small call."""
-        num_bytes = length
-        if flags & PADDED:
-            # The first byte tells how many follow the content.
-            if not length or data[position] >= length:
-                raise protocol_fault(f"DATA on stream {stream_id} has more padding than bytes")
-            num_bytes -= data[position] + 1
-            self._padding_left = data[position]
-            position += 1
-        else:
-            self._padding_left = 0
         self._uncredited += length
         if self._uncredited > self._connection_window:
             raise _over_connection_window()
         stream = self._connection.streams.get(stream_id)
         if stream is None:
             self._check_late_data(stream_id)
-        else:
-            _count_data(stream, length, num_bytes)
-        self._payload_stream = stream
-        self._payload_bytes = length
-        self._payload_left = num_bytes
-        self._payload_ends = bool(flags & END_STREAM)
         self._stage = self._read_payload
-        return position
+        padding = data[position] if flags & PADDED and length else 0
+        return position + self._payload.begin(stream, stream_id, flags, length, padding)
 
     def _check_late_data(self, stream_id: int) -> None:
         """DATA on a stream that is not open: in flight when we reset it, or wrong."""
@@ -426,36 +370,8 @@ class Receiver:
             text = "has closed" if how is None else f"was {how.value}"
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"DATA on stream {stream_id}, which {text}")
 
-    def _end_payload(self, stream: Http2Stream | None) -> None:
-        """All of a DATA frame has come."""
-        self._payload_stream = None
-        connection = self._connection
-        if self._payload_ends:
-            if stream is not None and stream.is_open:
-                connection.end_of(stream)
-        elif self._payload_bytes < _TINY_BYTES and (stream is None or stream.is_within_message):
-            connection.count_glitches(1 if self._payload_bytes else _EMPTY_GLITCHES)
-
-    def _block_of(self, view: memoryview, start: int, stop: int, flags: int, stream_id: int) -> bytes:
-        """The part of a header block that a HEADERS frame has, without padding and priority."""
-        if flags & PADDED:
-            padding = view[start] if start < stop else 0
-            start += 1
-            stop -= padding
-        if flags & HAS_PRIORITY and stop - start >= _PRIORITY_BYTES:
-            check_dependency(stream_id, view[start:stop].tobytes())
-            start += _PRIORITY_BYTES
-        elif flags & HAS_PRIORITY:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"HEADERS on stream {stream_id} is cut off")
-        if start > stop:
-            raise protocol_fault(f"HEADERS on stream {stream_id} has more padding than bytes")
-        return view[start:stop].tobytes()
-
     def _begin_block(self, stream_id: int, flags: int, block: bytes) -> None:
-        self._block = block
-        self._block_id = stream_id
-        self._block_flags = flags
-        self._num_continuations = 0
+        self._block = OpenBlock(stream_id, flags, block)
         self._stage = self._read_continuation
         self.awaited = f"the rest of the header block of stream {stream_id}"
 
@@ -469,22 +385,6 @@ def _read_head(data: Octets, position: int) -> tuple[int, int, int, int]:
 def _discard(_data: Octets, _view: memoryview, _position: int, end: int) -> int:
     """The stage of a connection that reads nothing more."""
     return end
-
-
-def _count_data(stream: Http2Stream, length: int, num_bytes: int) -> None:
-    """Hold a DATA frame of `length`, `num_bytes` without padding, to the rules of its stream."""
-    if stream.is_ended:
-        raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"DATA after the end of stream {stream.id}")
-    stream.receive_window -= length
-    # Before it knows our settings the client goes by the default, which may be more.
-    if stream.receive_window < 0 and length and not stream.connection.control.num_unacknowledged:
-        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"DATA on stream {stream.id} is over its window")
-    stream.num_received += num_bytes
-    stream.check_length(is_complete=False)
-    if length > num_bytes:
-        # Nobody consumes padding.
-        stream.receive_window += length - num_bytes
-        stream.connection.sender.frames.append(window_update(stream.id, length - num_bytes))
 
 
 def _over_connection_window() -> ConnectionFault:
