@@ -17,13 +17,17 @@ _DAEMONS = "/usr/sbin:/sbin:/usr/local/sbin"
 _VARIABLES = {"h2spec": "MODELSERVER_H2SPEC"}
 # A directory with node_modules/@grpc/grpc-js in it.
 _NODE_VARIABLE = "MODELSERVER_NODE"
+# Where Debian keeps Go libraries; tests build with them, and without modules.
+GO_LIBRARIES = "/usr/share/gocode"
 
 
 def find_tool(name: str) -> str | None:
-    """The path of a program; of "grpc-js", which is a package of Node, the directory that has it. None if absent."""
+    """The path of a program; of the libraries "grpc-js" and "grpc-go" the directory that has it. None if absent."""
     if name == "grpc-js":
         directory = os.environ.get(_NODE_VARIABLE, "")
         return directory if directory and Path(directory, "node_modules", "@grpc", "grpc-js").is_dir() else None
+    if name == "grpc-go":
+        return GO_LIBRARIES if Path(GO_LIBRARIES, "src/google.golang.org/grpc").is_dir() else None
     variable = _VARIABLES.get(name)
     if variable is not None and os.environ.get(variable):
         return shutil.which(os.environ[variable])
