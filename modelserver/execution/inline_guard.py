@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Callable
 
 # How long an execution may keep the event loop; docs/configuration.md promises it.
@@ -16,27 +18,56 @@ _TOO_SLOW = 16
 _HOPELESS_NS = 100_000_000
 
 
+# CPU time in ns that a thread has used, how often it waited by itself, and how often it was made to.
+ThreadUse = tuple[int, int, int]
+
+
+def thread_use() -> ThreadUse:
+    """What the calling thread has used so far; where the system does not count waits there were none."""
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return time.thread_time_ns(), 0, 0
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return time.thread_time_ns(), usage.ru_nvcsw, usage.ru_nivcsw
+
+
 class InlineGuard:
-    """Watches executions on the event loop, and tells when they have become slow. Event loop thread only."""
+    """Watches executions on the event loop, and tells when they have become slow. Event loop thread only.
 
-    __slots__ = ("_on_slow", "_score")
+    Once one was slow it looks closer at the next ones: an execution that had to wait for a processor, and neither
+    computed for long nor waited for anything else, says nothing about the model.
+    """
 
-    def __init__(self, on_slow: Callable[[], None]) -> None:
+    __slots__ = ("_before", "_on_slow", "_score", "_thread_use")
+
+    def __init__(self, on_slow: Callable[[], None], thread_use: Callable[[], ThreadUse] = thread_use) -> None:
         self._on_slow = on_slow
+        self._thread_use = thread_use
         self._score = 0
+        self._before: ThreadUse | None = None
 
     @property
     def is_worried(self) -> bool:
-        """Whether also executions within the budget are to be noted."""
+        """Whether `begin` is to be called, and executions within the budget are to be noted too."""
         return self._score > 0
+
+    def begin(self) -> None:
+        """An execution begins."""
+        self._before = self._thread_use()
 
     def note(self, duration_ns: int) -> None:
         """An execution took so long. `on_slow` is called each time that it has been too much."""
+        before, self._before = self._before, None
         if duration_ns <= INLINE_BUDGET_NS:
             self._score = max(0, self._score - 1)
+            return
+        if before is not None and self._was_kept_waiting(before):
             return
         is_hopeless = duration_ns >= _HOPELESS_NS
         self._score += _TOO_SLOW // 2 if is_hopeless else min(_MAX_WEIGHT, duration_ns // INLINE_BUDGET_NS)
         if self._score >= _TOO_SLOW:
             self._score = 0
             self._on_slow()
+
+    def _was_kept_waiting(self, before: ThreadUse) -> bool:
+        cpu_ns, num_waits, num_forced = (now - then for now, then in zip(self._thread_use(), before, strict=True))
+        return num_forced > 0 and num_waits == 0 and cpu_ns <= INLINE_BUDGET_NS

@@ -39,17 +39,23 @@ class BatchRunner:
         if len(batch.requests) == 1:
             request = batch.requests[0]
             return [(request, self.run_lone(request, batch.enqueue_ns[0], batch.taken_ns))]
+        guard = self.guard
+        if guard is not None and guard.is_worried:
+            guard.begin()
         self.is_busy = True
         self.num_executions += 1
         responses, timing = self._executor.execute(batch.requests, batch.taken_ns)
         self._record(batch, responses, timing)
         self.is_busy = False
-        if self.guard is not None:
-            self.guard.note(self._now_ns() - batch.taken_ns)
+        if guard is not None:
+            guard.note(self._now_ns() - batch.taken_ns)
         return list(zip(batch.requests, responses, strict=True))
 
     def run_lone(self, request: InferRequest, enqueue_ns: int, taken_ns: int) -> InferResponse:
         """As `run`, for a batch of one request, with less around it."""
+        guard = self.guard
+        if guard is not None and guard.is_worried:
+            guard.begin()
         self.is_busy = True
         self.num_executions += 1
         response, times = self._executor.execute_lone(request)
@@ -75,7 +81,6 @@ class BatchRunner:
         if response.error is not None:
             self._statistics.record_failures(FailureReason.BACKEND, (done_ns - request.arrival_ns,))
         self.is_busy = False
-        guard = self.guard
         if guard is not None and (done_ns - taken_ns > INLINE_BUDGET_NS or guard.is_worried):
             guard.note(done_ns - taken_ns)
         return response
