@@ -1,8 +1,9 @@
 """The road between a front and the core: all messages of one turn of the event loop in one datagram.
 
-A ring in shared memory with an eventfd was measured to bring nothing over the socket pair once messages travel in
-bundles: what costs is waking a process up and Python. Nothing here blocks. What the peer has no room for waits in order; how much that can be is bounded by what the
-users of the link may have in flight. Bytes too large for a datagram are written once into memory that both map.
+A socket pair carries it: a ring in shared memory was no faster for a lone message (19 us of CPU there and back, against
+18), and for many, which travel together, neither matters much. Nothing here blocks: what the peer has no room for
+waits in order, and how much that can be is bounded by what the users of the link may have in flight. Bytes too large
+for a datagram are written once into memory that both map.
 """
 
 from __future__ import annotations
