@@ -170,10 +170,8 @@ class OpenDriver(Driver):
         num_sent = 0
         while self._is_running and self._next_ns <= monotonic_ns() and num_sent < MAX_BURST:
             if self._num_left is not None:
-                if not self._num_left:
-                    self._is_running = False
-                    break
                 self._num_left -= 1
+                self._is_running = self._num_left > 0
             self._dispatch(self._next_ns)
             self._next_ns = next(self._due_times)
             num_sent += 1

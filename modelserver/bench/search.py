@@ -63,7 +63,8 @@ class LinearSearch:
         yield level
         if levels.end is None:
             return
-        while self._goes_on and (levels.is_endless or level + levels.step <= levels.end):
+        # Rounded: ten steps of 0.1 are 1.
+        while self._goes_on and (levels.is_endless or round(level + levels.step, 9) <= levels.end):
             level = round(level + levels.step, 9)
             yield level
 
