@@ -139,7 +139,7 @@ class MemoryPeer:
 
     async def until_answered(self, stream_id: int) -> Answer:
         """The complete answer, for which other threads may be needed."""
-        await until(lambda: bool(self.read()) and self.answer(stream_id).has_ended)
+        await until(lambda: self.read() is not None and self.answer(stream_id).has_ended)
         return self.answer(stream_id)
 
     def answer(self, stream_id: int) -> Answer:
