@@ -15,6 +15,7 @@ ControlParameter = bool | int | str | bytes
 
 _CONFIG = "config"
 _FILE_PREFIX = "file:"
+_PERSIST = "persist"
 _VERSION = "version"
 _MOST_VERSION_DIGITS = 19
 _UNLOAD_DEPENDENTS = "unload_dependents"
@@ -43,13 +44,15 @@ class ControlPlane:
         """Load or reload a model, or with `version` (also a parameter) one version of it; returns when it serves.
 
         `config` is a model config as JSON that replaces the file; `file:<version>/<path>` is the content
-        of a file (bytes, or base64 in a str), and together these replace the model's directory.
+        of a file (bytes, or base64 in a str), and together these replace the model's directory. `persist`
+        keeps them for later starts; false forgets what was kept.
         Raises InvalidArgumentError for parameters that do not make sense, else as `ModelRepository.load`.
         """
         _refuse_repository(repository_name)
         check_model_name(name)
         config_json: str | None = None
         files: dict[str, bytes] = {}
+        persists: bool | None = None
         for key, value in (parameters or {}).items():
             if key == _CONFIG:
                 config_json = _as_text(key, value)
@@ -57,9 +60,14 @@ class ControlPlane:
                 files[key.removeprefix(_FILE_PREFIX)] = _as_bytes(key, value)
             elif key == _VERSION:
                 version = _as_version("load", value, version)
+            elif key == _PERSIST:
+                persists = _as_bool("load", key, value)
             else:
-                raise _unknown(key, "load", f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>' and '{_VERSION}'")
-        await self._repository.load(name, config_json=config_json, files=files or None, version=version)
+                accepted = f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>', '{_PERSIST}' and '{_VERSION}'"
+                raise _unknown(key, "load", accepted)
+        await self._repository.load(
+            name, config_json=config_json, files=files or None, version=version, persists=persists
+        )
 
     async def unload(
         self,

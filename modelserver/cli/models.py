@@ -85,6 +85,9 @@ def load(
     config: Annotated[Path | None, typer.Option(help="JSON file to use in place of config.pbtxt.")] = None,
     file: Annotated[list[str] | None, typer.Option(help="<version>/<path>=<local file> to use. Repeatable.")] = None,
     model_version: Annotated[str, typer.Option("--version", help="Load this version only.")] = "",
+    persist: Annotated[
+        bool | None, typer.Option(help="Keep the override for later starts; no: forget the one that is kept.")
+    ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Load a model, or load it again; or one version of it. The server must run with --model-control-mode=explicit."""
@@ -98,6 +101,8 @@ def load(
         parameters[f"file:{path}"] = base64.b64encode(_read(Path(local))).decode()
     if model_version:
         parameters["version"] = model_version
+    if persist is not None:
+        parameters["persist"] = persist
     ServerClient(url).load(model, parameters)
     print_line(f"loaded {model}")
 

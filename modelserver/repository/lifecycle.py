@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
 from modelserver.repository.definition import ModelDefinition, describe_failure
-from modelserver.repository.loader import LoadRequest, LoadSource, ModelLoader
+from modelserver.repository.load_request import LoadRequest
+from modelserver.repository.loader import LoadSource, ModelLoader
 from modelserver.repository.operations import OperationQueue, OperationRequest, UnloadRequest
+from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion, ReloadPlan, plan_reload
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
 
@@ -51,6 +53,7 @@ class LifecycleContext:
     close_pool: Executor
     publish: Callable[[str, ReadyTable], None]
     force_close: asyncio.Event
+    overrides: OverrideStore | None = None
 
 
 class ModelLifecycle:
@@ -67,6 +70,8 @@ class ModelLifecycle:
         # Why the last load failed: by version, or under None when no version was reached.
         self._failures: dict[int | None, str] = {}
         self._unloaded: set[int] = set()
+        # What there is to say of the versions that are ready: by what override they serve.
+        self._note = ""
         # Whether the model should be ready: the last operation that ended was a load.
         self._is_wanted = False
         self._is_stopped = False
@@ -108,7 +113,9 @@ class ModelLifecycle:
         }
         rows |= {retiring.version: (ModelState.UNLOADING, "") for retiring in self._retiring}
         rows |= dict.fromkeys(self._loading, (ModelState.LOADING, ""))
-        rows |= {version: (ModelState.READY, self._failures.get(version, general)) for version in self._loaded}
+        rows |= {
+            version: (ModelState.READY, self._failures.get(version, general) or self._note) for version in self._loaded
+        }
         if rows:
             return [IndexEntry(self.name, version, *rows[version]) for version in sorted(rows)]
         if self._is_loading:
@@ -167,6 +174,21 @@ class ModelLifecycle:
                 self._context.close_pool.submit(source.replacement.release)
         self._forget_failures(request.version)
         self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
+        if request.version is None:
+            self._note = await self._in_load_pool(self._settle_override, request, source)
+
+    def _settle_override(self, request: LoadRequest, source: LoadSource) -> str:
+        """Keep or forget the override, as asked, and say how the model stands to the one that is kept. Blocking."""
+        store = self._context.overrides
+        if store is None:
+            return ""
+        if request.persists:
+            store.save(self.name, request)
+        elif request.persists is False:
+            store.remove(self.name)
+        if request.persists or source.request.is_stored:
+            return f"overridden, also after a restart: {'; '.join(source.changes) or 'nothing differs'}"
+        return "an override that is kept is not in use before the next start" if store.has(self.name) else ""
 
     def _forget_failures(self, version: int | None) -> None:
         if version is None:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.backend import Backend, BackendContext
 from modelserver.discovery import backend_for_model_files
-from modelserver.errors import InternalError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import InternalError, ServerError, UnavailableError
+from modelserver.repository.config_changes import config_changes
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.fingerprint import fingerprint_tree
 from modelserver.repository.layout import INCOMPLETE_MARKER, RepositoryRoot, find_model, scan_model
+from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.options import DefinitionOptions
+from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion
-from modelserver.repository.replacement import ReplacementDirectory, contained_path
+from modelserver.repository.replacement import ReplacementDirectory
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -33,35 +36,16 @@ LoadModel = Callable[[type[Backend], BackendContext], "Model"]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """What a load is asked to use in place of what is on disk: a config (JSON), and all files with it.
-
-    With `version` it is about that version alone, whatever the version policy says.
-    """
-
-    config_json: str | None = None
-    files: Mapping[str, bytes] | None = None
-    version: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.files and self.config_json is None:
-            raise InvalidArgumentError(
-                "file overrides need the parameter 'config' too: they replace the whole model directory"
-            )
-        for path in self.files or ():
-            contained_path(path)
-
-    @property
-    def is_plain(self) -> bool:
-        return self.config_json is None and not self.files
-
-
-@dataclass(frozen=True, slots=True)
 class LoadSource:
-    """A definition, and the directory made for it if its files came with the request (held by the caller)."""
+    """A definition, and the directory made for it if its files came with the request (held by the caller).
+
+    `request` is what it came from: of a load that uses what is kept, that. `changes` say what an override changes.
+    """
 
     definition: ModelDefinition
     replacement: ReplacementDirectory | None = None
+    request: LoadRequest = field(default_factory=LoadRequest)
+    changes: tuple[str, ...] = ()
 
 
 class ModelLoader:
@@ -74,7 +58,9 @@ class ModelLoader:
         load_model: LoadModel,
         *,
         num_retries: int = 0,
+        overrides: OverrideStore | None = None,
     ) -> None:
+        self._overrides = overrides
         self._roots = tuple(roots)
         self._options = options
         self._load_model = load_model
@@ -128,8 +114,25 @@ class ModelLoader:
             return tuple(self._open)
 
     def _read(self, name: str, request: LoadRequest) -> LoadSource:
-        if request.files:
-            return self._read_replacement(name, request)
+        if request.is_stored and self._overrides is not None:
+            request = self._overrides.read(name) or LoadRequest()
+        source = self._read_replacement(name, request) if request.files else self._read_repository(name, request)
+        if request.is_plain:
+            return source
+        changes = self._changes(source.definition, request)
+        logger.info("model '%s': the override changes %s", name, "; ".join(changes) or "nothing")
+        return replace(source, request=request, changes=changes)
+
+    def _changes(self, definition: ModelDefinition, request: LoadRequest) -> tuple[str, ...]:
+        """What an override changes of what the repository says by itself, if that can be read."""
+        files = (f"all files: {len(request.files)} in place of the directory",) if request.files else ()
+        try:
+            own = self._read_repository(definition.name, LoadRequest(version=request.version)).definition
+        except ServerError as error:
+            return (*files, f"a model whose own files cannot be read ({error.code.value})")
+        return (*files, *config_changes(own.config, definition.config))
+
+    def _read_repository(self, name: str, request: LoadRequest) -> LoadSource:
         options = self._options
         layout = find_model(self._roots, name, config_name=options.config_name, find_backend=backend_for_model_files)
         if layout.is_incomplete:

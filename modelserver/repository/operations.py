@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from modelserver.errors import InternalError, ServerError, UnavailableError
-from modelserver.repository.loader import LoadRequest
+from modelserver.repository.load_request import LoadRequest
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ class ReplacementDirectory:
     The maker holds it once. `acquire` and `release` may be called from any thread.
     """
 
-    def __init__(self, model_name: str, files: Mapping[str, bytes]) -> None:
-        """Write `files` (path relative to the model directory -> content). Blocking.
+    def __init__(self, model_name: str, files: Mapping[str, bytes | Path]) -> None:
+        """Write `files` (path relative to the model directory -> content, or a file to copy). Blocking.
 
         Raises InvalidArgumentError for a path that would leave the directory.
         """
@@ -47,11 +47,14 @@ class ReplacementDirectory:
         if is_last:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def _write(self, relative: PurePosixPath, content: bytes) -> None:
+    def _write(self, relative: PurePosixPath, content: bytes | Path) -> None:
         target = self.path / relative
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
+            if isinstance(content, Path):
+                shutil.copyfile(content, target)
+            else:
+                target.write_bytes(content)
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
             raise InvalidArgumentError(
                 f"file override '{relative}' names a directory that another override uses as a file, or the reverse"

@@ -26,9 +26,11 @@ from modelserver.repository.catalog import Catalog
 from modelserver.repository.definition import check_has_version
 from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, resolve_roots
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
-from modelserver.repository.loader import LoadModel, LoadRequest, ModelLoader
+from modelserver.repository.load_request import LoadRequest
+from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.options import ControlMode, RepositoryOptions
+from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
 from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
@@ -41,6 +43,8 @@ Result = TypeVar("Result")
 _CLOSE_GRACE_S = 1.5
 _NUM_CLOSE_THREADS = 4
 _MOST_NAMES_COMPARED = 256
+# By the override that is kept, if there is one, else as it is on disk.
+_AS_KEPT = LoadRequest(is_stored=True)
 
 
 class ModelRepository:
@@ -58,6 +62,7 @@ class ModelRepository:
         self._scan_pool = ThreadPoolExecutor(1, thread_name_prefix="repository-scan")
         self._catalog = Catalog((), "")
         self._loader: ModelLoader | None = None
+        self._overrides: OverrideStore | None = None
         self._poller: Poller | None = None
         self._is_started = False
         self._is_stopping = False
@@ -125,8 +130,14 @@ class ModelRepository:
             raise InvalidArgumentError("no model repository: give one by --model-repository")
         roots = await self._in_scan_pool(self._resolve_roots)
         self._catalog = Catalog(roots, options.definition.config_name)
+        if options.override_directory is not None:
+            self._overrides = await self._in_scan_pool(OverrideStore, options.override_directory)
         self._loader = ModelLoader(
-            roots, options.definition, self._model_loader(), num_retries=options.load_retry_count
+            roots,
+            options.definition,
+            self._model_loader(),
+            num_retries=options.load_retry_count,
+            overrides=self._overrides,
         )
         survey = await self._in_scan_pool(self._catalog.survey)
         failures = await self._load_at_start(survey.scan.names)
@@ -173,18 +184,22 @@ class ModelRepository:
         config_json: str | None = None,
         files: Mapping[str, bytes] | None = None,
         version: int | None = None,
+        persists: bool | None = None,
     ) -> None:
         """Load or reload a model on request, or one version of it; returns when it serves.
 
         A version that was loaded so is served, whatever the version policy, until the next load without one.
         `config_json` replaces its config file; `files` (path relative to the model directory -> content)
-        replace its whole directory and need `config_json`. Raises UnavailableError unless the control
+        replace its whole directory and need `config_json`. `persists` keeps that for later starts, or with False
+        forgets what was kept. Raises UnavailableError unless the control
         mode is explicit, NotFoundError for a model that no root holds, and ServerError, the old versions
         still serving, for a load that fails.
         """
         self._check_explicit("load")
         check_model_name(name)
-        request = LoadRequest(config_json, dict(files) if files else None, version)
+        request = LoadRequest(config_json, dict(files) if files else None, version, persists)
+        if persists:
+            self._check_storable(name)
         if not request.files and (version is not None or name not in self._lifecycles):
             await self._in_scan_pool(self._check_exists, name, version)
         await asyncio.shield(self._lifecycle(name).load(request))
@@ -241,7 +256,7 @@ class ModelRepository:
         if name not in self._lifecycles:
             assert self._loader is not None, "models are loaded after start only"
             context = LifecycleContext(
-                self._loader, self._load_pool, self._close_pool, self._publish, self._force_close
+                self._loader, self._load_pool, self._close_pool, self._publish, self._force_close, self._overrides
             )
             self._lifecycles[name] = ModelLifecycle(name, context)
         return self._lifecycles[name]
@@ -254,11 +269,13 @@ class ModelRepository:
 
     async def _load_at_start(self, found: Sequence[str]) -> dict[str, ServerError]:
         names = self._names_to_load(found)
+        if self._overrides is not None:
+            names = sorted({*names, *await self._in_scan_pool(self._overrides.names)})
         duplicates = self._catalog.scan.duplicates
         failures: dict[str, ServerError] = {
             name: AlreadyExistsError(duplicate_reason(name, duplicates[name])) for name in names if name in duplicates
         }
-        loads = {name: self._lifecycle(name).load(LoadRequest()) for name in names if name not in duplicates}
+        loads = {name: self._lifecycle(name).load(_AS_KEPT) for name in names if name not in duplicates}
         results = await asyncio.gather(*loads.values(), return_exceptions=True)
         for name, result in zip(loads, results, strict=True):
             if isinstance(result, ServerError):
@@ -291,6 +308,13 @@ class ModelRepository:
             f"with --model-control-mode=explicit (it is '{mode.value}')"
         )
 
+    def _check_storable(self, name: str) -> None:
+        if self._overrides is None:
+            raise InvalidArgumentError(
+                "load parameter 'persist': start the server with --override-directory, where overrides are kept"
+            )
+        check_storable(name)
+
     def _check_exists(self, name: str, version: int | None) -> None:
         layout = find_model(
             self._catalog.roots,
@@ -305,7 +329,7 @@ class ModelRepository:
         return (await self._in_scan_pool(self._catalog.survey)).fingerprints
 
     async def _load_from_disk(self, name: str) -> None:
-        await asyncio.shield(self._lifecycle(name).load(LoadRequest()))
+        await asyncio.shield(self._lifecycle(name).load(_AS_KEPT))
 
     async def _unload_gone(self, name: str) -> None:
         logger.info("model '%s' is gone from the repository", name)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from modelserver.errors import InternalError, NotFoundError, UnavailableError
-from modelserver.repository.loader import LoadRequest
+from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.operations import OperationQueue, OperationRequest, UnloadRequest
 
 PLAIN = LoadRequest()

@@ -130,11 +130,19 @@ class EchoControlPlane:
         _refuse_repository(repository_name)
         return [row for row in self.rows if row.state is ModelState.READY or not ready_only]
 
-    async def load(self, name: str, parameters: dict[str, object], *, repository_name: str = "") -> None:
-        await self._do("load", name, parameters, repository_name)
+    async def load(
+        self, name: str, parameters: dict[str, object], *, repository_name: str = "", version: int | None = None
+    ) -> None:
+        await self._do(
+            "load", name, parameters if version is None else parameters | {"version": version}, repository_name
+        )
 
-    async def unload(self, name: str, parameters: dict[str, object], *, repository_name: str = "") -> None:
-        await self._do("unload", name, parameters, repository_name)
+    async def unload(
+        self, name: str, parameters: dict[str, object], *, repository_name: str = "", version: int | None = None
+    ) -> None:
+        await self._do(
+            "unload", name, parameters if version is None else parameters | {"version": version}, repository_name
+        )
 
     async def _do(self, verb: str, name: str, parameters: dict[str, object], repository_name: str) -> None:
         await asyncio.sleep(0)

@@ -1,0 +1,46 @@
+"""What a load is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelserver.errors import InvalidArgumentError
+from modelserver.repository.replacement import contained_path
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What a load is asked to use in place of what is on disk: a config (JSON), and all files with it.
+
+    A file is its content, or a path to copy it from. With `version` it is about that version alone, whatever the
+    version policy says. `persists` True keeps the override for later starts, False forgets the one that is kept,
+    None leaves it as it is. `is_stored`: it is the one that is kept, or with nothing else given: use that one, if
+    there is one.
+    """
+
+    config_json: str | None = None
+    files: Mapping[str, bytes | Path] | None = None
+    version: int | None = None
+    persists: bool | None = None
+    is_stored: bool = False
+
+    def __post_init__(self) -> None:
+        if self.files and self.config_json is None:
+            raise InvalidArgumentError(
+                "file overrides need the parameter 'config' too: they replace the whole model directory"
+            )
+        for path in self.files or ():
+            contained_path(path)
+        if self.persists and self.config_json is None:
+            raise InvalidArgumentError("load parameter 'persist': there is no override to keep; give 'config' as well")
+        if self.persists is not None and self.version is not None:
+            raise InvalidArgumentError(
+                "load parameter 'persist': an override is kept for all versions of a model, not for one; "
+                "leave 'version' out"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        return self.config_json is None and not self.files
