@@ -17,23 +17,23 @@ from modelserver.repository.state import IndexEntry, ModelState
 
 
 class RecordingRepository:
-    """Remembers what it was asked; `failure` is raised if set."""
+    """Remembers what it was asked, but for what was left out; `failure` is raised if set."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.failure: Exception | None = None
 
-    def index(self) -> list[IndexEntry]:
+    def index(self, **_: Any) -> list[IndexEntry]:
         return [IndexEntry("a", 1, ModelState.READY), IndexEntry("b", None, ModelState.UNKNOWN)]
 
-    async def load(self, name: str, *, config_json: str | None, files: dict[str, bytes] | None) -> None:
-        self._record("load", name, config_json, files)
+    async def load(self, name: str, **details: Any) -> None:
+        self._record("load", name, details)
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        self._record("unload", name, unload_dependents)
+    async def unload(self, name: str, **details: Any) -> None:
+        self._record("unload", name, details)
 
-    def _record(self, *call: Any) -> None:
-        self.calls.append(call)
+    def _record(self, verb: str, name: str, details: dict[str, Any]) -> None:
+        self.calls.append((verb, name, {key: value for key, value in details.items() if value}))
         if self.failure is not None:
             raise self.failure
 
@@ -69,22 +69,30 @@ async def test_load_hands_over_config_and_files(frontend: HttpFrontend, reposito
         frontend, "POST", "/v2/repository/models/m/load", json.dumps({"parameters": parameters}).encode()
     )
     assert answer.status == 200
-    assert repository.calls == [
-        ("load", "m", '{"backend": "x"}', {"1/model.onnx": b"\0weights"}),
-    ]
+    details = {"config_json": '{"backend": "x"}', "files": {"1/model.onnx": b"\0weights"}}
+    assert repository.calls == [("load", "m", details)]
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"parameters": null}', b'{"name": "m", "load": true}'])
 async def test_load_needs_no_parameters(frontend: HttpFrontend, repository: RecordingRepository, body: bytes) -> None:
     assert (await ask(frontend, "POST", "/v2/repository/models/m/load", body)).status == 200
-    assert repository.calls == [("load", "m", None, None)]
+    assert repository.calls == [("load", "m", {})]
 
 
 async def test_unload(frontend: HttpFrontend, repository: RecordingRepository) -> None:
     body = gzip.compress(b'{"parameters": {"unload_dependents": true}}')
     headers = {"content-encoding": "gzip"}
     assert (await ask(frontend, "POST", "/v2/repository/models/m/unload", body, headers)).status == 200
-    assert repository.calls == [("unload", "m", True)]
+    assert repository.calls == [("unload", "m", {"unload_dependents": True})]
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/models/m/versions/3", "/v2/repository/models/m/versions/3/"])
+@pytest.mark.parametrize("verb", ["load", "unload"])
+async def test_a_version_is_a_part_of_the_path(
+    frontend: HttpFrontend, repository: RecordingRepository, path: str, verb: str
+) -> None:
+    assert (await ask(frontend, "POST", f"{path.rstrip('/')}/{verb}")).status == 200
+    assert repository.calls == [(verb, "m", {"version": 3})]
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
