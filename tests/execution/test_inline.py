@@ -29,6 +29,7 @@ from modelserver.config.schema import (
 )
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ConfigError, InternalError, ServerError, UnavailableError
+from modelserver.execution.inline_guard import InlineGuard
 from modelserver.execution.model import Model
 
 DYNAMIC = ModelDynamicBatching()
@@ -388,3 +389,24 @@ async def test_a_batch_of_rows_is_whole_on_the_event_loop() -> None:
         responses = await asyncio.gather(*(model.submit(each).only() for each in sent))
         for each, response in zip(sent, responses, strict=True):
             np.testing.assert_array_equal(response.outputs[0].data, each.inputs["IN"].data * 2)
+
+
+async def test_each_request_of_a_batch_brings_its_budget() -> None:
+    noted_ns: list[int] = []
+
+    class Noting(InlineGuard):
+        def note(self, duration_ns: int) -> None:
+            noted_ns.append(duration_ns)
+
+    instance = Moody()
+    async with _served(lambda _: instance, _config("always", batching=DYNAMIC), can_run_inline=True) as model:
+        worker = model._staff.members[0].worker
+        assert worker is not None
+        worker.runner.guard = Noting(lambda: None)
+        instance.delay_s = 0.01
+        await _double(model, 1)
+        await _double(model, *range(8))
+        assert instance.batches[-2:] == [1, 8]
+    lone_ns, batch_ns = noted_ns
+    assert lone_ns >= 10_000_000
+    assert 2_000_000 <= batch_ns < 10_000_000  # a fifth
