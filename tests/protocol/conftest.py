@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,18 @@ from support.serving import RunningServer, running_server
 
 
 @pytest.fixture(scope="session", params=layouts.LAYOUTS, autouse=True)
-def layout(request: pytest.FixtureRequest) -> Iterator[str]:
+def layout(request: pytest.FixtureRequest) -> str:
     """Each in turn, all tests on one and then all on the next. Fixtures that keep a server ask for it."""
-    with layouts.layout(request.param):
-        yield request.param
+    name: str = request.param
+    return name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Servers have the layout of the test that starts them: a fixture of the session would end after the others."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    with layouts.layout(parameters.get("layout", layouts.DEFAULT)):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
