@@ -42,9 +42,8 @@ def open_call(*more: Frame, block: bytes = ECHO) -> bytes:
     return encode([headers(1, block, end=False), data(1, prefixed(b"", length=1 << 20)), *more])
 
 
-# What is sent after the handshake, the codes of the GOAWAY that may end it, and the reason that is counted (and
-# told, where there is one code).
-FLOODS: dict[str, tuple[bytes, int | tuple[int, ...], str | None]] = {
+# What is sent after the handshake, the code of the GOAWAY that ends it, and the reason that is counted.
+FLOODS: dict[str, tuple[bytes, int, str]] = {
     # Streams that are opened and reset at once: work for nothing (CVE-2023-44487).
     "rapid-reset": (each(2000, lambda i: [headers(i, ECHO, end=False), rst_stream(i)]), CALM, "too_many_resets"),
     "rapid-reset-of-running-calls": (
@@ -130,7 +129,12 @@ FLOODS: dict[str, tuple[bytes, int | tuple[int, ...], str | None]] = {
                 *(headers(i, GET + b"\xbe" * 16000) for i in odd(300, 3)),
             ]
         ),
-        (CALM, ErrorCode.COMPRESSION_ERROR),
-        None,
+        ErrorCode.COMPRESSION_ERROR,
+        "compression_error",
+    ),
+    "tiny-fields": (
+        each(300, lambda i: [headers(i, GET + b"\x00\x01a\x01b" * 4000)]),
+        ErrorCode.COMPRESSION_ERROR,
+        "compression_error",
     ),
 }
