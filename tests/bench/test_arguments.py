@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,13 +37,14 @@ def test_defaults_are_those_of_perf_analyzer() -> None:
 
 
 def test_a_long_command_line() -> None:
-    options = parse(
-        *"-x 3 -u host:1234 -i gRPC --streaming -b 4 --concurrency-range 1:16:5 -p 1000 -s 5 -r 4 -l 20".split(),
-        *"--percentile 95 --shape IN:3,4 --shape A:B:2 --measurement-mode count_windows -v -v -a --sync".split(),
-        *"--sequence-length 7 --sequence-id-range 5:9 --sequence-length-variation 0 --request-count 12".split(),
-        *"--shared-memory system --collect-metrics --metrics-url http://other:99/m --metrics-interval 50".split(),
-        *"--grpc-compression-algorithm gzip -H a:b:c --request-parameter n:4:int --binary-search -f o.csv".split(),
-    )
+    words = """
+        -x 3 -u host:1234 -i gRPC --streaming -b 4 --concurrency-range 1:16:5 -p 1000 -s 5 -r 4 -l 20
+        --percentile 95 --shape IN:3,4 --shape A:B:2 --measurement-mode count_windows -v -v -a --sync
+        --sequence-length 7 --sequence-id-range 5:9 --sequence-length-variation 0 --request-count 12
+        --shared-memory system --collect-metrics --metrics-url http://other:99/m --metrics-interval 50
+        --grpc-compression-algorithm gzip -H a:b:c --request-parameter n:4:int --binary-search -f o.csv
+    """
+    options = parse(*words.split())
     assert (options.version, options.address, options.is_streaming) == ("3", Address("host", 1234), True)
     assert options.load.levels == LoadRange(1, 16, 5)
     assert options.load.is_binary
@@ -148,7 +148,7 @@ def test_addresses(text: str, expected: Address) -> None:
 
 @pytest.mark.parametrize("words", [["--llm"], ["--service-kind", "openai"]])
 def test_language_models(words: list[str]) -> None:
-    more: list[Any] = "--goodput ttft:200 tpot:20 request_latency:900 --input-tokens 50:5 --output-tokens 0".split()
+    more = ["--goodput", "ttft:200", "tpot:20", "request_latency:900", "--input-tokens", "50:5", "--output-tokens=0"]
     options = parse_arguments(
         ["-m", "m", *words, "--endpoint-type", "completions", "--endpoint", "v9/x", "--extra-inputs", "a:true", *more]
     )

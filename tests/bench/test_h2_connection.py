@@ -319,7 +319,7 @@ async def test_streams_are_ended_before_the_connection_is_closed() -> None:
         assert peers[0].h2.open_inbound_streams == 1
         finishing = asyncio.create_task(connection.finish(5))
         async with asyncio.timeout(5):
-            while not peers[0].has_ended:
+            while not peers[0].has_ended:  # noqa: ASYNC110  (a test's patience)
                 await asyncio.sleep(0.001)
         peers[0].h2.send_headers(1, OK, end_stream=True)
         peers[0].flush()

@@ -52,7 +52,7 @@ async def scripted(*answers: bytes | None, pieces: int | None = None) -> AsyncIt
                     await writer.drain()
                     if pieces:
                         await asyncio.sleep(0.001)
-                if b"Connection: close" in answer or b"Content-Length" not in answer and b"chunked" not in answer:
+                if b"Connection: close" in answer or (b"Content-Length" not in answer and b"chunked" not in answer):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -130,7 +130,7 @@ def test_a_directory_has_a_file_for_each_input(tmp_path: Path) -> None:
     ((step,),) = read_data(interface(FLOATS, TEXT), DataOptions(sources=(str(tmp_path),)))
     assert values(step, "F", "float32") == [[0, 1], [2, 3]]
     (tmp_path / "T").unlink()
-    with pytest.raises(InvalidArgumentError, match="no file '.*T' for input 'T'"):
+    with pytest.raises(InvalidArgumentError, match=r"no file '.*T' for input 'T'"):
         read_data(interface(FLOATS, TEXT), DataOptions(sources=(str(tmp_path),)))
 
 

@@ -80,7 +80,7 @@ async def test_kinds_of_models() -> None:
 async def test_an_unknown_model_gets_a_guess() -> None:
     with pytest.raises(NotFoundError, match="did you mean 'digits'"):
         await read({}, "digit")
-    with pytest.raises(NotFoundError, match="no model 'zzz'$"):
+    with pytest.raises(NotFoundError, match=r"no model 'zzz'$"):
         await read({}, "zzz")
 
 
