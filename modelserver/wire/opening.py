@@ -29,11 +29,20 @@ class Opening(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._since_s = 0.0
         self._data = b""
+        self._is_beginning = True
         self._is_open = False
+        entrance.num_beginning += 1
+
+    def end_beginning(self) -> None:
+        """The handshake is over, one way or another. Safe to repeat."""
+        if self._is_beginning:
+            self._is_beginning = False
+            self._entrance.num_beginning -= 1
 
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.end_beginning()
         # uvloop's transports write like asyncio.Transport without inheriting from it.
         self._transport = cast(asyncio.Transport, transport)
         self._is_open = True

@@ -56,7 +56,6 @@ class Port:
         self.context = WireContext(loop, http, grpc, limits, counts, Outbox(loop))
         self._entrance = Entrance(self.context, name, http1=http1, http2=http2)
         self._tls = TlsReloader(tls) if tls is not None else None
-        # Taken and not yet connections: their handshakes.
         self._beginning: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -81,6 +80,7 @@ class Port:
         """Let what is in flight finish for `grace_s` seconds, then cut what is left. Sockets come no more."""
         context = self.context
         context.is_draining = True
+        await asyncio.sleep(0)  # a task that is cancelled before it began would not close its socket
         for task in self._beginning:
             task.cancel()
         if self._beginning:
@@ -109,7 +109,7 @@ class Port:
     @property
     def num_connections(self) -> int:
         """Those that are open, and those in their handshake."""
-        return len(self.context.connections) + len(self._beginning)
+        return len(self.context.connections) + self._entrance.num_beginning
 
     def _objection(self, descriptor: int) -> str | None:
         """Why a connection that has this descriptor is one too many; None if there is room for it."""
@@ -123,16 +123,17 @@ class Port:
         return None
 
     def _begin(self, accepted: socket.socket, objection: str | None = None) -> None:
-        task = self.context.loop.create_task(self._connect(accepted, objection))
+        protocol = Opening(self._entrance) if objection is None else Refusal(self.context, objection)
+        task = self.context.loop.create_task(self._connect(accepted, protocol))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
 
-    async def _connect(self, accepted: socket.socket, objection: str | None) -> None:
+    async def _connect(self, accepted: socket.socket, protocol: Opening | Refusal) -> None:
         times = self.context.limits.times
         is_tls = self._tls is not None
         try:
             await self.context.loop.connect_accepted_socket(
-                lambda: Opening(self._entrance) if objection is None else Refusal(self.context, objection),
+                lambda: protocol,
                 accepted,
                 ssl=self._tls.context if self._tls is not None else None,
                 ssl_handshake_timeout=times.head_s if is_tls else None,
@@ -142,6 +143,8 @@ class Port:
             return  # a client that changed its mind, or a probe whether the port is open
         except OSError as error:  # ssl.SSLError, and the timeout's ConnectionAbortedError
             self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")
+        finally:
+            protocol.end_beginning()
 
     # Connections that are there.
 

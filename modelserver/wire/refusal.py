@@ -23,6 +23,9 @@ class Refusal(asyncio.Protocol):
         self._since_s = context.loop.time()
         self._is_answered = False
 
+    def end_beginning(self) -> None:
+        """Who is refused does not count while it begins."""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports write like asyncio.Transport without inheriting from it.
         self._transport = cast(asyncio.Transport, transport)

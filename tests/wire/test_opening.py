@@ -75,7 +75,7 @@ class Door:
 
     @property
     def num_handshakes(self) -> int:
-        return len(self.port._beginning)
+        return self.port._entrance.num_beginning
 
     @property
     def num_unknown(self) -> int:
@@ -261,6 +261,16 @@ async def test_who_is_one_too_many_is_cut_in_http2_so_that_it_backs_off() -> Non
 
 
 @on_both_loops
+async def test_many_that_come_at_once_are_counted_once() -> None:
+    async with door(WireLimits(max_connections=100)) as opened:
+        clients = await asyncio.gather(*(asyncio.open_connection(HOST, opened.number) for _ in range(100)))
+        await until(lambda: opened.num_unknown == 100)
+        assert not opened.violations
+        for _, writer in clients:
+            writer.close()
+
+
+@on_both_loops
 async def test_refused_connections_that_say_nothing_are_cut() -> None:
     async with door(WireLimits(max_connections=0)) as opened:
         reader, writer = await asyncio.open_connection(HOST, opened.number)
@@ -392,6 +402,17 @@ async def test_stopping_ends_handshakes(tls: TlsFiles) -> None:
         await opened.port.stop(0)
         assert not opened.num_handshakes
         writer.close()
+
+
+@on_both_loops
+async def test_stopping_in_the_moment_of_an_accept_leaves_no_socket(tls: TlsFiles) -> None:
+    async with door(tls=tls) as opened:
+        with socket.create_server((HOST, 0)) as listener, socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            accepted.setblocking(False)
+            opened.port.take(accepted)
+            await opened.port.stop(0)
+        assert not opened.num_handshakes
 
 
 @on_both_loops
