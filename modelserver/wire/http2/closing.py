@@ -76,10 +76,10 @@ class Closing:
         """Hang up if all streams are done and their answers are with the transport."""
         connection = self._connection
         if self.is_due and not connection.streams and not connection.sender.has_ready:
-            self.hang_up()
+            self.hang_up(then=connection.transport.close)
 
-    def hang_up(self) -> None:
-        """Send what is there as the last, take nothing more, and wait a little for the client to close.
+    def hang_up(self, *, then: Callable[[], None]) -> None:
+        """Send what is there as the last, take nothing more, and wait a little for the client to close; `then` do so.
 
         Closing at once, with something unread, would reset the connection, and the reset can overtake the last
         answers.
@@ -102,7 +102,7 @@ class Closing:
         except OSError:  # asyncio: the client has closed, and our last words told so
             transport.abort()
             return
-        self._later(connection.context.limits.times.linger_s, transport.close)
+        self._later(connection.context.limits.times.linger_s, then)
 
     def count_discarded(self, num_bytes: int) -> None:
         """Something came after the last word."""

@@ -145,7 +145,8 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def sweep(self, now_s: float) -> None:
         self.patience.sweep(now_s)
-        self._after_reading()
+        if self.sender.frames:
+            self.flush()
 
     def shutdown(self) -> None:
         self.closing.announce()
@@ -154,14 +155,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.transport.abort()
 
     # Reading.
-
-    def pinged(self) -> None:
-        """The peer sent a PING. Raises ConnectionFault when it does that too often."""
-        if self.sender.progress != self._progress:
-            self._progress = self.sender.progress
-            self.strikes.forgive()
-        if not self.strikes.count(self.context.loop.time(), has_streams=bool(self.streams)):
-            raise too_much(Violation.TOO_MANY_PINGS)
 
     def _after_reading(self) -> None:
         if self.receiver.has_backlog:
@@ -212,7 +205,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.schedule_flush()
         if not sender.is_paused:
             self._num_control_frames = 0
-        if len(self.streams) != self._num_counted:
+        if len(self.streams) != self._num_counted or not self.max_open:
             self._count_streams()
         if self.closing.is_due:
             self.closing.close_if_done()
@@ -334,10 +327,18 @@ class Http2Connection(asyncio.BufferedProtocol):
         if not self._glitches.take(number):
             raise too_much(Violation.TOO_MANY_GLITCHES)
 
+    def pinged(self) -> None:
+        """The peer sent a PING. Raises ConnectionFault when it does that too often."""
+        if self.sender.progress != self._progress:
+            self._progress = self.sender.progress
+            self.strikes.forgive()
+        if not self.strikes.count(self.context.loop.time(), has_streams=bool(self.streams)):
+            raise too_much(Violation.TOO_MANY_PINGS)
+
     def fail(self, fault: ConnectionFault) -> None:
         """Tell the peer what it did wrong, and hang up."""
         if self.is_lost or self.closing.has_hung_up:
             return
         self.count(fault.violation)
         self.sender.frames.append(goaway(self.last_stream_id, fault.code, fault.text))
-        self.closing.hang_up()
+        self.closing.hang_up(then=self.abort)

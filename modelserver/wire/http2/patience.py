@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,7 @@ class Patience:
     """The clocks of one connection."""
 
     __slots__ = (
+        "_asleep_until_s",
         "_awaited",
         "_awaited_since_s",
         "_begun_s",
@@ -63,12 +65,16 @@ class Patience:
         # The transport is full since then, with so many bytes.
         self._full_since_s: float | None = None
         self._num_unsent = 0
+        # Until then nothing is due, unless something comes: thousands of idle connections must cost next to nothing.
+        self._asleep_until_s = now_s
         age_s = keepalive.max_age_s
         self._max_age_s = None if age_s is None else age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # noqa: S311
 
     def sweep(self, now_s: float) -> None:
         """Close, or end, what has used up its time."""
         connection = self._connection
+        if now_s < self._asleep_until_s and not connection.has_heard:
+            return
         if connection.closing.has_hung_up:
             self._check_transport(now_s)
             return
@@ -79,9 +85,11 @@ class Patience:
             connection.fail(fault)
             return
         self._check_transport(now_s)
-        self._check_bodies(now_s)
-        self._check_readers(now_s)
+        if connection.streams:
+            self._check_bodies(now_s)
+            self._check_readers(now_s)
         self._check_age(now_s)
+        self._fall_asleep()
 
     def _check_head(self, now_s: float) -> None:
         """The preface, the first SETTINGS, and header blocks in several frames must be complete soon."""
@@ -169,3 +177,16 @@ class Patience:
         is_idle = idle_s > 0 and now_s - self._idle_since_s > idle_s
         if is_old or is_idle or connection.last_stream_id > _MAX_STREAM_ID:
             connection.closing.announce(limits.keepalive.max_age_grace_s)
+
+    def _fall_asleep(self) -> None:
+        """If the connection is idle, wait for what comes next: too much idleness, or age."""
+        connection, limits = self._connection, self._connection.context.limits
+        self._asleep_until_s = 0.0
+        is_quiet = not connection.streams and self._awaited is None and not self._num_unsent
+        if is_quiet and not connection.closing.has_begun and not limits.keepalive.ping_without_calls:
+            self._bodies.clear()
+            idle_s, age_s = limits.times.http2_idle_s, self._max_age_s
+            self._asleep_until_s = min(
+                self._idle_since_s + idle_s if idle_s > 0 else math.inf,
+                self._begun_s + age_s if age_s is not None else math.inf,
+            )
