@@ -31,6 +31,8 @@ from support.http2_frames import (
 
 PATIENCE_S = 10.0
 Address = tuple[str, int]
+# What a socket raises when the server has closed its end.
+_CLOSED = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 @dataclass
@@ -151,7 +153,7 @@ class Peer:
         """All of `sent`; what a server that has closed does not take is lost."""
         try:
             self._socket.sendall(sent)
-        except (BrokenPipeError, ConnectionResetError):
+        except _CLOSED:
             self._last.append("(could not send: the server has closed)")
 
     def send(self, *frames: Frame) -> None:
@@ -164,7 +166,7 @@ class Peer:
         try:
             while num_sent < len(sent):
                 num_sent += self._socket.send(view[num_sent : num_sent + 65536])
-        except (TimeoutError, BrokenPipeError, ConnectionResetError):
+        except (TimeoutError, *_CLOSED):
             pass
         self._socket.settimeout(PATIENCE_S)
         return num_sent
@@ -278,7 +280,7 @@ class Peer:
                 piece = self._socket.recv(1 << 18)
             except TimeoutError:
                 raise AssertionError(f"nothing came for {PATIENCE_S} s, expected {what}; {self._history()}") from None
-            except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
+            except _CLOSED:
                 piece = b""
             if not piece:
                 self.is_closed = True

@@ -65,7 +65,9 @@ def test_floods(secured: Secured, beside: Neighbour, name: str) -> None:
     with secured.peer() as attacker:
         attacker.send_bytes(flood)
         beside.is_served()
-        attacker.expect_goaway(code)
+        attacker.expect_closed()
+        # TLS has no half-closed connections, so the reset behind it may overtake the last word.
+        assert [told.code for told in attacker.goaways] in ([], [code])
     assert secured.wire.violations(reason) == before + 1
 
 
