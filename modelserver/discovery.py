@@ -8,12 +8,10 @@ is in one table. Looked up in this order: the model's own directory (only when t
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import re
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from types import ModuleType
 
 from modelserver.backend import Backend
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from modelserver.source_module import find_source, import_source
 
 ENTRY_POINT_GROUP = "modelserver.backends"
 _BUNDLED_PACKAGE = "modelserver_backends"
@@ -71,7 +70,7 @@ def find_backend(
         raise InvalidArgumentError(f"backend name '{name}' must consist of letters, digits, '_', '-' and '.'")
     directories = [*([model_directory] if model_directory else []), *backend_directories]
     for directory in directories:
-        source = _source_in(directory, name)
+        source = find_source(directory, name)
         if source is not None:
             return _checked(name, str(source), _import_source(name, source))
     if name in _BUNDLED:
@@ -106,7 +105,7 @@ def list_backends(backend_directories: Sequence[Path] = ()) -> tuple[BackendList
 def _all_listings(backend_directories: Sequence[Path]) -> Iterator[BackendListing]:
     for directory in backend_directories:
         for path in sorted(directory.glob("*")):
-            if _NAME.fullmatch(path.stem) and _source_in(directory, path.stem) is not None:
+            if _NAME.fullmatch(path.stem) and find_source(directory, path.stem) is not None:
                 yield BackendListing(path.stem, str(directory))
     for name, bundled in _BUNDLED.items():
         missing = bundled.library if bundled.library and importlib.util.find_spec(bundled.library) is None else None
@@ -116,36 +115,11 @@ def _all_listings(backend_directories: Sequence[Path]) -> Iterator[BackendListin
         yield BackendListing(entry_point.name, f"entry point of {distribution}")
 
 
-def _source_in(directory: Path, name: str) -> Path | None:
-    """The file that defines backend `name` in `directory`: a package or a single module."""
-    for path in (directory / name / "__init__.py", directory / f"{name}.py"):
-        if path.is_file():
-            return path.resolve()
-    return None
-
-
 def _import_source(name: str, source: Path) -> ModuleType:
-    """The module at `source`, under a name of its own so that equal names in two directories do not meet."""
-    digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
-    module_name = f"modelserver_external_{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{digest}"
-    with _import_lock:
-        if module_name in sys.modules:
-            return sys.modules[module_name]
-        locations = [str(source.parent)] if source.name == "__init__.py" else None
-        spec = importlib.util.spec_from_file_location(module_name, source, submodule_search_locations=locations)
-        assert spec is not None, f"{source} has no loader"
-        assert spec.loader is not None, f"{source} has no loader"
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException as error:
-            for loaded in [other for other in sys.modules if other.split(".")[0] == module_name]:
-                del sys.modules[loaded]
-            if isinstance(error, ImportError | OSError | SyntaxError):
-                raise _broken(name, str(source), error) from error
-            raise
-        return module
+    try:
+        return import_source(name, source)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise _broken(name, str(source), error) from error
 
 
 def _import_module(name: str, module_name: str) -> ModuleType:

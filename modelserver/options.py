@@ -96,7 +96,7 @@ class ServerOptions:
     backend_config: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Setting of a backend, or of all (without the backend's name). Repeat for several.", metavar="[BACKEND],KEY=VALUE"))
     allow_pickle_models: bool = field(default=False, metadata=flag(BACKENDS, "Let backends load pickled models: whoever can write one runs code in the server.", is_ours=True))
     allow_model_backends: bool = field(default=False, metadata=flag(BACKENDS, "Let a model's directory bring its own backend: whoever can write one runs code in the server.", is_ours=True))
-    repoagent_directory: str = field(default="", metadata=flag(BACKENDS, "Directory of repository agents.", state=_NOT_YET, metavar="DIRECTORY"))
+    repoagent_directory: str = field(default="", metadata=flag(BACKENDS, "Directory of repository agents, Python modules or packages; checksum is always there.", metavar="DIRECTORY"))
 
     allow_http: bool = field(default=True, metadata=flag(HTTP, "Serve HTTP."))
     http_address: str = field(default="0.0.0.0", metadata=flag(HTTP, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it

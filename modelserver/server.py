@@ -248,6 +248,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
             backend_config=options.backend_options,
             is_auto_complete_disabled=not options.auto_complete_config,
             allow_model_backends=options.allow_model_backends,
+            agent_directory=Path(options.repoagent_directory) if options.repoagent_directory else None,
             gpu_ids=gpu_ids(),
         ),
     )

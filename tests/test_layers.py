@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.logs",
         "modelserver.allocator",
     ),
-    ("modelserver.scheduling", "modelserver.backend", "modelserver.discovery"),
+    ("modelserver.scheduling", "modelserver.backend", "modelserver.repoagent", "modelserver.source_module", "modelserver.discovery"),
     ("modelserver.execution",),
     ("modelserver.repository",),
     ("modelserver.dataplane", "modelserver.controlplane", "modelserver.shared_memory"),

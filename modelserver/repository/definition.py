@@ -16,7 +16,7 @@ from modelserver.config.pbtxt import ParsedConfig, read_pbtxt
 from modelserver.config.platform import BACKENDS
 from modelserver.config.problem import Locations, Problem, error_of
 from modelserver.config.repair import is_doubtful
-from modelserver.config.schema import ModelConfig
+from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
 from modelserver.discovery import backend_for_model_files, find_backend, model_filenames
@@ -76,6 +76,16 @@ def read_definition(
     source, parsed = _parse(layout, config_json)
     reading = _Reading(layout, options, source, parsed, only_version)
     return replace(reading.finish(), fingerprint=fingerprint)
+
+
+def read_agents(layout: ModelLayout, *, config_json: str | None = None) -> tuple[RepositoryAgent, ...]:
+    """The repository agents that the config names; none of a config with mistakes, which `read_definition` reports.
+
+    Raises ConfigError for a config that cannot be read at all.
+    """
+    _, parsed = _parse(layout, config_json)
+    agents = parsed.config.model_repository_agents
+    return agents.agents if agents is not None and not parsed.problems else ()
 
 
 def check_has_version(layout: ModelLayout, version: int) -> None:

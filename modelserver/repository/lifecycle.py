@@ -170,8 +170,8 @@ class ModelLifecycle:
             self._is_loading = False
             self._loading = ()
             self._is_wanted = not self._is_stopped
-            if source is not None and source.replacement is not None:
-                self._context.close_pool.submit(source.replacement.release)
+            if source is not None and source.holdings:
+                self._context.close_pool.submit(source.release)
         self._forget_failures(request.version)
         self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
         if request.version is None:

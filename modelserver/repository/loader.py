@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 from modelserver.backend import Backend, BackendContext
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import InternalError, ServerError, UnavailableError
+from modelserver.repository.agents import AgentRun
 from modelserver.repository.config_changes import config_changes
-from modelserver.repository.definition import ModelDefinition, read_definition
+from modelserver.repository.definition import ModelDefinition, read_agents, read_definition
 from modelserver.repository.fingerprint import fingerprint_tree
-from modelserver.repository.layout import INCOMPLETE_MARKER, RepositoryRoot, find_model, scan_model
+from modelserver.repository.holding import Holding
+from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, RepositoryRoot, find_model, scan_model
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.override_store import OverrideStore
@@ -37,15 +39,20 @@ LoadModel = Callable[[type[Backend], BackendContext], "Model"]
 
 @dataclass(frozen=True, slots=True)
 class LoadSource:
-    """A definition, and the directory made for it if its files came with the request (held by the caller).
+    """A definition, and what it holds on disk until the caller releases it: the directory made for it if its files
+    came with the request, and what its agents made.
 
     `request` is what it came from: of a load that uses what is kept, that. `changes` say what an override changes.
     """
 
     definition: ModelDefinition
-    replacement: ReplacementDirectory | None = None
+    holdings: tuple[Holding, ...] = ()
     request: LoadRequest = field(default_factory=LoadRequest)
     changes: tuple[str, ...] = ()
+
+    def release(self) -> None:
+        """Let go of all that the source holds, the last made first. Blocking."""
+        _release(self.holdings)
 
 
 class ModelLoader:
@@ -104,8 +111,7 @@ class ModelLoader:
         except ServerError as error:
             logger.error("%s failed: %s", what, error.message)
         finally:
-            if loaded.replacement is not None:
-                loaded.replacement.release()
+            _release(loaded.holdings)
 
     def abandon(self) -> tuple[LoadedVersion, ...]:
         """From now on whatever finishes loading is closed at once; returns the models that are still open."""
@@ -119,7 +125,11 @@ class ModelLoader:
         source = self._read_replacement(name, request) if request.files else self._read_repository(name, request)
         if request.is_plain:
             return source
-        changes = self._changes(source.definition, request)
+        try:
+            changes = self._changes(source.definition, request)
+        except BaseException:
+            source.release()
+            raise
         logger.info("model '%s': the override changes %s", name, "; ".join(changes) or "nothing")
         return replace(source, request=request, changes=changes)
 
@@ -127,35 +137,55 @@ class ModelLoader:
         """What an override changes of what the repository says by itself, if that can be read."""
         files = (f"all files: {len(request.files)} in place of the directory",) if request.files else ()
         try:
-            own = self._read_repository(definition.name, LoadRequest(version=request.version)).definition
+            layout = self._find(definition.name)
+            own = read_definition(layout, self._options, only_version=request.version)
         except ServerError as error:
             return (*files, f"a model whose own files cannot be read ({error.code.value})")
         return (*files, *config_changes(own.config, definition.config))
 
+    def _find(self, name: str) -> ModelLayout:
+        config_name = self._options.config_name
+        return find_model(self._roots, name, config_name=config_name, find_backend=backend_for_model_files)
+
     def _read_repository(self, name: str, request: LoadRequest) -> LoadSource:
-        options = self._options
-        layout = find_model(self._roots, name, config_name=options.config_name, find_backend=backend_for_model_files)
+        layout = self._find(name)
         if layout.is_incomplete:
             raise UnavailableError(
                 f"model '{name}' is marked as incomplete by {layout.directory / INCOMPLETE_MARKER}: "
                 "it can be loaded when that file is removed"
             )
-        return LoadSource(
-            read_definition(layout, options, config_json=request.config_json, only_version=request.version)
-        )
+        return self._define(layout, request, ())
 
     def _read_replacement(self, name: str, request: LoadRequest) -> LoadSource:
         assert request.files is not None, "the caller has looked"
         replacement = ReplacementDirectory(name, request.files)
         try:
             layout = scan_model(replacement.path, name)
-            definition = read_definition(
-                layout, self._options, config_json=request.config_json, only_version=request.version
-            )
         except BaseException:
             replacement.release()
             raise
-        return LoadSource(definition, replacement)
+        return self._define(layout, request, (replacement,))
+
+    def _define(self, layout: ModelLayout, request: LoadRequest, holdings: tuple[Holding, ...]) -> LoadSource:
+        """Let the model's agents do their work, and read what they leave. On failure nothing is held."""
+        options, config_json = self._options, request.config_json
+        try:
+            agents = read_agents(layout, config_json=config_json)
+            if agents:
+                run = AgentRun(layout.name, layout.directory, agents, options.agent_directory)
+                holdings = (*holdings, run)
+                layout = self._left_by(run, layout)
+            definition = read_definition(layout, options, config_json=config_json, only_version=request.version)
+        except BaseException:
+            _release(holdings)
+            raise
+        return LoadSource(definition, holdings)
+
+    def _left_by(self, run: AgentRun, layout: ModelLayout) -> ModelLayout:
+        if run.directory == layout.directory:
+            return layout
+        left = scan_model(run.directory, layout.name, config_name=self._options.config_name)
+        return replace(left, is_single=layout.is_single)
 
     def _load(self, source: LoadSource, version: int) -> LoadedVersion:
         definition = source.definition
@@ -165,12 +195,12 @@ class ModelLoader:
                 definition.name,
                 list(definition.missing_versions),
             )
-        loaded = LoadedVersion(self._load_with_retries(definition, version), definition, source.replacement)
+        loaded = LoadedVersion(self._load_with_retries(definition, version), definition, source.holdings)
         with self._lock:
             self._open.add(loaded)
             is_abandoned = self._is_abandoned
-        if source.replacement is not None:
-            source.replacement.acquire()
+        for holding in source.holdings:
+            holding.acquire()
         try:
             if is_abandoned:
                 raise UnavailableError("the server is shutting down")
@@ -194,6 +224,11 @@ class ModelLoader:
                     error.message,
                 )
         return self._load_model(definition.backend_class, definition.context(version))
+
+
+def _release(holdings: Sequence[Holding]) -> None:
+    for holding in reversed(holdings):
+        holding.release()
 
 
 def _check_unchanged(definition: ModelDefinition, version: int) -> None:

@@ -21,7 +21,8 @@ class DefinitionOptions:
     """How a model's config is found, completed and checked.
 
     `backend_config` holds the `--backend-config <backend>,key=value` pairs by backend name; those given
-    without a backend are under "". `config_name` is `--model-config-name`.
+    without a backend are under "". `config_name` is `--model-config-name`, `agent_directory` is
+    `--repoagent-directory`.
     """
 
     config_name: str = ""
@@ -29,6 +30,7 @@ class DefinitionOptions:
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     is_auto_complete_disabled: bool = False
     allow_model_backends: bool = False
+    agent_directory: Path | None = None
     gpu_ids: tuple[int, ...] = ()
 
     def backend_options(self, backend_name: str) -> dict[str, str]:

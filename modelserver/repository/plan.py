@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from modelserver.config.schema import ModelDynamicBatching
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.fingerprint import FileStamp, TreeFingerprint
+from modelserver.repository.holding import Holding
 from modelserver.repository.layout import CONFIG_FILENAME, CONFIGS_DIRECTORY
-from modelserver.repository.replacement import ReplacementDirectory
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LoadedVersion:
-    """A version that serves, or did, and the directory it holds, if its files came with the load request.
+    """A version that serves, or did, and what it holds on disk: see `LoadSource`.
 
     `definition` is what it was loaded from, or the newer one by which it was kept.
     """
 
     model: Model
     definition: ModelDefinition
-    replacement: ReplacementDirectory | None = None
+    holdings: tuple[Holding, ...] = ()
 
     @property
     def version(self) -> int:

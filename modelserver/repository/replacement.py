@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from modelserver.errors import InvalidArgumentError
+from modelserver.repository.holding import Holding
 
 
-class ReplacementDirectory:
-    """A temporary model directory, kept as long as somebody holds it.
-
-    The maker holds it once. `acquire` and `release` may be called from any thread.
-    """
+class ReplacementDirectory(Holding):
+    """A temporary model directory, removed when nobody holds it any more."""
 
     def __init__(self, model_name: str, files: Mapping[str, bytes | Path]) -> None:
         """Write `files` (path relative to the model directory -> content, or a file to copy). Blocking.
 
         Raises InvalidArgumentError for a path that would leave the directory.
         """
+        super().__init__()
         paths = {path: contained_path(path) for path in files}
         self.path = Path(tempfile.mkdtemp(prefix=f"modelserver-{model_name[:60]}-"))
-        self._num_holders = 1
-        self._lock = threading.Lock()  # guards _num_holders
         try:
             for path, content in files.items():
                 self._write(paths[path], content)
@@ -33,19 +29,8 @@ class ReplacementDirectory:
             self.release()
             raise
 
-    def acquire(self) -> None:
-        """Hold the directory once more."""
-        with self._lock:
-            assert self._num_holders > 0, "a replacement directory is acquired before its last release"
-            self._num_holders += 1
-
-    def release(self) -> None:
-        """Let go; the last one removes the directory. Blocking."""
-        with self._lock:
-            self._num_holders -= 1
-            is_last = self._num_holders == 0
-        if is_last:
-            shutil.rmtree(self.path, ignore_errors=True)
+    def _free(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def _write(self, relative: PurePosixPath, content: bytes | Path) -> None:
         target = self.path / relative

@@ -58,8 +58,6 @@ def _refused(config: ModelConfig) -> Iterator[Finding]:
         yield "batch_input", "batch inputs"
     if config.batch_output:
         yield "batch_output", "batch outputs"
-    if config.model_repository_agents is not None and config.model_repository_agents.agents:
-        yield "model_repository_agents", "repository agents"
     if config.model_operations is not None and config.model_operations.op_library_filename:
         yield "model_operations.op_library_filename", "custom operation libraries"
     if config.cc_model_filenames:

@@ -29,7 +29,6 @@ EVERYTHING = """
     batch_input { kind: BATCH_ELEMENT_COUNT } batch_output { target_name: "y" }
     model_operations { op_library_filename: "l.so" }
     model_transaction_policy { decoupled: true }
-    model_repository_agents { agents { name: "a" } }
     response_cache { enable: true }
     model_metrics { metric_control { } }
     input { is_shape_tensor: true is_non_linear_format_io: true }

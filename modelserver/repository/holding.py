@@ -1,0 +1,32 @@
+"""Something that the loaded versions of a model need on disk, kept as long as somebody holds it."""
+
+from __future__ import annotations
+
+import abc
+import threading
+
+
+class Holding(abc.ABC):
+    """The maker holds it once. `acquire` and `release` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._num_holders = 1
+        self._holders_lock = threading.Lock()  # guards _num_holders
+
+    def acquire(self) -> None:
+        """Hold it once more."""
+        with self._holders_lock:
+            assert self._num_holders > 0, "a holding is acquired before its last release"
+            self._num_holders += 1
+
+    def release(self) -> None:
+        """Let go; the last one frees it. Blocking."""
+        with self._holders_lock:
+            self._num_holders -= 1
+            is_last = self._num_holders == 0
+        if is_last:
+            self._free()
+
+    @abc.abstractmethod
+    def _free(self) -> None:
+        """Nobody holds it any more. Never raises."""
