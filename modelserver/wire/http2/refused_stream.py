@@ -9,8 +9,8 @@ from modelserver.wire.http2.stream import ANSWERED, STREAM_SLOTS, Http2Stream
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
+    from modelserver.wire.http2.outgoing import Outgoing
     from modelserver.wire.http2.route import Refusal
-    from modelserver.wire.http2.sender import Outgoing
 
 
 class RefusedStream(Http2Stream):

@@ -15,8 +15,8 @@ from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.answer import BODYLESS
 from modelserver.wire.http1.head import json_length
 from modelserver.wire.http2.frame import END_STREAM, window_update
+from modelserver.wire.http2.outgoing import Outgoing
 from modelserver.wire.http2.rest_answer import answer_block, length_field
-from modelserver.wire.http2.sender import Outgoing
 from modelserver.wire.http2.stream import (
     ABANDONED,
     ANSWERED,

@@ -23,6 +23,7 @@ from modelserver.wire.http2.frame import (
     pack_head,
 )
 from modelserver.wire.http2.hpack import TABLE_SIZE_UPDATE
+from modelserver.wire.http2.outgoing import Outgoing
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
@@ -34,28 +35,6 @@ _TURN_BYTES: Final = 256 * 1024
 INLINE_BYTES: Final = 16 * 1024
 # Pieces below this size are joined before they are written.
 _MAX_JOINED_BYTES: Final = 64 * 1024
-
-
-class Outgoing:
-    """What waits to be sent on one stream: parts of a body, by reference, and the block that ends the stream.
-
-    `ending` is None while more may follow, and b"" where the last DATA frame ends the stream. `room` is the
-    future of a handler that waits for the queue to become short.
-    """
-
-    __slots__ = ("ending", "is_ready", "num_bytes", "offset", "parts", "room", "stuck_since_s")
-
-    def __init__(self) -> None:
-        self.parts: deque[Buffer] = deque()
-        # Of the first part, what was sent already.
-        self.offset = 0
-        self.num_bytes = 0
-        self.ending: bytes | None = None
-        # Whether the stream is in the sender's queue; a stream whose window is used up is not.
-        self.is_ready = False
-        self.room: asyncio.Future[None] | None = None
-        # Since the sweep first saw that nothing moves.
-        self.stuck_since_s: float | None = None
 
 
 class Sender:
@@ -136,11 +115,7 @@ class Sender:
         outgoing = stream.outgoing
         if outgoing is None:
             outgoing = stream.outgoing = Outgoing()
-        for part in parts:
-            if part:
-                outgoing.parts.append(part)
-                outgoing.num_bytes += len(part)
-                self.num_queued_bytes += len(part)
+        self.num_queued_bytes += outgoing.add(parts)
         outgoing.ending = ending
         if self.num_queued_bytes > self._max_queued_bytes:
             self._connection.update_max_open()
@@ -168,7 +143,7 @@ class Sender:
         if outgoing.is_ready:
             self._ready.remove(stream)
         self._update_inline()
-        _wake(outgoing)
+        outgoing.wake()
 
     # What the peer allows.
 
@@ -282,7 +257,7 @@ class Sender:
     def _go_on(self, stream: Http2Stream, outgoing: Outgoing) -> None:
         """After a turn of the stream: the next one, a pause, or its end."""
         if outgoing.room is not None and outgoing.num_bytes < INLINE_BYTES:
-            _wake(outgoing)
+            outgoing.wake()
         if not outgoing.num_bytes and outgoing.ending is not None:
             if outgoing.ending:
                 self.send_block(stream.id, outgoing.ending, END_STREAM)
@@ -299,35 +274,4 @@ class Sender:
         self.window -= size
         stream.send_window -= size
         self.num_queued_bytes -= size
-        outgoing.num_bytes -= size
-        outgoing.stuck_since_s = None
-        ends_stream = not outgoing.num_bytes and outgoing.ending == b""
-        max_frame = self._max_frame
-        full_head = pack_head(max_frame >> 8, max_frame & 0xFF, DATA, 0, stream.id)
-        frames, parts = self.frames, outgoing.parts
-        while size > 0:
-            length = min(size, max_frame)
-            size -= length
-            if length == max_frame and not (ends_stream and not size):
-                frames.append(full_head)
-            else:
-                flags = END_STREAM if ends_stream and not size else 0
-                frames.append(pack_head(length >> 8, length & 0xFF, DATA, flags, stream.id))
-            while length:
-                part, offset = parts[0], outgoing.offset
-                available = len(part) - offset
-                if available <= length:
-                    frames.append(memoryview(part)[offset:] if offset else part)
-                    parts.popleft()
-                    outgoing.offset = 0
-                    length -= available
-                else:
-                    frames.append(memoryview(part)[offset : offset + length])
-                    outgoing.offset = offset + length
-                    length = 0
-
-
-def _wake(outgoing: Outgoing) -> None:
-    room, outgoing.room = outgoing.room, None
-    if room is not None and not room.done():
-        room.set_result(None)
+        outgoing.frame(self.frames, stream.id, size, self._max_frame)
