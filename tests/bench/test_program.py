@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import Authority
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
@@ -232,3 +233,30 @@ def test_a_benchmark_of_errors_says_so_and_fails(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     assert "--concurrency-range" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_encrypted_connections(tmp_path: Path, transport: str) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.pair("server")
+    write_identity(tmp_path / "models", "echo", data_type="TYPE_INT32")
+    files = {"tls_cert": str(pair.certificate), "tls_key": str(pair.key)}
+    with running_server(tmp_path / "models", **files) as target:
+        if transport == "http":
+            url = "https://" + target.http_url
+            words = ["-u", url, "--ssl-https-ca-certificates-file", str(authority.certificate)]
+        else:
+            words = ["-u", target.grpc_url, "-i", "grpc", "--ssl-grpc-use-ssl"]
+            words += ["--ssl-grpc-root-certifications-file", str(authority.certificate)]
+        common = ["-m", "echo", "--shape", "INPUT0:4", "--request-count", "20", "--concurrency-range", "4"]
+        assert run([*words, *common]) == 0
+        with pytest.raises(UnavailableError, match="no TLS with"):
+            run([*words[:2], *(["-i", "grpc", "--ssl-grpc-use-ssl"] if transport == "grpc" else []), *common])
+
+
+def test_metrics_are_collected_from_a_server_without_gpus(target: RunningServer, tmp_path: Path) -> None:
+    words = ["-m", "echo", "--shape", "INPUT0:4", "--collect-metrics", "--metrics-url", target.metrics_url + "/metrics"]
+    (level,) = measure(target, tmp_path, *words, "--metrics-interval", "20")["levels"]
+    assert level["gpu"]["utilization"] == {}
+    with pytest.raises(UnavailableError, match="--metrics-url says where"):
+        run([*where(target, "http"), *words[:5], "--metrics-url", "127.0.0.1:1"])

@@ -50,7 +50,7 @@ def url_of(server: RunningServer) -> str:
 
 def test_without_arguments_the_help_is_shown(shell: Shell) -> None:
     out, err = shell.run(status=2)
-    for command in ("serve", "check", "list", "show", "load", "unload", "infer", "version"):
+    for command in ("serve", "check", "list", "show", "load", "unload", "infer", "bench", "version"):
         assert f"  {command} " in out + err
 
 
