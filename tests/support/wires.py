@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 
 HOST = "127.0.0.1"
 PATIENCE_S = 20.0
+# Longer than connections linger after their last word.
+_LINGER_S = 2.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
@@ -102,6 +104,8 @@ class RunningWire:
 
     def expect_idle(self) -> None:
         """Nothing is left of the clients that came: no connection, no stream, no call."""
+        if not self.is_reference:
+            self.pass_time(_LINGER_S)
         self.until(lambda: self.open_connections() == 0, "all connections were closed")
         assert self.counts.open_streams == 0, self._state()
         assert not self.grpc.held, self._state()

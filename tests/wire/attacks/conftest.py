@@ -9,11 +9,13 @@ from support.neighbour import Neighbour
 from support.raw_http2 import Peer
 from support.wires import RunningWire, running_wire
 
+from modelserver.wire.limits import TimeLimits, WireLimits
+
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
 def wire(request: pytest.FixtureRequest) -> Iterator[RunningWire]:
-    """A port with test handlers and the default limits, on each event loop in turn."""
-    with running_wire(loop=request.param) as running:
+    """A port with test handlers and the default limits, on each event loop in turn; it does not linger long."""
+    with running_wire(loop=request.param, limits=WireLimits(times=TimeLimits(linger_s=0.05))) as running:
         yield running
 
 
