@@ -7,12 +7,12 @@ import asyncio
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.context import WireContext
 from modelserver.wire.http2.closing import Closing
+from modelserver.wire.http2.conduct import Conduct
 from modelserver.wire.http2.control import ControlFrames
-from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, goaway, rst_stream, too_much
-from modelserver.wire.http2.keepalive import PingStrikes
+from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, goaway, rst_stream
 from modelserver.wire.http2.message import MessageAssembly
 from modelserver.wire.http2.patience import Patience
-from modelserver.wire.http2.protection import Closed, ClosedStreams, TokenBucket
+from modelserver.wire.http2.protection import Closed, ClosedStreams
 from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.http2.sender import Sender
 from modelserver.wire.http2.settings import announcement
@@ -28,15 +28,12 @@ class Http2Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_glitches",
         "_is_reading",
         "_num_abandoned",
-        "_num_control_frames",
         "_num_counted",
-        "_progress",
-        "_resets",
         "closed",
         "closing",
+        "conduct",
         "context",
         "control",
         "has_heard",
@@ -51,7 +48,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         "receiver",
         "sender",
         "streams",
-        "strikes",
         "transport",
     )
 
@@ -61,7 +57,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.streams: dict[int, Http2Stream] = {}
         self.closed = ClosedStreams()
         self.control = ControlFrames(self)
-        self.strikes = PingStrikes(limits.keepalive)
+        self.conduct = Conduct(limits)
         # What each stream may receive at first.
         self.initial_window = limits.http2.initial_window_bytes
         self.num_opened = 0
@@ -77,12 +73,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._num_abandoned = 0
         # Open streams, as far as the metrics know.
         self._num_counted = 0
-        self._num_control_frames = 0
-        # What had been sent at the last ping.
-        self._progress = (0, 0)
         self._is_reading = True
-        self._resets = TokenBucket(limits.http2.resets_burst, limits.http2.resets_per_s)
-        self._glitches = TokenBucket(limits.http2.glitches_burst, limits.http2.glitches_per_s)
 
     def begin(self, transport: asyncio.Transport, data: bytes) -> None:
         """Take over a transport, from which `data` was read already. Called once, in place of connection_made."""
@@ -204,18 +195,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         if sender.flush():
             self.schedule_flush()
         if not sender.is_paused:
-            self._num_control_frames = 0
+            self.conduct.forget_answers()
         if len(self.streams) != self._num_counted or not self.max_open:
             self._count_streams()
         if self.closing.is_due:
             self.closing.close_if_done()
-
-    def answer_control(self, frame: bytes) -> None:
-        """Answer a control frame. Raises ConnectionFault when the peer makes us pile up answers."""
-        self._num_control_frames += 1
-        if self._num_control_frames > self.context.limits.http2.max_control_frames:
-            raise too_much(Violation.TOO_MANY_CONTROL_FRAMES)
-        self.sender.frames.append(frame)
 
     def _count_streams(self) -> None:
         num_open = len(self.streams)
@@ -249,7 +233,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.sender.frames.append(rst_stream(stream_id, code))
         self.closed.add(stream_id, Closed.RESET_BY_US)
         if is_counted:
-            self.count_reset()
+            self.conduct.count_reset()
 
     def end_of(self, stream: Http2Stream) -> None:
         """The client has ended its side. Raises ConnectionFault when it announced another length."""
@@ -275,7 +259,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def reset_by_peer(self, stream: Http2Stream) -> None:
         """The client has cancelled. Raises ConnectionFault when it does that too often."""
         self._leave(stream, Closed.RESET_BY_PEER)
-        self.count_reset()
+        self.conduct.count_reset()
 
     def leave_streams(self) -> None:
         """The client is gone: nothing more is sent on any stream."""
@@ -316,24 +300,6 @@ class Http2Connection(asyncio.BufferedProtocol):
     def count(self, violation: Violation) -> None:
         """A limit ended a request."""
         self.context.counts.violated(Protocol.HTTP2, violation)
-
-    def count_reset(self) -> None:
-        """A stream ended without an answer. Raises ConnectionFault when there are too many."""
-        if not self._resets.take():
-            raise too_much(Violation.TOO_MANY_RESETS)
-
-    def count_glitches(self, number: int) -> None:
-        """Something came that means nothing. Raises ConnectionFault when there is too much of it."""
-        if not self._glitches.take(number):
-            raise too_much(Violation.TOO_MANY_GLITCHES)
-
-    def pinged(self) -> None:
-        """The peer sent a PING. Raises ConnectionFault when it does that too often."""
-        if self.sender.progress != self._progress:
-            self._progress = self.sender.progress
-            self.strikes.forgive()
-        if not self.strikes.count(self.context.loop.time(), has_streams=bool(self.streams)):
-            raise too_much(Violation.TOO_MANY_PINGS)
 
     def fail(self, fault: ConnectionFault) -> None:
         """Tell the peer what it did wrong, and hang up."""

@@ -67,7 +67,7 @@ class ControlFrames:
         self._num_window_updates += 1
         num_free = _FREE_PER_STREAM * connection.num_opened + _FREE_PER_TURN * sender.num_turns
         if self._num_window_updates > _FREE_WINDOW_UPDATES + num_free:
-            connection.count_glitches(1)
+            connection.conduct.count_glitches()
         if not stream_id:
             sender.add_connection_window(increment)
             return
@@ -76,7 +76,7 @@ class ControlFrames:
             self._check_not_idle("WINDOW_UPDATE", stream_id)
         elif stream.send_window + increment > MAX_31_BITS:
             connection.reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
-            connection.count_reset()
+            connection.conduct.count_reset()
         else:
             stream.send_window += increment
             sender.add_window(stream)
@@ -91,7 +91,7 @@ class ControlFrames:
             raise protocol_fault("PRIORITY on stream 0")
         _check_length("PRIORITY", payload, 5)
         check_dependency(stream_id, payload)
-        self._connection.count_glitches(1)
+        self._connection.conduct.count_glitches()
 
     def _take_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
         _check_length("RST_STREAM", payload, 4)
@@ -100,7 +100,7 @@ class ControlFrames:
         if stream is not None:
             self._connection.reset_by_peer(stream)
         else:
-            self._connection.count_glitches(1)
+            self._connection.conduct.count_glitches()
 
     def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -117,7 +117,8 @@ class ControlFrames:
                 sender.set_max_frame(value)
             elif identifier == settings.HEADER_TABLE_SIZE and value < settings.DEFAULT_HEADER_TABLE_BYTES:
                 sender.forget_table()
-        connection.answer_control(SETTINGS_ACK)
+        connection.conduct.count_answer()
+        sender.frames.append(SETTINGS_ACK)
 
     def _take_settings_ack(self, payload: bytes) -> None:
         _check_length("SETTINGS with ACK", payload, 0)
@@ -129,11 +130,16 @@ class ControlFrames:
         if stream_id:
             raise protocol_fault(f"PING on stream {stream_id}")
         _check_length("PING", payload, 8)
+        connection = self._connection
         if flags & ACK:
-            self._connection.closing.ping_answered(payload)
-        else:
-            self._connection.pinged()
-            self._connection.answer_control(ping_ack(payload))
+            connection.closing.ping_answered(payload)
+            return
+        conduct, sender = connection.conduct, connection.sender
+        conduct.count_answer()
+        conduct.count_ping(
+            connection.context.loop.time(), has_streams=bool(connection.streams), progress=sender.progress
+        )
+        sender.frames.append(ping_ack(payload))
 
     def _check_not_idle(self, name: str, stream_id: int) -> None:
         if self._connection.is_idle(stream_id):

@@ -44,6 +44,9 @@ pack_u32: Final = _U32.pack
 unpack_u32: Final = _U32.unpack_from
 
 
+Octets = bytes | bytearray
+
+
 class ErrorCode(enum.IntEnum):
     """Why a stream is reset or a connection ends."""
 
@@ -115,3 +118,9 @@ def ping_ack(payload: bytes) -> bytes:
 
 
 SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0)
+
+
+def read_head(data: Octets, position: int) -> tuple[int, int, int, int]:
+    """Length, type, flags and stream id of the frame at `position`."""
+    high, low, kind, flags, stream_id = unpack_head(data, position)
+    return high << 8 | low, kind, flags, stream_id & MAX_31_BITS

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much
+from modelserver.wire.http2.greeting import FIRST_SETTINGS
 from modelserver.wire.http2.keepalive import Keepalive, Pulse
-from modelserver.wire.http2.receiver import FIRST_SETTINGS
 from modelserver.wire.http2.stream import RECEIVING, Http2Stream
 
 if TYPE_CHECKING:

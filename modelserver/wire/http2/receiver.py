@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.admission import Admission
 from modelserver.wire.http2.frame import (
-    ACK,
     DATA,
     DEFAULT_WINDOW_BYTES,
     END_HEADERS,
@@ -18,17 +17,18 @@ from modelserver.wire.http2.frame import (
     HEADERS,
     MAX_31_BITS,
     PADDED,
-    PREFACE,
-    SETTINGS,
     WINDOW_UPDATE,
     ConnectionFault,
     ErrorCode,
+    Octets,
     protocol_fault,
+    read_head,
     too_much,
     unpack_head,
     unpack_u32,
     window_update,
 )
+from modelserver.wire.http2.greeting import Greeting
 from modelserver.wire.http2.grpc_call import GrpcCall
 from modelserver.wire.http2.header_block import OpenBlock, part_of_block
 from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES, unpack_prefix
@@ -39,14 +39,11 @@ from modelserver.wire.http2.stream import FRESH, RUNNING, Http2Stream
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
 
-Octets = bytes | bytearray
 # Reads what it can of data[position:end] and returns the position of what it could not.
 Stage = Callable[[Octets, memoryview, int, int], int]
 
 # A frame that must be there as a whole before it means something is not larger.
 _MAX_WHOLE_BYTES: Final = 64 * 1024
-PREFACE_NAME: Final = "the preface"
-FIRST_SETTINGS: Final = "the first SETTINGS"
 
 
 class Receiver:
@@ -66,6 +63,7 @@ class Receiver:
         "_carry",
         "_connection",
         "_connection_window",
+        "_greeting",
         "_inline_limit",
         "_is_direct",
         "_max_frame",
@@ -74,7 +72,6 @@ class Receiver:
         "_payload",
         "_stage",
         "_uncredited",
-        "awaited",
         "has_backlog",
     )
 
@@ -90,9 +87,8 @@ class Receiver:
         self._inline_limit = PREFIX_BYTES + min(
             limits.http2.initial_window_bytes - PREFIX_BYTES, limits.max_message_bytes, MIN_BUFFER_BYTES
         )
-        self._stage: Stage = self._read_preface
-        # What must be complete soon, if anything.
-        self.awaited: str | None = PREFACE_NAME
+        self._greeting = Greeting(connection)
+        self._stage: Stage = self._read_greeting
         # The beginning of something that is not complete.
         self._carry = b""
         # What is left over because the connection has had its turn.
@@ -151,6 +147,13 @@ class Receiver:
         self._block = None
         self._payload = Payload()
 
+    @property
+    def awaited(self) -> str | None:
+        """What must be complete soon, if anything."""
+        if self._block is not None:
+            return f"the rest of the header block of stream {self._block.stream_id}"
+        return self._greeting.awaited
+
     def num_missing(self, stream: Http2Stream) -> int:
         """Bytes of the stream's DATA frame whose head has come and they have not."""
         return self._payload.num_missing(stream)
@@ -174,32 +177,12 @@ class Receiver:
 
     # Stages.
 
-    def _read_preface(self, data: Octets, _view: memoryview, position: int, end: int) -> int:
-        begin = data[position : min(end, position + len(PREFACE))]
-        if not PREFACE.startswith(begin):
-            raise ConnectionFault(
-                ErrorCode.PROTOCOL_ERROR, "the connection does not begin with HTTP/2's preface", Violation.BAD_PREFACE
-            )
-        if len(begin) < len(PREFACE):
-            return position
-        self._stage = self._read_first_settings
-        self.awaited = FIRST_SETTINGS
-        return position + len(PREFACE)
-
-    def _read_first_settings(self, data: Octets, view: memoryview, position: int, end: int) -> int:
-        if end - position < HEAD_BYTES:
-            return position
-        length, kind, flags, stream_id = _read_head(data, position)
-        if kind != SETTINGS or flags & ACK:
-            raise protocol_fault(f"the first frame must be SETTINGS, got one of type {kind}")
-        self._check_size(length)
-        stop = position + HEAD_BYTES + length
-        if stop > end:
-            return self._wait(kind, length, position)
-        self._connection.control.take(kind, flags, stream_id, view[stop - length : stop].tobytes())
-        self._stage = self._read_frames
-        self.awaited = None
-        return stop
+    def _read_greeting(self, data: Octets, view: memoryview, position: int, end: int) -> int:
+        """The preface and the first SETTINGS."""
+        position = self._greeting.read(data, view, position, end)
+        if self._greeting.awaited is None:
+            self._stage = self._read_frames
+        return position
 
     def _read_frames(self, data: Octets, view: memoryview, position: int, end: int) -> int:  # noqa: C901
         """Frame after frame.
@@ -297,7 +280,7 @@ class Receiver:
             if ended is not None:
                 self._connection.end_of(ended)
             elif num_glitches:
-                self._connection.count_glitches(num_glitches)
+                self._connection.conduct.count_glitches(num_glitches)
         return position
 
     def _read_continuation(self, data: Octets, view: memoryview, position: int, end: int) -> int:
@@ -306,7 +289,7 @@ class Receiver:
             return position
         block = self._block
         assert block is not None, "a block was begun"
-        length, kind, flags, stream_id = _read_head(data, position)
+        length, kind, flags, stream_id = read_head(data, position)
         block.check(kind, stream_id, length, self._connection.context.limits.head)
         stop = position + HEAD_BYTES + length
         if stop > end:
@@ -315,7 +298,7 @@ class Receiver:
         if not flags & END_HEADERS:
             return self._read_continuation(data, view, stop, end)  # there are few of them
         self._stage = self._read_frames
-        self._block = self.awaited = None
+        self._block = None
         self._admission.take(block.stream_id, block.flags, block.content)
         return stop
 
@@ -335,7 +318,7 @@ class Receiver:
             raise too_much(Violation.TOO_MANY_CONTINUATIONS)
         if kind != GOAWAY and self._connection.control.knows(kind):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
-        self._connection.count_glitches(1)
+        self._connection.conduct.count_glitches(1)
         self._payload.skip(length)
         self._stage = self._read_payload
         return position + HEAD_BYTES
@@ -345,7 +328,7 @@ class Receiver:
         if control.knows(kind):
             control.take(kind, flags, stream_id, payload)
         else:
-            self._connection.count_glitches(1)
+            self._connection.conduct.count_glitches(1)
 
     def _begin_payload(self, data: Octets, position: int, length: int, flags: int, stream_id: int) -> int:
         """The head of a DATA frame was read, and it is not a whole small call."""
@@ -373,13 +356,6 @@ class Receiver:
     def _begin_block(self, stream_id: int, flags: int, block: bytes) -> None:
         self._block = OpenBlock(stream_id, flags, block)
         self._stage = self._read_continuation
-        self.awaited = f"the rest of the header block of stream {stream_id}"
-
-
-def _read_head(data: Octets, position: int) -> tuple[int, int, int, int]:
-    """Length, type, flags and stream id of the frame at `position`."""
-    high, low, kind, flags, stream_id = unpack_head(data, position)
-    return high << 8 | low, kind, flags, stream_id & MAX_31_BITS
 
 
 def _discard(_data: Octets, _view: memoryview, _position: int, end: int) -> int:

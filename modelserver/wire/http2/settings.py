@@ -47,12 +47,17 @@ def announcement(limits: WireLimits) -> bytes:
     return sent + window_update(0, increment) if increment > 0 else sent
 
 
+def check_size(num_bytes: int, max_entries: int) -> None:
+    """Raises ConnectionFault for SETTINGS that say more than anybody needs to."""
+    if num_bytes > max_entries * _ENTRY.size:
+        raise too_much(Violation.TOO_MANY_SETTINGS)
+
+
 def read_settings(payload: bytes, max_entries: int) -> list[tuple[int, int]]:
     """The entries of the peer's SETTINGS in their order. Raises ConnectionFault for values that may not be."""
     if len(payload) % _ENTRY.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, not a multiple of 6")
-    if len(payload) > max_entries * _ENTRY.size:
-        raise too_much(Violation.TOO_MANY_SETTINGS)
+    check_size(len(payload), max_entries)
     entries = list(_ENTRY.iter_unpack(payload))
     for identifier, value in entries:
         _check(identifier, value)
