@@ -50,9 +50,9 @@ class Receiver:
     """The receiving half of a connection. Event loop thread only.
 
     `buffer` and `received` are the connection's `get_buffer` and `buffer_updated`. The bytes go through the
-    stage that is due: preface, first SETTINGS, then frames, with stages for what goes on behind its frame's head
-    (payloads) and for header blocks in several frames. What a stage cannot read yet is kept and comes again
-    with what follows.
+    stage that is due: the greeting, then frames, with stages of their own for payloads, which are read as they
+    come, and for header blocks in several frames. What a stage cannot read yet is kept, and comes again with what
+    follows.
     """
 
     __slots__ = (
@@ -315,7 +315,7 @@ class Receiver:
         if length <= _MAX_WHOLE_BYTES:
             return position
         if kind == HEADERS:
-            raise too_much(Violation.TOO_MANY_CONTINUATIONS)
+            raise too_much(Violation.HEAD_TOO_LARGE)
         if kind != GOAWAY and self._connection.control.knows(kind):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
         self._connection.conduct.count_glitches(1)
