@@ -16,6 +16,9 @@ from modelserver.errors import ServerError
 
 # Due requests that are sent in one go before the loop looks at its sockets again.
 MAX_BURST = 64
+# Connections that are opened at the same time for what waits. After a pause of the machine hundreds of requests wait;
+# hundreds of new connections would be the next pause.
+MAX_GROWING = 2
 
 
 class Driver:
@@ -189,7 +192,7 @@ class OpenDriver(Driver):
         self._send(lane)
 
     def _add_lane(self) -> None:
-        if self._grow is None or len(self._growing) >= len(self._backlog):
+        if self._grow is None or len(self._growing) >= min(MAX_GROWING, len(self._backlog)):
             return
         try:
             task = self._grow()
