@@ -35,7 +35,7 @@ def test_get(wire: RunningWire, option: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 2 * MIB, 32 * MIB])
-@pytest.mark.parametrize("option", ["http1.1", "http1.0", "http2-prior-knowledge"])
+@pytest.mark.parametrize("option", VERSIONS)
 def test_post(wire: RunningWire, tmp_path: Path, option: str, size: int) -> None:
     """From 1 MiB on curl says Expect: 100-continue, and waits for it."""
     body = bytes(range(256)) * (size // 256 + 1)

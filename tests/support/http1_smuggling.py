@@ -91,8 +91,6 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "two hosts": (b"GET /a HTTP/1.1\r\n" + HOST + b"Host: other\r\n\r\n", 400),
     "host with a path": (b"GET /a HTTP/1.1\r\nHost: test/b\r\n\r\n", 400),
     "CONNECT": (b"CONNECT test:80 HTTP/1.1\r\n" + HOST + b"\r\n", 405),
-    "upgrade with a body": (_post(b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 9\r\n"), 400),
-    "upgrade with chunks": (_post(b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + _CHUNKED, _END), 400),
     "unknown expectation": (_post(b"Expect: wonders\r\n"), 417),
 }
 
@@ -101,6 +99,15 @@ SERVED: dict[str, tuple[bytes, list[bytes]]] = {
     "name with an underscore": (_post(b"Content_Length: 30\r\n"), [b""]),
     "target with a host of its own": (b"GET http://test/a HTTP/1.1\r\nHost: other\r\n\r\n", [b""]),
     "offer to upgrade": (b"GET /a HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n", [b""]),
+    # curl --http2 sends these.
+    "upgrade with a body": (
+        _post(b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n" % len(SMUGGLED), SMUGGLED),
+        [SMUGGLED],
+    ),
+    "upgrade with chunks": (
+        _post(b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + _CHUNKED, b"3\r\nabc\r\n" + _END),
+        [b"abc"],
+    ),
     "chunk extensions": (_post(_CHUNKED, b"3;a=b;c\r\nabc\r\n" + _END), [b"abc"]),
     "trailers": (_post(_CHUNKED, b"3\r\nabc\r\n0\r\nX: y\r\nZ:\r\n\r\n"), [b"abc"]),
     "length with zeros": (_post(b"Content-Length: 003\r\n", b"abc"), [b"abc"]),

@@ -103,7 +103,7 @@ def read_head(data: bytes, wire_limits: WireLimits) -> RequestHead:
     try:
         parser.feed_data(data)
     except httptools.HttpParserUpgrade:
-        pass  # an offer that we do not take, or CONNECT
+        pass  # an offer that we do not take, or CONNECT; bodies are not llhttp's affair here, so it cannot misplace one
     except httptools.HttpParserError as error:
         is_framing = "Content-Length" in str(error) or "Transfer-Encoding" in str(error)
         violation = Violation.SMUGGLING if is_framing else Violation.PROTOCOL
@@ -123,7 +123,7 @@ def read_head(data: bytes, wire_limits: WireLimits) -> RequestHead:
     headers = _headers(lines.fields)
     is_http_1_0 = version == b"1.0"
     _check_host(lines.fields, headers, is_http_1_0=is_http_1_0)
-    _check_framing(headers, is_http_1_0=is_http_1_0, is_upgrade=parser.should_upgrade())
+    _check_framing(headers, is_http_1_0=is_http_1_0)
     method = parser.get_method().decode("latin-1")
     if method == "CONNECT":
         raise RefusedError(405, "this server is no proxy: CONNECT is not served")
@@ -173,7 +173,7 @@ def _check_host(fields: list[tuple[bytes, bytes]], headers: Mapping[str, str], *
         raise RefusedError(400, "the Host header is no host and port", Violation.SMUGGLING)
 
 
-def _check_framing(headers: Mapping[str, str], *, is_http_1_0: bool, is_upgrade: bool) -> None:
+def _check_framing(headers: Mapping[str, str], *, is_http_1_0: bool) -> None:
     """What two readers could read differently; llhttp has refused the rest of it (RFC 9112, 6)."""
     coding = headers.get("transfer-encoding")
     if coding is not None and is_http_1_0:
@@ -182,8 +182,6 @@ def _check_framing(headers: Mapping[str, str], *, is_http_1_0: bool, is_upgrade:
         raise RefusedError(
             501, f"Transfer-Encoding '{coding:.40}' is not served, use chunked or a Content-Length", Violation.SMUGGLING
         )
-    if is_upgrade and (coding is not None or headers.get("content-length", "0") != "0"):
-        raise RefusedError(400, "a request to upgrade must not have a body", Violation.SMUGGLING)
     expectation = headers.get("expect")
     if expectation is not None and expectation.lower() != "100-continue":
         raise RefusedError(417, f"the expectation '{expectation:.40}' is not known, only 100-continue is")
