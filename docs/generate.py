@@ -131,6 +131,7 @@ class _Model:
     load_duration_s = 0.0
     statistics = ModelStatistics()
     config = ModelConfig()
+    namespace = ""
 
 
 def metrics() -> str:

@@ -90,7 +90,8 @@ class BackendContext:
     """What a backend is told about the model version it is to serve.
 
     `options` are the `--backend-config <backend>,key=value` pairs, defaults of the server included.
-    `model_directory` holds config.pbtxt; `version_directory` holds the model's files.
+    `model_directory` holds config.pbtxt; `version_directory` holds the model's files. `namespace` is the path of
+    its repository with `--model-namespacing`, else empty.
     """
 
     model_name: str
@@ -99,6 +100,7 @@ class BackendContext:
     model_directory: Path
     version_directory: Path
     options: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
 
     def parameter(self, key: str, default: str = "") -> str:
         """The string value of `parameters { key: ... }` in the model's config."""

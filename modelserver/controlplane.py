@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 
-from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.errors import InvalidArgumentError
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.state import IndexEntry, ModelState
@@ -28,9 +28,11 @@ class ControlPlane:
         self._repository = repository
 
     def index(self, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
-        """The rows of all models, or of the ready versions. Raises UnsupportedError when a repository is named."""
-        _refuse_repository(repository_name)
-        rows = self._repository.index()
+        """The rows of all models, or of the ready versions, or those of one repository.
+
+        Raises NotFoundError for a repository that there is not.
+        """
+        rows = self._repository.index(repository_name)
         return [row for row in rows if row.state is ModelState.READY] if ready_only else rows
 
     async def load(
@@ -48,7 +50,6 @@ class ControlPlane:
         keeps them for later starts; false forgets what was kept.
         Raises InvalidArgumentError for parameters that do not make sense, else as `ModelRepository.load`.
         """
-        _refuse_repository(repository_name)
         check_model_name(name)
         config_json: str | None = None
         files: dict[str, bytes] = {}
@@ -66,7 +67,12 @@ class ControlPlane:
                 accepted = f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>', '{_PERSIST}' and '{_VERSION}'"
                 raise _unknown(key, "load", accepted)
         await self._repository.load(
-            name, config_json=config_json, files=files or None, version=version, persists=persists
+            name,
+            config_json=config_json,
+            files=files or None,
+            version=version,
+            persists=persists,
+            repository=repository_name,
         )
 
     async def unload(
@@ -81,7 +87,6 @@ class ControlPlane:
 
         Returns when it takes no more requests. What is not loaded is no error.
         """
-        _refuse_repository(repository_name)
         check_model_name(name)
         unload_dependents = False
         for key, value in (parameters or {}).items():
@@ -95,13 +100,8 @@ class ControlPlane:
             raise InvalidArgumentError(
                 f"unload parameter '{_UNLOAD_DEPENDENTS}' is about a whole model: leave out '{_VERSION}', or it"
             )
-        await self._repository.unload(name, unload_dependents=unload_dependents, version=version)
-
-
-def _refuse_repository(repository_name: str) -> None:
-    if repository_name:
-        raise UnsupportedError(
-            f"repository '{repository_name}': naming one repository is not supported; leave its name out"
+        await self._repository.unload(
+            name, unload_dependents=unload_dependents, version=version, repository=repository_name
         )
 
 

@@ -12,6 +12,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.execution.model import Model
+from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.request_log import LoggedStream, log_refusal
@@ -121,7 +122,7 @@ class DataPlane:
         """Whether the model can answer now. Raises NotFoundError for a model or version nobody knows."""
         try:
             model = self._repository.get(name, version)
-        except UnavailableError:
+        except (UnavailableError, AmbiguousModelError):
             return False
         return model.is_ready()
 

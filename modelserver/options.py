@@ -90,7 +90,7 @@ class ServerOptions:
     model_load_retry_count: int = field(default=0, metadata=flag(REPOSITORY, "Further attempts after a load that failed.", minimum=0))
     max_queue_size: int = field(default=100_000, metadata=flag(REPOSITORY, "Requests that may wait in the queue of a model whose config sets no max_queue_size, by priority level; 0: no limit (Triton's).", minimum=0, is_ours=True))
     override_directory: str = field(default="", metadata=flag(REPOSITORY, "Directory in which overrides are kept that a load request asks to persist; they are used again at the next start.", metavar="DIRECTORY", is_ours=True))
-    model_namespacing: bool = field(default=False, metadata=flag(REPOSITORY, "Let repositories have models of the same name.", state=_NOT_YET))
+    model_namespacing: bool = field(default=False, metadata=flag(REPOSITORY, "Let repositories have models of the same name, each in a namespace of its own."))
 
     backend_directory: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Directory of backend packages, searched before the bundled ones. Repeat for several.", metavar="DIRECTORY"))
     backend_config: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Setting of a backend, or of all (without the backend's name). Repeat for several.", metavar="[BACKEND],KEY=VALUE"))

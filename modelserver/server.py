@@ -241,6 +241,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
         load_thread_count=options.model_load_thread_count,
         load_retry_count=options.model_load_retry_count,
         default_max_queue_size=options.max_queue_size,
+        has_namespaces=options.model_namespacing,
         override_directory=Path(options.override_directory) if options.override_directory else None,
         definition=DefinitionOptions(
             config_name=options.model_config_name,

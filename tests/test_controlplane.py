@@ -33,8 +33,9 @@ async def test_index_lists_all_or_the_ready(control: ControlPlane) -> None:
     assert [row.name for row in control.index(ready_only=True)] == ["a"]
 
 
-async def test_naming_a_repository_is_not_supported(control: ControlPlane) -> None:
-    with pytest.raises(UnsupportedError, match="'main'"):
+async def test_naming_a_repository_is_for_namespaces_but_in_the_index(control: ControlPlane, tmp_path: Path) -> None:
+    assert [row.name for row in control.index(repository_name=tmp_path.name)] == ["a", "b"]
+    with pytest.raises(NotFoundError, match="no model repository 'main'; there are: "):
         control.index(repository_name="main")
     for operation in (control.load("a", repository_name="main"), control.unload("a", repository_name="main")):
         with pytest.raises(UnsupportedError, match="'main'"):

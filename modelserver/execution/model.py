@@ -38,6 +38,7 @@ class Model:
     ) -> None:
         context = backend.context
         self.name = context.model_name
+        self.namespace = context.namespace
         self.version = context.version
         self.config = context.config
         self.backend_name = context.config.backend

@@ -387,16 +387,18 @@ class RepositoryIndexRequest(_message.Message):
 class RepositoryIndexResponse(_message.Message):
     __slots__ = ("models",)
     class ModelIndex(_message.Message):
-        __slots__ = ("name", "version", "state", "reason")
+        __slots__ = ("name", "version", "state", "reason", "repository")
         NAME_FIELD_NUMBER: _ClassVar[int]
         VERSION_FIELD_NUMBER: _ClassVar[int]
         STATE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
+        REPOSITORY_FIELD_NUMBER: _ClassVar[int]
         name: str
         version: str
         state: str
         reason: str
-        def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+        repository: str
+        def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., repository: _Optional[str] = ...) -> None: ...
     MODELS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[RepositoryIndexResponse.ModelIndex]
     def __init__(self, models: _Optional[_Iterable[_Union[RepositoryIndexResponse.ModelIndex, _Mapping]]] = ...) -> None: ...

@@ -43,6 +43,7 @@ class ModelDefinition:
     fingerprint: ModelFingerprint = field(default_factory=ModelFingerprint)
     backend_options: Mapping[str, str] = field(default_factory=dict)
     missing_versions: tuple[int, ...] = ()
+    namespace: str = ""
     warnings: tuple[Problem, ...] = ()
 
     def context(self, version: int) -> BackendContext:
@@ -54,6 +55,7 @@ class ModelDefinition:
             model_directory=self.model_directory,
             version_directory=self.versions[version],
             options=self.backend_options,
+            namespace=self.namespace,
         )
 
 
@@ -159,6 +161,7 @@ class _Reading:
             backend_class=backend_class,
             model_directory=self._layout.directory,
             versions=served,
+            namespace=self._layout.namespace,
             backend_options=self._options.backend_options(self._config.backend),
             missing_versions=self._missing_versions(),
             warnings=self._warnings(written, backend_class),

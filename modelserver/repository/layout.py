@@ -18,6 +18,7 @@ from pathlib import Path
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.fingerprint import ModelFingerprint, TreeFingerprint, fingerprint_tree, is_ignored
 from modelserver.repository.model_name import check_model_name, name_problem
+from modelserver.repository.namespaces import SEPARATOR, key_of, repository_names
 
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_DIRECTORY = "configs"
@@ -33,16 +34,33 @@ BackendFinder = Callable[[Path], str | None]
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRoot:
-    """A directory given by `--model-repository`; with `model_name` set it is that one model itself."""
+    """A directory given by `--model-repository`; with `model_name` set it is that one model itself.
+
+    `name` is what clients call it; `is_namespace`: its models are told from others' by it.
+    """
 
     path: Path
     model_name: str | None = None
+    name: str = ""
+    is_namespace: bool = False
+
+    def key_of(self, model_name: str) -> str:
+        """What the server calls a model of this root: see `namespaces`."""
+        return key_of(self.name, model_name) if self.is_namespace else model_name
+
+    def name_of(self, key: str) -> str | None:
+        """The name of the model with this key, if it may be of this root."""
+        if not self.is_namespace:
+            return key
+        name = key.removeprefix(key_of(self.name, ""))
+        return name if name != key else None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
     """One model's directory. `config_file` is None when there is none: the backend may complete everything.
 
+    `key` tells it from models of the same name, `repository` and `namespace` are name and path of its root.
     `ignored` are directories that look like versions but are not, with the reason. `is_single` marks a
     model whose name was given from outside, not by its directory.
     """
@@ -54,6 +72,12 @@ class ModelLayout:
     is_incomplete: bool = False
     is_single: bool = False
     ignored: tuple[IgnoredPath, ...] = ()
+    repository: str = ""
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        return key_of(self.repository, self.name) if self.namespace else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +87,18 @@ class IgnoredPath:
     path: Path
     reason: str
     is_unreadable: bool = False
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryScan:
-    """What all roots hold. A model found in several roots is in `duplicates` and not in `models`."""
+    """What all roots hold, by key. A model found in several roots is in `duplicates` and not in `models`."""
 
     models: Mapping[str, ModelLayout] = field(default_factory=dict)
     duplicates: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     ignored: tuple[IgnoredPath, ...] = ()
+    # The names of the roots that hold a model.
+    repositories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,20 +106,24 @@ class RepositoryScan:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Names of what may be models, but cannot be read at the moment."""
-        return tuple(ignored.path.name for ignored in self.ignored if ignored.is_unreadable)
+        """Keys of what may be models, but cannot be read at the moment."""
+        return tuple(ignored.key for ignored in self.ignored if ignored.is_unreadable)
 
 
 def resolve_roots(
-    paths: Sequence[Path], *, model_name: str = "", find_backend: BackendFinder
+    paths: Sequence[Path], *, model_name: str = "", find_backend: BackendFinder, are_namespaces: bool = False
 ) -> tuple[RepositoryRoot, ...]:
     """Decide of each path whether it is a repository or a single model, which is then called `model_name`.
 
+    With `are_namespaces` each may have models of the same name as others.
     It is a single model if no directory in it looks like one and it holds a config, a version, or a
     file that a backend recognises. Raises NotFoundError for a path that is no directory, InvalidArgumentError
     for one that cannot be read and for a name that is none or that nothing takes.
     """
-    roots = tuple(_resolve_root(path, model_name, find_backend) for path in paths)
+    roots = tuple(
+        replace(_resolve_root(path, model_name, find_backend), name=name, is_namespace=are_namespaces)
+        for path, name in zip(paths, repository_names(paths), strict=True)
+    )
     if model_name and not any(root.model_name for root in roots):
         places = ", ".join(str(path) for path in paths)
         raise InvalidArgumentError(
@@ -133,7 +164,8 @@ def scan_roots(roots: Sequence[RepositoryRoot], *, config_name: str, find_backen
     ignored: list[IgnoredPath] = []
     for root in roots:
         for layout in _scan_root(root, config_name, find_backend, ignored):
-            found.setdefault(layout.name, []).append(layout)
+            layout = _placed(layout, root)
+            found.setdefault(layout.key, []).append(layout)
     return RepositoryScan(
         models={name: layouts[0] for name, layouts in sorted(found.items()) if len(layouts) == 1},
         duplicates={
@@ -142,29 +174,33 @@ def scan_roots(roots: Sequence[RepositoryRoot], *, config_name: str, find_backen
             if len(layouts) > 1
         },
         ignored=tuple(ignored),
+        repositories={name: tuple(layout.repository for layout in layouts) for name, layouts in found.items()},
     )
 
 
 def find_model(
-    roots: Sequence[RepositoryRoot], name: str, *, config_name: str, find_backend: BackendFinder
+    roots: Sequence[RepositoryRoot], key: str, *, config_name: str, find_backend: BackendFinder
 ) -> ModelLayout:
-    """The layout of one model, without reading any other.
+    """The layout of one model, by its key, without reading any other.
 
-    `name` has been checked. Raises NotFoundError when no root holds it, AlreadyExistsError when several do.
+    The name has been checked. Raises NotFoundError when no root holds it, AlreadyExistsError when several do.
     """
     found = []
     for root in roots:
+        name = root.name_of(key)
+        if name is None:
+            continue
         if root.model_name == name:
-            found.append(_single_model(root.path, name, config_name, find_backend))
+            found.append(_placed(_single_model(root.path, name, config_name, find_backend), root))
         elif root.model_name is None and (root.path / name).is_dir():
-            found.append(scan_model(root.path / name, name, config_name=config_name))
+            found.append(_placed(scan_model(root.path / name, name, config_name=config_name), root))
     if not found:
-        near = difflib.get_close_matches(name, _names_in(roots), n=3)
+        near = difflib.get_close_matches(key, _keys_in(roots), n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         places = ", ".join(str(root.path) for root in roots)
-        raise NotFoundError(f"no model '{name}' in the model repositories (looked in: {places}){hint}")
+        raise NotFoundError(f"no model '{key}' in the model repositories (looked in: {places}){hint}")
     if len(found) > 1:
-        raise AlreadyExistsError(duplicate_reason(name, tuple(layout.directory for layout in found)))
+        raise AlreadyExistsError(duplicate_reason(key, tuple(layout.directory for layout in found)))
     return found[0]
 
 
@@ -174,12 +210,16 @@ def duplicate_reason(name: str, directories: Sequence[Path]) -> str:
     return f"model '{name}' is in more than one model repository, so none is loaded: {listed}"
 
 
-def _names_in(roots: Sequence[RepositoryRoot]) -> list[str]:
-    names = [root.model_name for root in roots if root.model_name is not None]
+def _placed(layout: ModelLayout, root: RepositoryRoot) -> ModelLayout:
+    return replace(layout, repository=root.name, namespace=str(root.path) if root.is_namespace else "")
+
+
+def _keys_in(roots: Sequence[RepositoryRoot]) -> list[str]:
+    keys = [root.key_of(root.model_name) for root in roots if root.model_name is not None]
     for root in roots:
         if root.model_name is None:
-            names += [name for name in _subdirectories(root.path) if name_problem(name) is None]
-    return names
+            keys += [root.key_of(name) for name in _subdirectories(root.path) if name_problem(name) is None]
+    return keys
 
 
 def scan_model(directory: Path, name: str, *, config_name: str = "") -> ModelLayout:
@@ -220,6 +260,8 @@ def _scan_root(
     for name in _subdirectories(root.path):
         directory = root.path / name
         problem = name_problem(name)
+        if problem is None and root.is_namespace and SEPARATOR in name:
+            problem = f"with --model-namespacing it must not contain '{SEPARATOR}'"
         if problem is not None:
             ignored.append(IgnoredPath(directory, f"not a model name: {problem}"))
             continue
@@ -231,7 +273,8 @@ def _scan_root(
             reason = f"not a model: it holds neither {CONFIG_FILENAME} nor a version directory"
             ignored.append(IgnoredPath(directory, reason))
         except OSError as error:
-            ignored.append(IgnoredPath(directory, f"it cannot be read: {error.strerror}", is_unreadable=True))
+            reason = f"it cannot be read: {error.strerror}"
+            ignored.append(IgnoredPath(directory, reason, is_unreadable=True, key=root.key_of(name)))
     return layouts
 
 

@@ -97,6 +97,11 @@ class ModelLifecycle:
         return [self._loaded[version].model for version in self.versions]
 
     @property
+    def is_known(self) -> bool:
+        """Whether the model serves, or should."""
+        return bool(self._loaded) or self._is_wanted
+
+    @property
     def is_as_wanted(self) -> bool:
         """Whether the model serves, or should not: an unloaded one, or one whose first load still runs."""
         return bool(self._loaded) or not self._is_wanted
@@ -170,6 +175,7 @@ class ModelLifecycle:
             self._is_loading = False
             self._loading = ()
             self._is_wanted = not self._is_stopped
+            self._publish()  # a model that failed to load is known from now on
             if source is not None and source.holdings:
                 self._context.close_pool.submit(source.release)
         self._forget_failures(request.version)

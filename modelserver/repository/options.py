@@ -43,7 +43,8 @@ class RepositoryOptions:
     """Options of `ModelRepository`, one per Triton flag of the same name.
 
     `model_name` names a root that is itself one model. `poll_interval_s` is `--repository-poll-secs`,
-    `default_max_queue_size` is `--max-queue-size` (0: no limit). Overrides are kept in `override_directory`, if any.
+    `has_namespaces` is `--model-namespacing`, `default_max_queue_size` is `--max-queue-size` (0: no limit).
+    Overrides are kept in `override_directory`, if any.
     """
 
     roots: tuple[Path, ...]
@@ -56,4 +57,5 @@ class RepositoryOptions:
     load_retry_count: int = 0
     default_max_queue_size: int = 0
     override_directory: Path | None = None
+    has_namespaces: bool = False
     definition: DefinitionOptions = field(default_factory=DefinitionOptions)

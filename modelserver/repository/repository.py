@@ -8,32 +8,34 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
-from modelserver.config.suggestion import suggest
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
-    NotFoundError,
     ServerError,
     UnavailableError,
+    UnsupportedError,
 )
 from modelserver.execution.model import Model
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.definition import check_has_version
 from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, resolve_roots
-from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
+from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.model_name import check_model_name
+from modelserver.repository.namespaces import Namespaces, key_of
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
 from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
+from modelserver.repository.table import ModelTable
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,6 @@ Result = TypeVar("Result")
 # What closing gets after the time to drain is over, before models are left to the end of the process.
 _CLOSE_GRACE_S = 1.5
 _NUM_CLOSE_THREADS = 4
-_MOST_NAMES_COMPARED = 256
 # By the override that is kept, if there is one, else as it is on disk.
 _AS_KEPT = LoadRequest(is_stored=True)
 
@@ -53,9 +54,8 @@ class ModelRepository:
     def __init__(self, options: RepositoryOptions, *, load_model: LoadModel | None = None) -> None:
         self._options = options
         self._load_model = load_model
-        # The hot path of every request: name -> version (None: the highest) -> model.
-        self._ready: dict[str, ReadyTable] = {}
-        self._lifecycles: dict[str, ModelLifecycle] = {}
+        self._table = ModelTable(Namespaces())
+        self._lifecycles = self._table.lifecycles
         self._force_close = asyncio.Event()
         self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
         self._close_pool = ThreadPoolExecutor(_NUM_CLOSE_THREADS, thread_name_prefix="model-close")
@@ -76,28 +76,33 @@ class ModelRepository:
         reason, for one that is not ready.
         """
         try:
-            return self._ready[name][version]
+            return self._table.ready[name][version]
         except KeyError:
-            raise self._missing(name, version) from None
+            raise self._table.missing(name, version, self._catalog.scan.duplicates) from None
 
     def ready_versions(self, name: str) -> tuple[int, ...]:
         """The ready versions, ascending; empty for a model that is not ready or not known."""
-        lifecycle = self._lifecycles.get(name)
-        return lifecycle.versions if lifecycle is not None else ()
+        return self._table.ready_versions(name)
 
     def models(self) -> Iterator[Model]:
         """Every ready version of every model, by name and version."""
         for _, lifecycle in sorted(self._lifecycles.items()):
             yield from lifecycle.models
 
-    def index(self) -> list[IndexEntry]:
-        """A row for every version of every model, those included that lie on disk and were never loaded."""
+    def index(self, repository: str = "") -> list[IndexEntry]:
+        """A row for every version of every model, those included that lie on disk and were never loaded.
+
+        With `repository` of the models that lie there only; raises NotFoundError when there is no such one.
+        """
+        if repository:
+            self._table.namespaces.check(repository)
         if self._options.control_mode is ControlMode.EXPLICIT and self._is_started:
             self._catalog.refresh()
         rows: list[IndexEntry] = []
-        for name in sorted({*self._lifecycles, *self._catalog.scan.names}):
-            rows += self._index_rows(name)
-        return rows
+        for key in sorted({*self._lifecycles, *self._catalog.scan.names}):
+            if not repository or repository in self._catalog.scan.repositories.get(key, ()):
+                rows += self._index_rows(key)
+        return [self._shown(row) for row in rows] if self._table.namespaces.is_on else rows
 
     def is_ready(self, strict: bool) -> bool:
         """Whether the start is over and, if `strict`, every model that should serve does.
@@ -129,6 +134,7 @@ class ModelRepository:
         if not options.roots:
             raise InvalidArgumentError("no model repository: give one by --model-repository")
         roots = await self._in_scan_pool(self._resolve_roots)
+        self._table.namespaces = Namespaces([root.name for root in roots], is_on=options.has_namespaces)
         self._catalog = Catalog(roots, options.definition.config_name)
         if options.override_directory is not None:
             self._overrides = await self._in_scan_pool(OverrideStore, options.override_directory)
@@ -185,9 +191,11 @@ class ModelRepository:
         files: Mapping[str, bytes] | None = None,
         version: int | None = None,
         persists: bool | None = None,
+        repository: str = "",
     ) -> None:
         """Load or reload a model on request, or one version of it; returns when it serves.
 
+        With namespaces, `repository` says which one; without it all models of that name are loaded, as Triton does.
         A version that was loaded so is served, whatever the version policy, until the next load without one.
         `config_json` replaces its config file; `files` (path relative to the model directory -> content)
         replace its whole directory and need `config_json`. `persists` keeps that for later starts, or with False
@@ -200,11 +208,15 @@ class ModelRepository:
         request = LoadRequest(config_json, dict(files) if files else None, version, persists)
         if persists:
             self._check_storable(name)
-        if not request.files and (version is not None or name not in self._lifecycles):
-            await self._in_scan_pool(self._check_exists, name, version)
-        await asyncio.shield(self._lifecycle(name).load(request))
+        keys = await self._keys_to_load(name, repository, is_new=bool(request.files))
+        for key in keys:
+            if not request.files and (version is not None or key not in self._lifecycles):
+                await self._in_scan_pool(self._check_exists, key, version)
+        await _all(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
 
-    async def unload(self, name: str, *, unload_dependents: bool = False, version: int | None = None) -> None:
+    async def unload(
+        self, name: str, *, unload_dependents: bool = False, version: int | None = None, repository: str = ""
+    ) -> None:
         """Unload a model on request, or one version of it; returns when it takes no more requests.
 
         A model or version that is not loaded is no error.
@@ -215,32 +227,41 @@ class ModelRepository:
         del unload_dependents
         self._check_explicit("unload")
         check_model_name(name)
-        lifecycle = self._lifecycles.get(name)
-        if lifecycle is not None:
-            await asyncio.shield(lifecycle.unload(version))
+        named = self._named(name, repository)
+        keys = self._table.namespaces.keys(named, self._lifecycles)
+        await _all(asyncio.shield(self._lifecycles[key].unload(version)) for key in keys)
 
     # Below: how.
 
-    def _missing(self, name: str, version: int | None) -> ServerError:
-        lifecycle = self._lifecycles.get(name)
-        prefix = f"Request for unknown model: '{name}'"
-        if lifecycle is None:
-            if name in self._catalog.scan.duplicates:
-                return UnavailableError(duplicate_reason(name, self._catalog.scan.duplicates[name]))
-            return NotFoundError(f"{prefix} is not found{self._nearest(name)}")
-        rows = {row.version: row for row in lifecycle.index()}
-        if version is None:
-            states = "; ".join(str(row) for row in rows.values())
-            return UnavailableError(f"{prefix} has no available versions: {states}")
-        if version not in rows:
-            ready = ", ".join(map(str, lifecycle.versions)) or "none"
-            return NotFoundError(f"{prefix} version {version} is not found; ready versions: {ready}")
-        return UnavailableError(f"{prefix} version {version} is not at ready state: {rows[version]}")
+    def _named(self, name: str, repository: str) -> str:
+        """The key, if `repository` is given, else the name."""
+        if not repository:
+            return name
+        if not self._table.namespaces.is_on:
+            raise UnsupportedError(
+                f"repository '{repository:.200}': naming one repository is not supported without --model-namespacing; "
+                "leave its name out"
+            )
+        self._table.namespaces.check(repository)
+        return key_of(repository, name)
 
-    def _nearest(self, name: str) -> str:
-        """A hint at what `name` may be meant to be; none among so many models that looking takes long."""
-        near = suggest(name, self._ready) if len(self._ready) <= _MOST_NAMES_COMPARED else None
-        return f"; did you mean '{near}'?" if near else ""
+    async def _keys_to_load(self, name: str, repository: str, *, is_new: bool) -> list[str]:
+        """What a request to load `name` means: with namespaces, the models of that name in all of them."""
+        named = self._named(name, repository)
+        if not self._table.namespaces.is_on or self._table.namespaces.split(named)[0]:
+            return [named]
+        await self._in_scan_pool(self._catalog.refresh)
+        keys = self._table.namespaces.keys(named, {*self._lifecycles, *self._catalog.scan.names})
+        if is_new and len(keys) != 1:
+            raise InvalidArgumentError(
+                f"model '{name}': say by 'repository' or '<repository>::{name}' in which one its files are to be; "
+                f"there are: {', '.join(self._table.namespaces.repositories)}"
+            )
+        return keys or [named]
+
+    def _shown(self, row: IndexEntry) -> IndexEntry:
+        repository, name = self._table.namespaces.split(row.name)
+        return replace(row, name=name, repository=repository)
 
     def _index_rows(self, name: str) -> Sequence[IndexEntry]:
         lifecycle = self._lifecycles.get(name)
@@ -256,16 +277,10 @@ class ModelRepository:
         if name not in self._lifecycles:
             assert self._loader is not None, "models are loaded after start only"
             context = LifecycleContext(
-                self._loader, self._load_pool, self._close_pool, self._publish, self._force_close, self._overrides
+                self._loader, self._load_pool, self._close_pool, self._table.publish, self._force_close, self._overrides
             )
             self._lifecycles[name] = ModelLifecycle(name, context)
         return self._lifecycles[name]
-
-    def _publish(self, name: str, table: ReadyTable) -> None:
-        if table:
-            self._ready[name] = table
-        else:
-            self._ready.pop(name, None)
 
     async def _load_at_start(self, found: Sequence[str]) -> dict[str, ServerError]:
         names = self._names_to_load(found)
@@ -291,7 +306,7 @@ class ModelRepository:
         if "*" not in names:
             for name in names:
                 check_model_name(name)
-            return names
+            return sorted({key for name in names for key in self._table.namespaces.keys(name, found) or [name]})
         if len(names) > 1:
             raise InvalidArgumentError("--load-model=* loads every model: name no other model beside it")
         return list(found)
@@ -338,7 +353,12 @@ class ModelRepository:
 
     def _resolve_roots(self) -> Sequence[RepositoryRoot]:
         options = self._options
-        return resolve_roots(options.roots, model_name=options.model_name, find_backend=backend_for_model_files)
+        return resolve_roots(
+            options.roots,
+            model_name=options.model_name,
+            find_backend=backend_for_model_files,
+            are_namespaces=options.has_namespaces,
+        )
 
     def _model_loader(self) -> LoadModel:
         if self._load_model is not None:
@@ -361,6 +381,13 @@ class ModelRepository:
 
     async def _in_scan_pool(self, function: Callable[..., Result], *args: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._scan_pool, function, *args)
+
+
+async def _all(operations: Iterable[Awaitable[None]]) -> None:
+    """Wait for all; then raise what the first that failed raised."""
+    for result in await asyncio.gather(*operations, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 async def _wait(tasks: Mapping[asyncio.Future[None], str], timeout_s: float) -> dict[asyncio.Future[None], str]:

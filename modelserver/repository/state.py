@@ -23,13 +23,15 @@ class ModelState(enum.Enum):
 class IndexEntry:
     """One row of the index; `version` is None when no version of the model is known (yet).
 
-    `reason` says why a version is not ready, or, on a ready one, why the last reload failed.
+    `reason` says why a version is not ready, or, on a ready one, why the last reload failed. `repository` is said
+    where names alone do not tell models apart.
     """
 
     name: str
     version: int | None
     state: ModelState
     reason: str = ""
+    repository: str = ""
 
     def __str__(self) -> str:
         version = "" if self.version is None else f"version {self.version} is "

@@ -39,6 +39,9 @@ class MeasuredModel(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
+    @property
+    def namespace(self) -> str: ...
+
 
 class LoadCounter(Protocol):
     """What is asked about the loads of one model."""
@@ -231,9 +234,10 @@ class ServerMetrics:
 
 
 def _labels(model: MeasuredModel) -> dict[str, str]:
-    """Name, version, and the `metric_tags` of the config, marked by an underscore as Triton does."""
+    """Name, version, namespace if there are any, and the `metric_tags` of the config, marked by an underscore."""
     tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
-    return {"model": model.name, "version": str(model.version), **tags}
+    namespace = {"namespace": model.namespace} if model.namespace else {}
+    return {"model": model.name, **namespace, "version": str(model.version), **tags}
 
 
 def _family_maker(samples: Sequence[_Sample]) -> Callable[[_Family], Metric]:

@@ -17,8 +17,9 @@ FILES = {
     "model_config": (model_config_pb2, their_config),
     "grpc_service": (grpc_service_pb2, their_service),
 }
-# KServe's, which Triton's client does not know.
+# KServe's, and our own, which Triton's client does not know.
 OUR_ADDITIONS = {
+    "RepositoryIndexResponse.ModelIndex.repository": (100, "optional", "string", None),
     "ModelMetadataResponse.properties": (6, "repeated", ".inference.ModelMetadataResponse.PropertiesEntry", None),
     "ModelMetadataResponse.PropertiesEntry": {},
     "ModelMetadataResponse.PropertiesEntry.key": (1, "optional", "string", None),

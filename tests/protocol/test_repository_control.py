@@ -326,12 +326,11 @@ def test_kserve_puts_the_name_elsewhere(explicit: RunningServer, root: Path) -> 
         assert not client.is_model_ready("later")
 
 
-def test_naming_one_repository_is_not_supported(explicit: RunningServer) -> None:
-    for path in ("index", "models/echo/load", "models/echo/unload"):
+def test_naming_one_repository_needs_namespaces(explicit: RunningServer) -> None:
+    for path in ("models/echo/load", "models/echo/unload"):
         answer = httpx.post(f"http://{explicit.http_url}/v2/repository/mine/{path}")
         assert (answer.status_code, "'mine'" in answer.json()["error"]) == (501, True)
     for method, request in (
-        ("RepositoryIndex", pb.RepositoryIndexRequest(repository_name="mine")),
         ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name="mine", model_name="echo")),
         ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name="mine", model_name="echo")),
     ):

@@ -80,7 +80,9 @@ def test_refresh_keeps_what_it_knew_when_a_root_is_gone(tmp_path: Path) -> None:
 
 def test_a_model_that_becomes_unreadable_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path, "a")
-    unreadable = RepositoryScan(ignored=(IgnoredPath(tmp_path / "a", "it cannot be read", is_unreadable=True),))
+    unreadable = RepositoryScan(
+        ignored=(IgnoredPath(tmp_path / "a", "it cannot be read", is_unreadable=True, key="a"),)
+    )
     monkeypatch.setattr(catalog, "scan_roots", lambda *_args, **_options: unreadable)
     assert catalog_of(tmp_path).survey().fingerprints == {"a": None}
 

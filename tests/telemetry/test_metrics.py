@@ -31,6 +31,7 @@ class LoadedModel:
     load_duration_s: float = 0.25
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     config: ModelConfig = field(default_factory=ModelConfig)
+    namespace: str = ""
 
 
 def worked_model() -> LoadedModel:

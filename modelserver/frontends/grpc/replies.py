@@ -83,6 +83,7 @@ def repository_index(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexRespons
                 version="" if entry.version is None else str(entry.version),
                 state="" if entry.state.value == "UNKNOWN" else entry.state.value,
                 reason=entry.reason,
+                repository=entry.repository,
             )
             for entry in entries
         ]

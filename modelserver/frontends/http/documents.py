@@ -39,6 +39,8 @@ def index_document(entries: Iterable[IndexEntry]) -> list[Document]:
             row["state"] = entry.state.value
         if entry.reason:
             row["reason"] = entry.reason
+        if entry.repository:
+            row["repository"] = entry.repository
         rows.append(row)
     return rows
 

@@ -23,7 +23,8 @@ class RecordingRepository:
         self.calls: list[tuple[Any, ...]] = []
         self.failure: Exception | None = None
 
-    def index(self, **_: Any) -> list[IndexEntry]:
+    def index(self, repository: str = "") -> list[IndexEntry]:
+        self._record("index", repository, {})
         return [IndexEntry("a", 1, ModelState.READY), IndexEntry("b", None, ModelState.UNKNOWN)]
 
     async def load(self, name: str, **details: Any) -> None:
@@ -110,14 +111,19 @@ async def test_an_unexpected_failure_is_answered(frontend: HttpFrontend, reposit
     assert (await ask(frontend, "POST", "/v2/repository/models/m/load", b"")).status == 500
 
 
-@pytest.mark.parametrize("path", ["models/m/load", "models/m/unload", "index"])
-async def test_naming_a_repository_is_unsupported(
-    frontend: HttpFrontend, repository: RecordingRepository, path: str
+@pytest.mark.parametrize(
+    ("path", "call"),
+    [
+        ("models/m/load", ("load", "m", {"repository": "r"})),
+        ("models/m/versions/2/unload", ("unload", "m", {"repository": "r", "version": 2})),
+        ("index", ("index", "r", {})),
+    ],
+)
+async def test_a_repository_may_be_named(
+    frontend: HttpFrontend, repository: RecordingRepository, path: str, call: tuple[Any, ...]
 ) -> None:
-    answer = await ask(frontend, "POST", f"/v2/repository/r/{path}", b"")
-    assert answer.status == 501
-    assert "'r'" in answer.error
-    assert not repository.calls
+    assert (await ask(frontend, "POST", f"/v2/repository/r/{path}", b"")).status == 200
+    assert repository.calls == [call]
 
 
 @pytest.mark.parametrize(

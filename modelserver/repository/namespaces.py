@@ -1,0 +1,74 @@
+"""Which repository a model's name means, with `--model-namespacing`: then several may have one of the same name.
+
+Inside the server a model has a key: its name, or with namespacing `<repository>::<name>`. A client may say the key in
+place of the name, always; the name alone as long as only one repository holds a model of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from modelserver.errors import InvalidArgumentError, NotFoundError
+
+SEPARATOR = "::"
+
+
+class AmbiguousModelError(InvalidArgumentError):
+    """Several repositories have a model of that name, and nothing says which one is meant."""
+
+
+def repository_names(paths: Sequence[Path]) -> tuple[str, ...]:
+    """A name for each root: the last part of its path, with a number where an earlier one has the same."""
+    names: list[str] = []
+    for path in paths:
+        base = (path.name or path.absolute().name or "models").replace(SEPARATOR, "_")
+        name, number = base, 1
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return tuple(names)
+
+
+def key_of(repository: str, name: str) -> str:
+    """The key of a model; `repository` is empty without namespacing."""
+    return f"{repository}{SEPARATOR}{name}" if repository else name
+
+
+class Namespaces:
+    """The keys of models by their names. `repositories` are the names of the roots."""
+
+    def __init__(self, repositories: Sequence[str] = (), *, is_on: bool = False) -> None:
+        self.repositories = tuple(repositories)
+        self.is_on = is_on
+
+    def split(self, key: str) -> tuple[str, str]:
+        """Repository and name; the repository is empty without namespacing, and for a name that is no key."""
+        repository, separator, name = key.partition(SEPARATOR)
+        if self.is_on and separator and repository in self.repositories:
+            return repository, name
+        return "", key
+
+    def name_of(self, key: str) -> str:
+        return self.split(key)[1]
+
+    def check(self, repository: str) -> None:
+        """Raise NotFoundError for a repository that there is not."""
+        if repository not in self.repositories:
+            raise NotFoundError(
+                f"there is no model repository '{repository:.200}'; there are: {', '.join(self.repositories)}"
+            )
+
+    def keys(self, name: str, known: Iterable[str]) -> list[str]:
+        """Those of the `known` keys that `name` (a name or a key) may mean."""
+        if not self.is_on or self.split(name)[0]:
+            return [key for key in (name,) if key in known]
+        return sorted(key for key in known if self.name_of(key) == name)
+
+    def ambiguous(self, name: str, keys: Sequence[str]) -> AmbiguousModelError:
+        """What a client is told that must choose; the first sentence is Triton's."""
+        return AmbiguousModelError(
+            f"There are {len(keys)} identifiers of model '{name}' in global map, model namespace must be provided to "
+            f"resolve ambiguity. Ask for one of: {', '.join(keys)}"
+        )

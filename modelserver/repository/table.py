@@ -1,0 +1,76 @@
+"""The models of the server by name: what a request finds, and what it is told when it finds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from modelserver.config.suggestion import suggest
+from modelserver.errors import NotFoundError, ServerError, UnavailableError
+from modelserver.repository.layout import duplicate_reason
+from modelserver.repository.lifecycle import ModelLifecycle, ReadyTable
+from modelserver.repository.namespaces import Namespaces
+
+_MOST_NAMES_COMPARED = 256
+
+
+class ModelTable:
+    """Every model that was ever asked to load, and those that are ready. Event loop thread only.
+
+    `ready` is the hot path of every request: name, or key -> version (None: the highest) -> model. `lifecycles`
+    are by key; both are the same without namespaces.
+    """
+
+    def __init__(self, namespaces: Namespaces) -> None:
+        self.namespaces = namespaces
+        self.ready: dict[str, ReadyTable] = {}
+        self.lifecycles: dict[str, ModelLifecycle] = {}
+
+    def publish(self, key: str, table: ReadyTable) -> None:
+        """From now on requests for this model find these versions; none if it is empty."""
+        self._set_ready(key, table)
+        if self.namespaces.is_on:
+            name = self.namespaces.name_of(key)
+            known = self.known_keys(name)
+            self._set_ready(name, self.ready.get(known[0], {}) if len(known) == 1 else {})
+
+    def known_keys(self, name: str) -> list[str]:
+        """The keys of the models that `name` may mean: those that serve or should, or else those that did."""
+        keys = self.namespaces.keys(name, self.lifecycles)
+        return [key for key in keys if self.lifecycles[key].is_known] or keys
+
+    def ready_versions(self, name: str) -> tuple[int, ...]:
+        """The ready versions, ascending; empty for a model that is not ready, not known, or not the only one."""
+        keys = self.known_keys(name)
+        return self.lifecycles[keys[0]].versions if len(keys) == 1 else ()
+
+    def missing(self, name: str, version: int | None, duplicates: Mapping[str, tuple[Path, ...]]) -> ServerError:
+        """Why there is no such ready model. `duplicates` are not loaded because several repositories hold them."""
+        keys = self.known_keys(name)
+        prefix = f"Request for unknown model: '{name}'"
+        if len(keys) > 1:
+            return self.namespaces.ambiguous(name, keys)
+        if not keys:
+            if name in duplicates:
+                return UnavailableError(duplicate_reason(name, duplicates[name]))
+            return NotFoundError(f"{prefix} is not found{self._nearest(name)}")
+        lifecycle = self.lifecycles[keys[0]]
+        rows = {row.version: row for row in lifecycle.index()}
+        if version is None:
+            states = "; ".join(str(row) for row in rows.values())
+            return UnavailableError(f"{prefix} has no available versions: {states}")
+        if version not in rows:
+            ready = ", ".join(map(str, lifecycle.versions)) or "none"
+            return NotFoundError(f"{prefix} version {version} is not found; ready versions: {ready}")
+        return UnavailableError(f"{prefix} version {version} is not at ready state: {rows[version]}")
+
+    def _nearest(self, name: str) -> str:
+        """A hint at what `name` may be meant to be; none among so many models that looking takes long."""
+        near = suggest(name, self.ready) if len(self.ready) <= _MOST_NAMES_COMPARED else None
+        return f"; did you mean '{near}'?" if near else ""
+
+    def _set_ready(self, name: str, table: ReadyTable) -> None:
+        if table:
+            self.ready[name] = table
+        else:
+            self.ready.pop(name, None)
