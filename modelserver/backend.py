@@ -23,6 +23,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
+from modelserver.core.sender import ResponseSender
 from modelserver.core.tensor import Tensor
 from modelserver.errors import (
     ConfigError,
@@ -35,6 +36,7 @@ from modelserver.errors import (
 )
 
 __all__ = [
+    "Answers",
     "Array",
     "Backend",
     "BackendContext",
@@ -52,6 +54,7 @@ __all__ = [
     "ModelConfig",
     "NotFoundError",
     "Placement",
+    "ResponseSender",
     "ServerError",
     "Tensor",
     "TensorInstance",
@@ -167,6 +170,10 @@ class BackendContext:
         return path
 
 
+# What `BatchInstance.execute` returns.
+Answers = Sequence[InferResponse | ServerError] | Sequence[InferResponse | ServerError | None] | None
+
+
 class Instance:
     """One executable copy of a model on one placement."""
 
@@ -188,25 +195,31 @@ class Instance:
 class BatchInstance(Instance, abc.ABC):
     """An instance that sees requests: full control over each request's inputs, outputs and errors."""
 
+    # Whether `execute` may leave requests unanswered, to answer them later or many times. Read once, when the
+    # instance stands. It is what a decoupled model needs, and costs every request a little.
+    answers_later: bool = False
+
     @abc.abstractmethod
-    def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError]:
+    def execute(self, requests: Sequence[InferRequest]) -> Answers:
         """One entry per request, in order; an error fails that request alone.
 
         An exception fails every request of the batch. Outputs that a request did not ask for may be
         present: the server drops them.
+
+        Where `answers_later`, the entry None (or None for all of them) leaves the answer to `request.sender`, which
+        has to be taken before `execute` returns; any other entry is the request's final response. An exception then
+        fails those requests that have not ended.
         """
 
     # Whether reaching the instance costs enough that short batches had better travel there together.
     takes_several_batches: ClassVar[bool] = False
 
-    def execute_batches(
-        self, batches: Sequence[Sequence[InferRequest]]
-    ) -> Sequence[Sequence[InferResponse | ServerError] | ServerError]:
+    def execute_batches(self, batches: Sequence[Sequence[InferRequest]]) -> Sequence[Answers | ServerError]:
         """For each batch what `execute` returns for it, or the error that failed it.
 
         Called only where `takes_several_batches`, with batches that are known to be short.
         """
-        results: list[Sequence[InferResponse | ServerError] | ServerError] = []
+        results: list[Answers | ServerError] = []
         for requests in batches:
             try:
                 results.append(self.execute(requests))

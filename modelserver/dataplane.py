@@ -77,6 +77,8 @@ class DataPlane:
                 raise UnavailableError("the server is shutting down and accepts no new requests")
             model = self._repository.get(request.model_name, request.version)
             request.version = model.version  # replies name the version that answers
+            if model.is_decoupled:
+                request.is_decoupled = True
             form = request.form
             if form is None:
                 model.signature.check(request)

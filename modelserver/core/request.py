@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.sender import ResponseSender
+from modelserver.core.sequence_state import SequenceState
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
+from modelserver.errors import InternalError
 
 
 class RequestForm:
@@ -56,6 +59,24 @@ class InferRequest:
     is_cancelled: bool = False
     # Set by the scheduler that owns the request, so that a queued one leaves its queue at once.
     on_cancel: Callable[[InferRequest], None] | None = None
+    # Set by the data plane: the model may answer any number of times.
+    is_decoupled: bool = False
+    # There while an instance that answers later executes the request; it refers to the request, so not for longer.
+    own_sender: ResponseSender | None = None
+    # The implicit state of its sequence; set by the scheduler of a model that has some.
+    state: SequenceState | None = None
+
+    @property
+    def sender(self) -> ResponseSender:
+        """How to answer later, or more than once. To be taken within `execute`, and kept until the end.
+
+        Raises InternalError outside of it, and where the instance did not declare `answers_later`.
+        """
+        if self.own_sender is None:
+            raise InternalError(
+                "a request has a sender only while execute() runs, of an instance with answers_later = True"
+            )
+        return self.own_sender
 
     def cancel(self) -> None:
         """The caller no longer wants the answer. Called from the event loop thread; safe to repeat.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import ClassVar
 
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
@@ -20,13 +21,19 @@ class ResponseStream:
     `only()` or iterates. What arrived before a reader came is kept for it.
     """
 
-    __slots__ = ("_callback", "_pending", "_waiter", "is_finished")
+    __slots__ = ("_callback", "_pending", "_waiter", "is_finished", "on_read")
+
+    # A reader that may be slower than the model calls `has_read` once for each response that was delivered. For
+    # any other one what is delivered is read.
+    reads_later: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._callback: ResponseCallback | None = None
         self._pending: deque[InferResponse] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.is_finished = False
+        # Set by whoever sends, and wants to know when there is room for more.
+        self.on_read: Callable[[], None] | None = None
 
     def deliver(self, response: InferResponse) -> None:
         """Called from the event loop thread; what comes after the final response is dropped."""
@@ -41,6 +48,11 @@ class ResponseStream:
         self._pending.append(response)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def has_read(self) -> None:
+        """One of the delivered responses has gone on its way to the client. Called from the event loop thread."""
+        if self.on_read is not None:
+            self.on_read()
 
     def subscribe(self, callback: ResponseCallback) -> None:
         """Call `callback(response)` for each response, those that already came first."""

@@ -120,6 +120,37 @@ class Assembler:
         except ServerError as error:
             return InferResponse(error=error)
 
+    def collect_later(self, requests: Sequence[InferRequest], entries: object) -> Sequence[object]:
+        """The entries of an instance that answers later, one for each request; they are looked at when they are sent.
+
+        Raises InternalError when there is not one entry for each request.
+        """
+        if entries is None:
+            return [None] * len(requests)
+        if not isinstance(entries, Sequence):
+            raise self._entries_error(type(entries).__name__, len(requests))
+        if len(entries) != len(requests):
+            raise self._entries_error(f"{len(entries)} responses", len(requests))
+        return entries
+
+    def check_sent(self, request: InferRequest, response: InferResponse) -> InferResponse:
+        """The response that a sender was given, cut down to the outputs that its request asked for.
+
+        An output that was asked for may be missing: another response may bring it. Raises InternalError for outputs
+        that are not the model's.
+        """
+        if not isinstance(response, InferResponse):
+            raise InternalError(
+                f"model '{self._model_name}': a response sender was given {type(response).__name__}, "
+                "expected an InferResponse or a ServerError"
+            )
+        for tensor in response.outputs:
+            self._check_tensor(tensor)
+        if request.outputs is not None:
+            by_name = {tensor.name: tensor for tensor in response.outputs}
+            response.outputs = [by_name[name] for name in request.outputs if name in by_name]
+        return response
+
     def _entries_error(self, got: str, num_requests: int) -> InternalError:
         return InternalError(
             f"model '{self._model_name}': execute() returned {got}, expected a list of {num_requests} responses, "

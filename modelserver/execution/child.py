@@ -142,8 +142,8 @@ class Host:
         """One batch, whose first request has the index `first` among all of the message."""
         try:
             requests = [self._request(first + index, record, payload) for index, record in enumerate(records)]
-            responses = instance.execute(requests)
-            answered = [response_record(response, content) for response in responses]
+            responses = instance.execute(requests) or ()
+            answered = [response_record(response, content) for response in responses if response is not None]
             if len(answered) != len(requests):
                 raise InternalError(f"{len(answered)} responses for {len(requests)} requests")
         except Exception as error:

@@ -24,15 +24,20 @@ class Executor:
         self, instance: BatchInstance | TensorInstance, assembler: Assembler, *, instance_name: str, clock: Clock
     ) -> None:
         self.instance = instance
+        self.assembler = assembler
+        self.answers_later = isinstance(instance, BatchInstance) and instance.answers_later
         self._instance_name = instance_name
         self._now_ns = clock.now_ns
         self._prepare: Callable[[Sequence[InferRequest]], Any]
         self._call: Callable[[Any], Any]
-        self._finish: Callable[[Sequence[InferRequest], Any], list[InferResponse]]
+        self._finish: Callable[[Sequence[InferRequest], Any], Any]
         if isinstance(instance, TensorInstance):
             self._prepare, self._call, self._finish = assembler.gather, instance.run, assembler.scatter
         else:
             self._prepare, self._call, self._finish = assembler.shape_inputs, instance.execute, assembler.collect
+        if self.answers_later:
+            # Then `responses` below are entries that `Line.settle` understands.
+            self._finish = assembler.collect_later
 
     def execute(
         self, requests: Sequence[InferRequest], start_ns: int

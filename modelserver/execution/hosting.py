@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from modelserver.backend import (
+    Answers,
     Backend,
     BackendContext,
     BatchInstance,
     DeviceKind,
     InferRequest,
-    InferResponse,
     ModelConfig,
     Placement,
-    ServerError,
     TensorInstance,
 )
 from modelserver.config.message import config_from_json, config_to_json
@@ -80,7 +79,7 @@ class HostedInstance(BatchInstance):
         self._instance = instance
         self._assembler = Assembler(ModelSignature(without_reshapes(backend.context.config)))
 
-    def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError]:
+    def execute(self, requests: Sequence[InferRequest]) -> Answers:
         if isinstance(self._instance, BatchInstance):
             return self._instance.execute(requests)
         outputs = self._instance.run(self._assembler.gather(requests))

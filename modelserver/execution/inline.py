@@ -7,7 +7,6 @@ declares it, or whose config asks for it, and under a budget.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 from modelserver.backend import Backend, DeviceKind
@@ -17,6 +16,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import ConfigError, ServerError
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS
 from modelserver.execution.instances import LoadedInstance
+from modelserver.execution.probe import execute_probe
 from modelserver.execution.warmup import probe_inputs, probe_request
 
 logger = logging.getLogger(__name__)
@@ -111,10 +111,4 @@ def _measure(loaded: LoadedInstance, signature: ModelSignature, inputs: Sequence
 
 
 def _execute(loaded: LoadedInstance, signature: ModelSignature, inputs: Sequence[Tensor]) -> int:
-    request = probe_request(signature, inputs)
-    began_ns = time.monotonic_ns()
-    response = loaded.executor.execute_lone(request)[0]
-    duration_ns = time.monotonic_ns() - began_ns
-    if response.error is not None:
-        raise response.error
-    return duration_ns
+    return execute_probe(loaded.executor, probe_request(signature, inputs))

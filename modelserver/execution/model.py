@@ -41,6 +41,7 @@ class Model:
         self.namespace = context.namespace
         self.version = context.version
         self.config = context.config
+        self.is_decoupled = context.config.is_decoupled
         self.backend_name = context.config.backend
         self.signature = signature
         self.statistics = statistics

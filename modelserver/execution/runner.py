@@ -87,6 +87,9 @@ class BatchRunner:
             guard.note(done_ns - taken_ns)
         return response
 
+    def close(self, deadline_s: float) -> None:
+        """Wait until nothing is left to be answered, at most until then (monotonic). Blocking; called at the end."""
+
     @property
     def num_further(self) -> int:
         """Batches that may be run together with another one; 0 where that brings nothing or takes too long."""

@@ -14,12 +14,15 @@ from modelserver.backend import Backend, Placement
 from modelserver.config.inline_execution import InlineExecution, inline_execution
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
+from modelserver.execution.executor import Executor
 from modelserver.execution.inline import decide_inline
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
 from modelserver.execution.inline_worker import DirectWorker, InlineWorker
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all
 from modelserver.execution.placement import InstancePlan
 from modelserver.execution.runner import BatchRunner
+from modelserver.execution.sending import SenderDesk
+from modelserver.execution.sending_runner import SendingRunner
 from modelserver.execution.worker import Worker
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
@@ -101,6 +104,7 @@ class Staff:
         self._guard = InlineGuard(self._on_slow)
         instances, self.is_inline = self._make(plans)
         self._can_join_ragged = all(instance.sees_requests for instance in instances)
+        self._answers_later = any(instance.executor.answers_later for instance in instances)
         self.scheduler: Batcher | DirectScheduler
         self._use(self._make_scheduler())
         self.members = self._employ(instances)
@@ -181,7 +185,7 @@ class Staff:
 
     def _make_scheduler(self) -> Batcher | DirectScheduler:
         config = self._backend.context.config
-        if self.is_inline and config.dynamic_batching is None:
+        if self.is_inline and config.dynamic_batching is None and not self._answers_later:
             return DirectScheduler(config.name, statistics=self._statistics, clock=self._clock)
         return Batcher(
             config,
@@ -213,7 +217,7 @@ class Staff:
     def _make_worker(self, loaded: LoadedInstance, runner: BatchRunner | None) -> AnyWorker | None:
         if loaded.plan.is_passive:
             return None
-        runner = runner or BatchRunner(loaded.executor, self._statistics, self._clock)
+        runner = runner or self._make_runner(loaded.executor)
         runner.guard = self._guard if self.is_inline else None
         if isinstance(self.scheduler, DirectScheduler):
             return DirectWorker(self.scheduler, runner, self._loop)
@@ -222,6 +226,21 @@ class Staff:
         context = self._backend.context
         name = f"{context.model_name}/{context.version}/{loaded.name}"
         return Worker(name, self.scheduler, runner, lambda: self._may_take(loaded))
+
+    def _make_runner(self, executor: Executor) -> BatchRunner:
+        if not executor.answers_later:
+            return BatchRunner(executor, self._statistics, self._clock)
+        assert isinstance(self.scheduler, Batcher), "such an instance was not there when the scheduler was made"
+        config = self._backend.context.config
+        desk = SenderDesk(
+            self.scheduler,
+            executor.assembler.check_sent,
+            model_name=config.name,
+            is_decoupled=config.is_decoupled,
+            statistics=self._statistics,
+            clock=self._clock,
+        )
+        return SendingRunner(executor, self._statistics, self._clock, desk)
 
     def _may_take(self, loaded: LoadedInstance) -> bool:
         """Whether the instance is one to run the next batch: it can, or no other can either. From any thread."""
@@ -250,6 +269,8 @@ def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
     all_ended = True
     for member in members:
         if member.worker is None or member.worker.join(max(0.0, deadline_s - time.monotonic())):
+            if member.worker is not None:
+                member.worker.runner.close(deadline_s)
             close_all([member.loaded])
         else:
             all_ended = False

@@ -17,6 +17,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor, tensor_from_bytes
 from modelserver.errors import InvalidArgumentError, ServerError
 from modelserver.execution.executor import Executor
+from modelserver.execution.probe import execute_probe
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,7 @@ def warm_up(
 
 
 def _execute(executor: Executor, signature: ModelSignature, inputs: Sequence[Tensor]) -> None:
-    response = executor.execute_lone(probe_request(signature, inputs))[0]
-    if response.error is not None:
-        raise response.error
+    execute_probe(executor, probe_request(signature, inputs))
 
 
 def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InferRequest:

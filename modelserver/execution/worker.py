@@ -47,5 +47,6 @@ class Worker:
             self._batcher.take_more(self._seat, num_further) if (num_further := self.runner.num_further) > 0 else []
         )
         deliveries = self.runner.run_together([batch, *further]) if further else self.runner.run(batch)
-        self._batcher.post(self._batcher.deliver, deliveries)
+        if deliveries:
+            self._batcher.post(self._batcher.deliver, deliveries)
         return True

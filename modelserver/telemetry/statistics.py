@@ -24,6 +24,8 @@ DURATION_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 _MAX_NOTED = 1024
+# Positions of responses that have numbers of their own: a stream may be endless.
+MAX_RESPONSE_POSITIONS = 1024
 ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -34,6 +36,15 @@ class FailureReason(enum.Enum):
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
+
+
+class ResponseKind(enum.Enum):
+    """What one of the responses of a decoupled model was."""
+
+    SUCCESS = "success"
+    FAIL = "fail"
+    EMPTY = "empty_response"  # the final one, with nothing in it
+    CANCEL = "cancel"  # an error because the client had left
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +65,28 @@ class BatchStat:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseStat:
+    """Numbers of the responses that came as the n-th of their requests, from a decoupled model.
+
+    A response begins where the one before ended; `compute_infer` is the time until it was sent.
+    """
+
+    compute_infer: DurationStat
+    compute_output: DurationStat
+    success: DurationStat
+    fail: DurationStat
+    empty_response: DurationStat
+    cancel: DurationStat
+
+
+@dataclass(frozen=True, slots=True)
 class StatisticsSnapshot:
     """All numbers at one moment, since the version was loaded.
 
     Per request: `queue.count` equals `success.count`, and the compute counts equal `success.count` less
     `cache_hit.count`. `inference_count` is executed rows, `execution_count` executed batches;
-    `batch_stats` is keyed by rows. `pending` requests are queued, `inflight` ones queued or executing.
+    `batch_stats` is keyed by rows, `response_stats` by a response's position among those of its request, from 0; the
+    last position holds all later ones too. `pending` requests are queued, `inflight` ones queued or executing.
     The histograms are in seconds (`batch_rows`: rows) and count successes.
     """
 
@@ -75,6 +102,7 @@ class StatisticsSnapshot:
     execution_count: int
     last_inference_ms: int
     batch_stats: Mapping[int, BatchStat]
+    response_stats: Mapping[int, ResponseStat]
     failures: Mapping[FailureReason, int]
     pending: int
     inflight: int
@@ -124,6 +152,36 @@ class _ComputeSums:
         )
 
 
+class _ResponseSums:
+    """Sums over the responses of one position, by what they were."""
+
+    __slots__ = ("infer_ns", "num_computed", "num_outputs", "output_ns", "totals")
+
+    def __init__(self) -> None:
+        self.num_computed = 0
+        self.infer_ns = 0
+        self.num_outputs = 0
+        self.output_ns = 0
+        self.totals = {kind: [0, 0] for kind in ResponseKind}
+
+    def add(self, kind: ResponseKind, infer_ns: int, output_ns: int) -> None:
+        self.num_computed += 1
+        self.infer_ns += infer_ns
+        if kind is not ResponseKind.EMPTY:
+            self.num_outputs += 1
+            self.output_ns += output_ns
+        total = self.totals[kind]
+        total[0] += 1
+        total[1] += infer_ns + output_ns
+
+    def snapshot(self) -> ResponseStat:
+        return ResponseStat(
+            DurationStat(self.num_computed, self.infer_ns),
+            DurationStat(self.num_outputs, self.output_ns),
+            *(DurationStat(*self.totals[kind]) for kind in ResponseKind),
+        )
+
+
 def _zero() -> int:
     return 0
 
@@ -142,6 +200,11 @@ class ModelStatistics:
         self._noted: deque[tuple[int, int, BatchTiming, Sequence[int], Sequence[int]]] = deque()
         # Batches of one request, as numbers: rows, compute input, infer and output, queue, request.
         self._noted_lone: deque[tuple[int, int, int, int, int, int]] = deque()
+        # Requests that were answered later: compute input, infer and output, queue, request.
+        self._noted_ended: deque[tuple[int, int, int, int, int]] = deque()
+        # Responses of decoupled models: position, kind, compute infer, compute output.
+        self._noted_responses: deque[tuple[int, ResponseKind, int, int]] = deque()
+        self._responses: dict[int, _ResponseSums] = {}
         self._last_ns = 0
         # What is equal by definition has one counter: successes have a queue time, and compute times unless cached.
         self._num_successes = 0
@@ -191,6 +254,10 @@ class ModelStatistics:
         """Make what was noted part of the sums. Called with the lock held."""
         self._fold_lone()
         self._fold_batches()
+        self._fold_ended()
+        for _ in range(len(self._noted_responses)):
+            position, kind, infer_ns, output_ns = self._noted_responses.popleft()
+            self._responses.setdefault(position, _ResponseSums()).add(kind, infer_ns, output_ns)
 
     def _fold_lone(self) -> None:
         noted = [self._noted_lone.popleft() for _ in range(len(self._noted_lone))]
@@ -200,11 +267,21 @@ class ModelStatistics:
         table = np.array(noted, np.int64)
         rows, durations = table[:, 0], table[:, 1:4]
         self._add_executions(rows, durations)
-        self._num_successes += len(noted)
-        self._computed.add(len(noted), durations.sum(axis=0))
+        self._add_successes(durations, table[:, 4], table[:, 5])
+
+    def _fold_ended(self) -> None:
+        noted = [self._noted_ended.popleft() for _ in range(len(self._noted_ended))]
+        if noted:
+            table = np.array(noted, np.int64)
+            self._add_successes(table[:, 0:3], table[:, 3], table[:, 4])
+
+    def _add_successes(self, durations: Numbers, queue_ns: Numbers, request_ns: Numbers) -> None:
+        """Requests with times of their own, a line of `durations` for each."""
+        self._num_successes += len(durations)
+        self._computed.add(len(durations), durations.sum(axis=0))
         self._compute_infer_histogram.add_all(durations[:, 1])
-        self._queue_ns += self._queue_histogram.add_all(table[:, 4])
-        self._request_ns += self._request_histogram.add_all(table[:, 5])
+        self._queue_ns += self._queue_histogram.add_all(queue_ns)
+        self._request_ns += self._request_histogram.add_all(request_ns)
 
     def _add_executions(self, all_rows: Numbers, durations: Numbers) -> None:
         """What is counted per batch, whoever was in it."""
@@ -243,6 +320,23 @@ class ModelStatistics:
             self._failed_ns += sum(request_ns)
             self._failures[reason] += len(request_ns)
 
+    def record_ended(self, input_ns: int, infer_ns: int, output_ns: int, queue_ns: int, request_ns: int) -> None:
+        """A request that was answered later than its batch was executed has succeeded.
+
+        The batch itself is recorded by `record_batch`, without this request's times.
+        """
+        self._noted_ended.append((input_ns, infer_ns, output_ns, queue_ns, request_ns))
+        if len(self._noted_ended) >= _MAX_NOTED:
+            with self._lock:
+                self._fold()
+
+    def record_response(self, position: int, kind: ResponseKind, infer_ns: int, output_ns: int) -> None:
+        """One response of a decoupled model, the `position`-th of its request from 0."""
+        self._noted_responses.append((min(position, MAX_RESPONSE_POSITIONS - 1), kind, infer_ns, output_ns))
+        if len(self._noted_responses) >= _MAX_NOTED:
+            with self._lock:
+                self._fold()
+
     def record_cache_hit(self, request_ns: int, lookup_ns: int) -> None:
         """A request that was answered from the response cache: a success that neither queued nor executed."""
         with self._lock:
@@ -276,6 +370,7 @@ class ModelStatistics:
                 execution_count=self._execution_count,
                 last_inference_ms=self._last_inference_ms,
                 batch_stats={rows: sums.snapshot() for rows, sums in sorted(self._batches.items())},
+                response_stats={position: sums.snapshot() for position, sums in sorted(self._responses.items())},
                 failures=dict(self._failures),
                 pending=self.pending(),
                 inflight=self.inflight(),

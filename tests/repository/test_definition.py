@@ -54,7 +54,7 @@ def test_a_field_that_is_not_executed_fails_as_unsupported(tmp_path: Path) -> No
         read(write_model(tmp_path, "m", extra="response_cache { enable: true }"))
 
 
-def test_what_completion_adds_is_refused_too(tmp_path: Path) -> None:
+def test_a_model_may_complete_its_transaction_policy(tmp_path: Path) -> None:
     model = """
 class TritonPythonModel:
     @staticmethod
@@ -66,8 +66,7 @@ class TritonPythonModel:
 """
     directory = write_model(tmp_path, "m", config="")
     (directory / "1" / "model.py").write_text(model)
-    with pytest.raises(UnsupportedError, match=r"model_transaction_policy\.decoupled: this version does not execute"):
-        read(directory)
+    assert read(directory).config.is_decoupled
 
 
 def test_an_ensemble_is_unsupported_and_needs_no_backend(tmp_path: Path) -> None:

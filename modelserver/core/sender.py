@@ -1,0 +1,82 @@
+"""A model's end of a request that it answers many times, or after `execute` has returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from modelserver.core.response import InferResponse
+from modelserver.errors import ServerError
+
+
+class ResponseLine(Protocol):
+    """What a `ResponseSender` speaks into: the server's end of one request. Called from any thread."""
+
+    @property
+    def is_cancelled(self) -> bool: ...
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:
+        """Raises InternalError after the final response, and for a response that the model must not send."""
+
+    def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
+        """Replace what is called back; None leaves it as it is."""
+
+    def drop(self) -> None:
+        """Nobody can send any more. Called by the garbage collector: takes no lock and does not raise."""
+
+
+class ResponseSender:
+    """Sends the responses of one request, now or later, from any thread; calls for one request are made in turn.
+
+    Taken from `InferRequest.sender` while `execute` runs. The request is in flight until `finish`; if the last
+    reference to the sender goes before, the request fails.
+    """
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: ResponseLine) -> None:
+        self._line = line
+
+    def send(self, response: InferResponse | ServerError, *, wait: bool = True) -> None:
+        """Send a response after which more may follow; `is_final` of the response does not count.
+
+        The response belongs to the server from here on. When the client does not read as fast as the model
+        sends, this waits until it does, or has left; without `wait` it goes beyond the bound instead (see
+        `has_room`). On the event loop it never waits. What is sent after the client has left is dropped.
+
+        A model that is not decoupled has one response: the first is the final one. Raises InternalError after
+        the final response, also when the server ended the request, and for outputs that are not the model's:
+        then the request fails.
+        """
+        self._line.send(response, is_final=False, wait=wait)
+
+    def finish(self, response: InferResponse | ServerError | None = None) -> None:
+        """End the request, with a last response or, if the model is decoupled, without. Never waits; raises as `send`.
+
+        After the one response of a model that is not decoupled it does nothing more.
+        """
+        self._line.send(response, is_final=True, wait=False)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the client has left, gave up or was told of an error: what is still sent is sent in vain."""
+        return self._line.is_cancelled
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `send` would return at once."""
+        return self._line.has_room
+
+    def watch(self, *, on_cancel: Callable[[], None] | None = None, on_room: Callable[[], None] | None = None) -> None:
+        """Be called back, from some thread and without delay: callbacks must be short and must not block.
+
+        `on_cancel` is called once when `is_cancelled` becomes true (at once if it is), `on_room` each time when
+        `has_room` becomes true again.
+        """
+        self._line.watch(on_cancel=on_cancel, on_room=on_room)
+
+    def __del__(self) -> None:
+        self._line.drop()

@@ -1,0 +1,75 @@
+"""One request that no client sent, executed on an instance that no worker drives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.sender import ResponseSender
+from modelserver.errors import InternalError, ServerError
+from modelserver.execution.executor import Executor
+
+# How long a model may take with the responses of one probe before it is thought to have forgotten it.
+_PATIENCE_S = 300.0
+
+
+def execute_probe(executor: Executor, request: InferRequest) -> int:
+    """Execute a request to its end; how long that took, in ns. Blocking. Raises the ServerError of a response."""
+    began_ns = time.monotonic_ns()
+    if executor.answers_later:
+        _execute_to_end(executor, request)
+    else:
+        response = executor.execute_lone(request)[0]
+        if response.error is not None:
+            raise response.error
+    return time.monotonic_ns() - began_ns
+
+
+def _execute_to_end(executor: Executor, request: InferRequest) -> None:
+    line = _ProbeLine(executor, request)
+    request.own_sender = ResponseSender(line)
+    entries, _ = executor.execute([request], time.monotonic_ns())
+    request.own_sender = None
+    if entries[0] is not None:
+        line.send(entries[0], is_final=True, wait=False)
+    line.wait()
+
+
+class _ProbeLine:
+    """Takes the responses of a probe and keeps the first error."""
+
+    is_cancelled = False
+    has_room = True
+
+    def __init__(self, executor: Executor, request: InferRequest) -> None:
+        self._check = executor.assembler.check_sent
+        self._request = request
+        self._ended = SimpleQueue[ServerError | None]()  # `put` is safe in the garbage collector's hands
+        self._error: ServerError | None = None
+
+    def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:  # noqa: ARG002  # there is room
+        if isinstance(response, ServerError):
+            self._error = self._error or response
+        elif response is not None:
+            self._error = self._error or response.error
+            self._check(self._request, response)
+        if is_final:
+            self._ended.put(self._error)
+
+    def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
+        """A probe is never cancelled, and always has room."""
+
+    def drop(self) -> None:
+        self._ended.put(self._error or InternalError("a response sender was dropped without finishing its request"))
+
+    def wait(self) -> None:
+        """Until the final response; raises the first error."""
+        try:
+            error = self._ended.get(timeout=_PATIENCE_S)
+        except Empty:
+            raise InternalError(f"a request was not finished within {_PATIENCE_S:.0f} s") from None
+        if error is not None:
+            raise error

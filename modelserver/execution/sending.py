@@ -1,0 +1,309 @@
+"""The server's end of requests that their model answers through a `ResponseSender`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from modelserver.core.clock import Clock
+from modelserver.core.reading import Reading
+from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.sender import ResponseSender
+from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
+from modelserver.telemetry.statistics import FailureReason, ModelStatistics, ResponseKind
+
+logger = logging.getLogger(__name__)
+
+# Raises ServerError for a response that its model must not send; else returns what is to be delivered.
+Check = Callable[[InferRequest, InferResponse], InferResponse]
+
+
+class Deliverer(Protocol):
+    """What a desk needs of its scheduler."""
+
+    def deliver(self, deliveries: Iterable[Delivery]) -> None: ...
+
+    def post(self, callback: Callable[..., object], *args: object) -> None: ...
+
+
+class SenderDesk:
+    """Opens a line for each request of an instance, and brings what is sent to the event loop.
+
+    However many responses are sent before the loop comes to its next turn, it is called once. `_lock` guards
+    the outbox and the open lines; nothing is called while it is held but the loop's `call_soon_threadsafe`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Deliverer,
+        check: Check,
+        *,
+        model_name: str,
+        is_decoupled: bool,
+        statistics: ModelStatistics,
+        clock: Clock,
+    ) -> None:
+        self.check = check
+        self.model_name = model_name
+        self.is_decoupled = is_decoupled
+        self.statistics = statistics
+        self.now_ns = clock.now_ns
+        self._scheduler = scheduler
+        self._lock = threading.Lock()
+        self._has_closed = threading.Condition(self._lock)
+        self._open: dict[InferRequest, Line] = {}
+        self._outbox: list[tuple[Line, InferResponse]] = []
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def open(self, requests: Sequence[InferRequest], enqueue_ns: Sequence[int], taken_ns: int) -> list[Line]:
+        """A line for each request, which has its sender from here on. Called from the worker's thread."""
+        lines = [
+            Line(self, request, taken_ns - queued_ns, taken_ns)
+            for request, queued_ns in zip(requests, enqueue_ns, strict=True)
+        ]
+        with self._lock:
+            self._open.update(zip(requests, lines, strict=True))
+        for line in lines:
+            line.begin()
+        return lines
+
+    def put(self, line: Line, response: InferResponse) -> None:
+        """Deliver a response soon. From any thread."""
+        with self._lock:
+            self._outbox.append((line, response))
+            if response.is_final:
+                self._open.pop(line.request, None)
+                if not self._open:
+                    self._has_closed.notify_all()
+            if len(self._outbox) == 1:
+                self._scheduler.post(self._deliver)
+
+    def end_soon(self, line: Line) -> None:
+        """End a line whose sender is gone, from the event loop: this is called by the garbage collector."""
+        self._scheduler.post(line.end_dropped)
+
+    def close(self, deadline_s: float) -> None:
+        """Wait until all requests have ended; those that have not by then (monotonic) are ended here. Blocking."""
+        with self._lock:
+            while self._open:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._has_closed.wait(left_s):
+                    break
+            lines = list(self._open.values())
+        for line in lines:
+            line.end(UnavailableError(f"model '{self.model_name}' was unloaded before the request was finished"))
+
+    def _deliver(self) -> None:
+        with self._lock:
+            outbox, self._outbox = self._outbox, []
+        self._scheduler.deliver([(line.request, response) for line, response in outbox])
+        for line, _ in outbox:
+            if not line.request.stream.reads_later:
+                line.reading.read()
+
+
+class Line:
+    """One request, from the call of `execute` to its final response. The desk keeps it until then.
+
+    `_lock` guards the state, and keeps responses in the order in which they are numbered.
+    """
+
+    __slots__ = (
+        "_began_ns",
+        "_desk",
+        "_error",
+        "_is_closed",
+        "_is_ended",
+        "_lock",
+        "_num_sent",
+        "_output_ns",
+        "_queue_ns",
+        "_sent_ns",
+        "_taken_ns",
+        "reading",
+        "request",
+    )
+
+    def __init__(self, desk: SenderDesk, request: InferRequest, queue_ns: int, taken_ns: int) -> None:
+        self.request = request
+        self.reading = Reading()
+        self._desk = desk
+        self._lock = threading.Lock()
+        self._queue_ns = queue_ns
+        self._taken_ns = taken_ns
+        self._began_ns = self._sent_ns = desk.now_ns()
+        self._output_ns = 0
+        self._num_sent = 0
+        self._error: ServerError | None = None  # the first one that was sent
+        self._is_ended = False  # the final response is on its way
+        self._is_closed = False  # ... and the model has said so, or was told
+
+    def begin(self) -> None:
+        """Give the request its sender."""
+        request = self.request
+        request.own_sender = ResponseSender(self)
+        request.stream.on_read = self.reading.read
+        request.on_cancel = self.reading.cancel
+        if request.is_cancelled:
+            self.reading.cancel()
+
+    def settle(self, answer: object, *, has_failed: bool) -> None:
+        """`execute` has returned: `answer` is the final response, or None when it was left to the sender.
+
+        `has_failed`: it has raised, and this is why.
+        """
+        sender, self.request.own_sender = self.request.own_sender, None
+        if answer is None or (has_failed and self._is_ended):
+            return
+        if self._is_ended:
+            logger.error(
+                "model '%s': execute() returned an answer to a request that its sender had ended, which is dropped",
+                self._desk.model_name,
+            )
+            return
+        if not isinstance(answer, InferResponse | ServerError):
+            self.end(
+                InternalError(
+                    f"model '{self._desk.model_name}': execute() returned an entry of type {type(answer).__name__}, "
+                    "expected an InferResponse, a ServerError, or None to answer later"
+                )
+            )
+            return
+        assert sender is not None, "only `settle` takes the sender away"
+        with contextlib.suppress(ServerError):  # of an answer that was wrong: the client was told so
+            sender.finish(answer)
+
+    # What a sender asks for, from any thread.
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.request.is_cancelled or self._is_ended
+
+    @property
+    def has_room(self) -> bool:
+        return self.reading.has_room
+
+    def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
+        self.reading.watch(on_cancel=on_cancel, on_room=on_room)
+
+    def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:
+        if wait and not self.reading.has_room and not _is_on_loop():
+            self.reading.wait_for_room()
+        with self._lock:
+            problem = self._problem(response, is_final=is_final)
+            if problem is not None:
+                raise problem
+            if self._is_ended:  # by the one response of a model that is not decoupled
+                self._is_closed = True
+                return
+            self._is_closed = is_final
+            self._put(response, is_final=is_final or not self._desk.is_decoupled)
+
+    def drop(self) -> None:
+        if not self._is_ended:
+            self._desk.end_soon(self)
+
+    def end(self, error: ServerError) -> None:
+        """End the request with an error, unless it has ended."""
+        with self._lock:
+            if not self._is_ended:
+                self._put(error, is_final=True)
+            self._is_closed = True
+
+    def end_dropped(self) -> None:
+        if self._desk.is_decoupled and self.request.is_cancelled:
+            self.end(CancelledError(f"request to model '{self._desk.model_name}' was cancelled"))
+        else:
+            self.end(
+                InternalError(
+                    f"model '{self._desk.model_name}' dropped the response sender of a request without finishing it"
+                )
+            )
+
+    def _problem(self, response: InferResponse | ServerError | None, *, is_final: bool) -> InternalError | None:
+        """Why the model must not send this. Called with the lock held."""
+        if self._is_closed:
+            return InternalError("Unable to send response. Response sender has been closed.")
+        if self._desk.is_decoupled:
+            return None
+        if response is not None and self._num_sent:
+            return InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
+        if response is None and is_final and not self._num_sent:
+            return InternalError(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+            )
+        return None
+
+    def _put(self, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
+        """Check, record and deliver. Called with the lock held; raises what is wrong after telling the client."""
+        called_ns = self._desk.now_ns()
+        refusal: ServerError | None = None
+        if response is None:
+            checked = InferResponse()
+        elif isinstance(response, ServerError):
+            checked = InferResponse(error=response)
+        else:
+            try:
+                checked = response if response.error is not None else self._desk.check(self.request, response)
+            except ServerError as error:
+                refusal, is_final = error, True
+                checked = InferResponse(error=error)
+        checked.is_final = is_final
+        done_ns = self._desk.now_ns()
+        self._error = self._error or checked.error
+        self._output_ns += done_ns - called_ns
+        if self._desk.is_decoupled:
+            self._desk.statistics.record_response(
+                self._num_sent, self._kind(checked), called_ns - self._sent_ns, done_ns - called_ns
+            )
+        self._num_sent += response is not None
+        self._sent_ns = done_ns
+        if is_final:
+            self._is_ended = True
+            self._is_closed = self._is_closed or refusal is not None
+            self._record(done_ns)
+            self.reading.end()
+        self.reading.sent()
+        self._desk.put(self, checked)
+        if refusal is not None:
+            raise refusal
+
+    def _kind(self, response: InferResponse) -> ResponseKind:
+        if response.error is not None:
+            is_cancel = self.request.is_cancelled and isinstance(response.error, CancelledError)
+            return ResponseKind.CANCEL if is_cancel else ResponseKind.FAIL
+        if response.is_final and not response.outputs and not response.parameters:
+            return ResponseKind.EMPTY
+        return ResponseKind.SUCCESS
+
+    def _record(self, done_ns: int) -> None:
+        """The request's own numbers, once it has ended."""
+        statistics = self._desk.statistics
+        request_ns = done_ns - self.request.arrival_ns
+        if self._error is None:
+            infer_ns = done_ns - self._began_ns - self._output_ns
+            input_ns = self._began_ns - self._taken_ns
+            statistics.record_ended(input_ns, infer_ns, self._output_ns, self._queue_ns, request_ns)
+        elif self.request.is_cancelled and isinstance(self._error, CancelledError):
+            statistics.record_failures(FailureReason.CANCELED, (request_ns,))
+        else:
+            statistics.record_failures(FailureReason.BACKEND, (request_ns,))
+
+
+def _is_on_loop() -> bool:
+    """Whether an event loop runs in this thread: it must not be kept waiting."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
