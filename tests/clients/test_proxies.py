@@ -54,15 +54,20 @@ defaults
     timeout client 30s
     timeout server 30s
     mode http
-    option abortonclose
 frontend grpc
     bind 127.0.0.1:{grpc_port} proto h2
     default_backend http2
+backend http2
+    server one {server} proto h2
+defaults
+    timeout connect 5s
+    timeout client 30s
+    timeout server 30s
+    mode http
+    option abortonclose
 frontend http
     bind 127.0.0.1:{http_port}
     default_backend http1
-backend http2
-    server one {server} proto h2
 backend http1
     server one {server}
 """
@@ -147,8 +152,10 @@ def test_grpc_details(proxy: Proxy, wire: RunningWire) -> None:
 def test_grpc_deadlines_and_cancellation(proxy: Proxy, wire: RunningWire) -> None:
     before = wire.grpc.num_cancelled
     with grpc.insecure_channel(proxy.grpc_url) as channel:
+        # Connects, so that the deadline is spent in the handler.
+        assert channel.unary_unary("/test.Wire/Echo")(b"before", timeout=20) == b"before"
         with pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary("/test.Wire/Hold")(b"", timeout=0.1)
+            channel.unary_unary("/test.Wire/Hold")(b"", timeout=0.3)
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         call = channel.unary_unary("/test.Wire/Hold").future(b"")
         wire.until(lambda: len(wire.grpc.held) == 1, "the call is held")

@@ -139,14 +139,14 @@ func main() {
 	_, err = unary("Nothing", nil)
 	report("unknown", status.Code(err))
 
-	patience, cancel := inTime(100 * time.Millisecond)
+	patience, cancel := inTime(300 * time.Millisecond)
 	var nothing, answer []byte
 	err = connection.Invoke(patience, "/test.Wire/Hold", &nothing, &answer, raw)
 	cancel()
 	report("deadline", status.Code(err) == codes.DeadlineExceeded)
 
 	patience, cancel = inTime(20 * time.Second)
-	time.AfterFunc(50*time.Millisecond, cancel)
+	time.AfterFunc(200*time.Millisecond, cancel)
 	err = connection.Invoke(patience, "/test.Wire/Hold", &nothing, &answer, raw)
 	report("cancelled", status.Code(err) == codes.Canceled)
 

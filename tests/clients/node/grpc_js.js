@@ -79,11 +79,11 @@ async function main() {
   print('error', await unary('Fail', Buffer.from('5 100 % é漢\nend')));
   print('late', await stream('FailLate', [Buffer.from('one')]).then((ended) => [ended.answers.length, ended.code, ended.details]));
   print('unknown', (await unary('Nothing', Buffer.alloc(0))).code);
-  print('deadline', (await unary('Hold', Buffer.alloc(0), null, inTime(100))).code);
+  print('deadline', (await unary('Hold', Buffer.alloc(0), null, inTime(300))).code);
 
   const cancelled = await new Promise((resolve) => {
     const call = client.Hold(Buffer.alloc(0), new grpc.Metadata(), inTime(20000), (error) => resolve(error.code));
-    setTimeout(() => call.cancel(), 50);
+    setTimeout(() => call.cancel(), 200);
   });
   print('cancelled', cancelled);
 
