@@ -49,6 +49,7 @@ class EchoModel:
         self.held: list[InferRequest] = []
         self.cancelled: list[InferRequest] = []
         self.ready = True
+        self.is_decoupled = False
         self.refuses: Exception | None = None
         self.respond: Callable[[InferRequest], Iterable[InferResponse]] = self._echo
 

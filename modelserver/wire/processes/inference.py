@@ -16,7 +16,7 @@ from modelserver.execution.messages import RequestRecord, ResponseRecord, Tensor
 from modelserver.execution.packing import Payload, Unpacker
 from modelserver.execution.records import response_record
 from modelserver.wire.processes.link import INLINE_BYTES, Link
-from modelserver.wire.processes.messages import Content, Failed, FrontBundle, Infer, Inferred
+from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred
 
 if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane
@@ -66,6 +66,15 @@ class RemoteRequests:
         if request is not None:
             request.cancel()
         return request is not None
+
+    def credit(self, message: Credit) -> bool:
+        """The client has been sent responses; whether `message` is about one of these requests."""
+        request = self._requests.get(message.call)
+        if request is None:
+            return False
+        for _ in range(message.num_pieces):
+            request.stream.has_read()
+        return True
 
     def close(self) -> None:
         """The front is gone, and with it all its clients."""
@@ -122,7 +131,7 @@ class RemoteRequests:
             record.sequence_id,
             record.sequence_start,
             record.sequence_end,
-            stream=_AnswerStream(self, message.call),
+            stream=(_PacedAnswerStream if message.is_paced else _AnswerStream)(self, message.call),
             form=form,
         )
 
@@ -147,11 +156,20 @@ class _AnswerStream(ResponseStream):
         self._requests = requests
         self._call = call
         self.is_finished = False
+        self.on_read = None
 
     def deliver(self, response: InferResponse) -> None:
         if not self.is_finished:
             self.is_finished = response.is_final
             self._requests.answer(self._call, response)
+
+
+class _PacedAnswerStream(_AnswerStream):
+    """Hears from the front how far the client has come."""
+
+    __slots__ = ()
+
+    reads_later = True
 
 
 def _failed(call: int, error: Exception) -> Failed:

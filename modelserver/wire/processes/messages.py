@@ -34,13 +34,15 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 class Infer(Message, tag=1):
     """An inference request; answered by `Inferred` or `Failed`.
 
-    `head` is a serialized `RequestRecord` without id and deadline, so that equal requests have equal heads.
+    `head` is a serialized `RequestRecord` without id and deadline, so that equal requests have equal heads. With
+    `is_paced` the front gives a `Credit` for each response that is on its way to the client.
     """
 
     head: bytes
     id: bytes
     deadline_ns: int | None
     content: Content
+    is_paced: bool = False
 
 
 class Cancel(Message, tag=2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -16,7 +17,7 @@ from modelserver.execution.messages import ErrorRecord, ResponseRecord
 from modelserver.execution.packing import Payload, Unpacker
 from modelserver.execution.records import request_record
 from modelserver.wire.processes.link import INLINE_BYTES, Link
-from modelserver.wire.processes.messages import Cancel, Content, CoreBundle, Failed, Infer, Inferred
+from modelserver.wire.processes.messages import Cancel, Content, CoreBundle, Credit, Failed, Infer, Inferred
 
 # Heads of responses that are remembered; longer or more than this come from clients that vary their shapes.
 _MAX_REMEMBERED: Final = 1024
@@ -72,8 +73,11 @@ class RemoteDataPlane:
         request.on_cancel = self._on_cancel
         request_id = request.id
         encoded_id = request_id.encode("utf-8", "surrogatepass") if request_id else b""
-        self._send(Infer(call, head, encoded_id, request.deadline_ns, content))
-        return request.stream
+        stream = request.stream
+        if stream.reads_later:
+            stream.on_read = partial(self._has_read, call)
+        self._send(Infer(call, head, encoded_id, request.deadline_ns, content, stream.reads_later))
+        return stream
 
     def on_inferred(self, message: Inferred) -> None:
         """A response has come."""
@@ -125,6 +129,10 @@ class RemoteDataPlane:
                 self._heads.clear()
             self._heads[head] = found
         return found
+
+    def _has_read(self, call: int) -> None:
+        if call in self._requests:
+            self._send(Credit(call, 1))
 
     def _cancel(self, request: InferRequest) -> None:
         # Requests are seldom cancelled, so none pays for being found fast.

@@ -70,7 +70,7 @@ class FrontSession:
             Open: self._exchanges.open,
             Piece: self._exchanges.piece,
             HalfClose: self._exchanges.piece,
-            Credit: self._exchanges.credit,
+            Credit: self._credit,
             Report: self._report,
         }
 
@@ -124,6 +124,10 @@ class FrontSession:
     def _cancel(self, message: Cancel) -> None:
         if not self._inference.cancel(message.call):
             self._exchanges.cancel(message.call)
+
+    def _credit(self, message: Credit) -> None:
+        if not self._inference.credit(message):
+            self._exchanges.credit(message)
 
     def _report(self, report: Report) -> None:
         self._num_received = report.num_received

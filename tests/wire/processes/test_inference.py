@@ -16,6 +16,7 @@ from support.fronts import Hop, hop, until
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest, RequestForm
 from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, InvalidArgumentError, ServerError, UnavailableError
 from modelserver.wire.processes.link import INLINE_BYTES
@@ -208,6 +209,49 @@ async def test_a_decoupled_model_sends_any_number_of_responses_in_order() -> Non
         assert [response.outputs[0].data[0] for response in responses[:-1]] == list(range(100))
         assert [response.parameters for response in responses[:-1]] == [{"n": n} for n in range(100)]
         assert (responses[-1].outputs, responses[-1].is_final) == ([], True)
+
+
+class SlowReader(ResponseStream):
+    reads_later = True
+
+
+async def test_how_far_a_slow_reader_has_come_is_told_to_the_sender() -> None:
+    model = EchoModel(holds=True)
+    async with hop(model) as over:
+        asked = request(np.float32([1]), stream=SlowReader())
+        stream = over.core.dataplane.infer(asked)
+        await until(lambda: bool(model.held))
+        (held,) = model.held
+        assert held.stream.reads_later
+        num_read = 0
+
+        def on_read() -> None:
+            nonlocal num_read
+            num_read += 1
+
+        held.stream.on_read = on_read
+        for number in range(3):
+            output = Tensor("OUTPUT", Datatype.FP32, np.float32([number]))
+            held.stream.deliver(InferResponse([output], is_final=False))
+        responses = aiter(stream)
+        for number in range(3):
+            await anext(responses)
+            assert num_read == number
+            stream.has_read()
+            await until(lambda number=number: num_read == number + 1)
+        model.release(held)
+        await anext(responses)
+        stream.has_read()  # of the last nobody wants to know
+
+
+async def test_who_reads_at_once_tells_nobody() -> None:
+    model = EchoModel(holds=True)
+    async with hop(model) as over:
+        stream = over.core.dataplane.infer(request(np.float32([1])))
+        await until(lambda: bool(model.held))
+        assert not model.held[0].stream.reads_later
+        model.release(model.held[0])
+        await stream.only()
 
 
 async def test_a_client_that_leaves_cancels_its_request_in_the_core() -> None:
