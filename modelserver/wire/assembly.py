@@ -11,22 +11,28 @@ class AssemblyBudget:
 
     A request charges what has arrived of it, not what it announced: a promise costs nothing, and so takes
     nothing away from others. Whatever was charged is released when the request is complete or given up.
+    One request at a time may go over the budget, so that a lone one may be as large as its own limit says.
     """
 
-    __slots__ = ("_max_bytes", "num_bytes")
+    __slots__ = ("_exempt", "_max_bytes", "num_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._exempt: object = None
         self.num_bytes = 0
 
-    def charge(self, num_bytes: int) -> bool:
-        """Whether there is room for so much more; it is taken if so."""
-        if self.num_bytes + num_bytes > self._max_bytes:
-            return False
+    def charge(self, num_bytes: int, holder: object) -> bool:
+        """Whether `holder` may have so much more; it is taken if so."""
+        if self.num_bytes + num_bytes > self._max_bytes and self._exempt is not holder:
+            if self._exempt is not None:
+                return False
+            self._exempt = holder
         self.num_bytes += num_bytes
         return True
 
-    def release(self, num_bytes: int) -> None:
-        """Give back what `charge` took."""
+    def release(self, num_bytes: int, holder: object) -> None:
+        """Give back all that `holder` has charged."""
         assert num_bytes <= self.num_bytes, "more is released than was charged"
         self.num_bytes -= num_bytes
+        if self._exempt is holder:
+            self._exempt = None

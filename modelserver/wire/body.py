@@ -128,7 +128,7 @@ class BodyCollector:
         if self._budget is None or self.num_bytes <= FREE_BYTES:
             return
         num_uncharged = self.num_bytes - FREE_BYTES - self._num_charged
-        if self._budget.charge(num_uncharged):
+        if self._budget.charge(num_uncharged, self):
             self._num_charged += num_uncharged
         else:
             self._fail(UnavailableError("the server is receiving too many large requests at once; try again later"))
@@ -140,7 +140,7 @@ class BodyCollector:
 
     def _release(self) -> None:
         if self._budget is not None:
-            self._budget.release(self._num_charged)
+            self._budget.release(self._num_charged, self)
             self._num_charged = 0
 
 

@@ -95,7 +95,7 @@ class MessageAssembly:
 
     def drop(self) -> None:
         """Forget what is there, and give its share of the budget back."""
-        self._budget.release(self._charged)
+        self._budget.release(self._charged, self)
         self._charged = 0
         self._prefix = b""
         self.size = None
@@ -141,7 +141,7 @@ class MessageAssembly:
         due = num_bytes - FREE_BYTES - self._charged
         if due <= 0:
             return
-        if not self._budget.charge(due):
+        if not self._budget.charge(due, self):
             raise BudgetSpentError(
                 Status.RESOURCE_EXHAUSTED,
                 f"no memory is left for a message of {self.size} bytes: too many large requests arrive at once",

@@ -231,11 +231,11 @@ async def test_what_a_refused_client_still_sends_has_a_limit() -> None:
 
 async def test_large_requests_have_a_common_budget() -> None:
     dialogue = Dialogue(limits=limits_of(max_assembly_bytes=1 << 20)).begin()
-    dialogue.context.assembly.charge(1 << 19)
+    dialogue.context.assembly.charge((1 << 20) + 1, dialogue)
     dialogue.send(POST % (0, 2 << 20) + bytes((1 << 20) + (1 << 19) + 1))
     assert dialogue.take().startswith(b"HTTP/1.1 503 ")
     assert dialogue.violations == [Violation.ASSEMBLY_BUDGET]
-    assert dialogue.context.assembly.num_bytes == 1 << 19
+    assert dialogue.context.assembly.num_bytes == (1 << 20) + 1
 
 
 @pytest.mark.parametrize("lines", [b"Content-Length: 3000000\r\n", b"Transfer-Encoding: chunked\r\n"])

@@ -260,10 +260,13 @@ async def test_calls_that_are_answered_leave_no_deadline() -> None:
 
 async def test_a_message_that_takes_too_much_memory() -> None:
     peer = MemoryPeer(WireLimits(max_assembly_bytes=MIB))
-    peer.open(1, "Echo")
-    peer.send(data(1, prefixed(bytes(900_000), length=4 * MIB)))
-    for _ in range(3):
-        peer.send(data(1, bytes(900_000)))
-    assert peer.answer(1).grpc_status == 8
+    for stream_id in (1, 3):  # one may have more than all together should
+        peer.open(stream_id, "Echo")
+        peer.send(data(stream_id, prefixed(bytes(900_000), length=4 * MIB)))
+        for _ in range(3):
+            peer.send(data(stream_id, bytes(900_000)))
+    assert peer.answer(3).grpc_status == 8
     assert peer.violations == {Violation.ASSEMBLY_BUDGET: 1}
+    peer.send(data(1, bytes(4 * MIB - 3_600_000), end=True))
+    assert peer.answer(1).body.startswith(prefixed(b"", length=4 * MIB))
     assert peer.context.assembly.num_bytes == 0
