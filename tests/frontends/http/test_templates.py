@@ -149,7 +149,7 @@ def test_large_tensors_are_aligned_views_and_small_ones_copies() -> None:
     _, _, body, length = _binary(large, small)
     assert length is not None
     for shift in range(4):
-        room = np.empty(len(body) + 64, np.uint8)
+        room = np.empty(len(body) + 128, np.uint8)
         start = -(room.ctypes.data + length) % 64 + shift
         room[start : start + len(body)] = np.frombuffer(body, np.uint8)
         decoder.decode("m", None, body, length, STREAM)
