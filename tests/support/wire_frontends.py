@@ -138,7 +138,7 @@ class HttpHandlers:
 
     def __init__(self) -> None:
         self.held: list[HttpExchange] = []
-        self.disconnected: list[HttpExchange] = []
+        self.num_disconnected = 0
         self.num_requests = 0
         # Handlers that write piece by piece, and the pieces that were taken.
         self.num_writers = 0
@@ -171,7 +171,7 @@ class HttpHandlers:
     def _leave(self, exchange: HttpExchange) -> None:
         if exchange in self.held:
             self.held.remove(exchange)
-        self.disconnected.append(exchange)
+        self.num_disconnected += 1
 
     def _write(self, writer: ResponseWriter, number: int, size: int) -> None:
         async def write() -> None:

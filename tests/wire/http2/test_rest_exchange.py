@@ -170,10 +170,10 @@ async def test_a_client_that_leaves_is_told_of_once() -> None:
     peer.get(1, "/hold")
     (exchange,) = peer.http.held
     peer.send(rst_stream(1))
-    assert len(peer.http.disconnected) == 1
+    assert peer.http.num_disconnected == 1
     exchange.respond(HttpResponse())
     peer.leave()
-    assert len(peer.http.disconnected) == 1
+    assert peer.http.num_disconnected == 1
     assert peer.connection.max_open == 1000
 
 
