@@ -184,6 +184,14 @@ class Instance:
         """Whether the instance can execute now; asked by the model-ready endpoints only."""
         return True
 
+    def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
+        """The instance sees no more of a sequence of which it has seen a request: it may free what it kept of it.
+
+        Only of models with `sequence_batching`; called between batches, by whoever calls `execute`. `reason` is
+        "end" (its last request was executed), "idle" (no request came for `max_sequence_idle_microseconds`),
+        "cancelled" (a client gave up one of its requests), "restarted" (a START came before an END) or "unloaded".
+        """
+
     def can_execute(self) -> bool:
         """False while a call would have to wait, as for a process that is being restarted: others then go first.
 

@@ -38,6 +38,9 @@ class _Bundled:
 
 _BUNDLED = {
     "identity": _Bundled(),
+    "repeat": _Bundled(),
+    "sequence": _Bundled(),
+    "square": _Bundled(),
     "onnxruntime": _Bundled(("model.onnx",), "onnxruntime", "onnx"),
     "python": _Bundled(("model.py",)),
     "pytorch": _Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),

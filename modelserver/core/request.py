@@ -65,6 +65,8 @@ class InferRequest:
     own_sender: ResponseSender | None = None
     # The implicit state of its sequence; set by the scheduler of a model that has some.
     state: SequenceState | None = None
+    # Fills the row of an idle slot in a batch of sequences: nobody sent it, and nobody reads its answer.
+    is_padding: bool = False
 
     @property
     def sender(self) -> ResponseSender:

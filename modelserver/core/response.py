@@ -22,3 +22,13 @@ class InferResponse:
     error: ServerError | None = None
     parameters: Mapping[str, ParameterValue] | None = None
     is_final: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing, but perhaps that it is the last one."""
+        return not self.outputs and not self.parameters and self.error is None
+
+
+# As an entry of what an instance returns: the request is not done and is to be executed once more. Only for models
+# with `iterative_sequence`; compared by identity.
+RESCHEDULE = InferResponse(is_final=False)

@@ -15,9 +15,10 @@ from modelserver.backend import Array
 from modelserver.config.signature import ModelSignature, Shape, TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
-from modelserver.core.response import InferResponse
+from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError
+from modelserver.execution.sequence_inputs import SequenceInputs
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,9 @@ Reshape = Callable[[Array], Array]
 class Assembler:
     """Gather and scatter for one model. All workers share it."""
 
-    def __init__(self, signature: ModelSignature) -> None:
+    def __init__(self, signature: ModelSignature, *, sequence: SequenceInputs | None = None) -> None:
+        """`sequence` adds controls and states to what a model of sequences sees, and keeps its states."""
+        self._sequence = sequence
         self._model_name = signature.model_name
         self._is_batched = signature.max_batch_size > 0
         self._outputs = signature.outputs
@@ -46,6 +49,8 @@ class Assembler:
 
     def gather(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
         """The inputs of a batch of requests with the same inputs and item shapes, as one array each."""
+        if self._sequence is not None:
+            self._sequence.inject(requests)
         first = requests[0].inputs
         if len(requests) == 1:
             inputs = {name: tensor.data for name, tensor in first.items()}
@@ -66,6 +71,8 @@ class Assembler:
                 f"model '{self._model_name}': run() returned {type(outputs).__name__}, "
                 "expected a mapping of output names to arrays"
             )
+        if self._sequence is not None:
+            self._sequence.keep_rows(requests, outputs)
         total = sum(request.rows for request in requests)
         arrays: dict[str, Array] = {}
         problems: dict[str, InternalError] = {}
@@ -91,6 +98,8 @@ class Assembler:
 
     def shape_inputs(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
         """The requests as a BatchInstance sees them: inputs with a `reshape` in the model's shape."""
+        if self._sequence is not None:
+            self._sequence.inject(requests)
         for name, reshape in self._input_reshapes.items():
             for request in requests:
                 tensor = request.inputs.get(name)
@@ -144,6 +153,8 @@ class Assembler:
                 f"model '{self._model_name}': a response sender was given {type(response).__name__}, "
                 "expected an InferResponse or a ServerError"
             )
+        if self._sequence is not None:
+            self._sequence.keep_outputs(request, response)
         for tensor in response.outputs:
             self._check_tensor(tensor)
         if request.outputs is not None:
@@ -208,6 +219,10 @@ class Assembler:
             )
         if entry.error is not None:
             raise entry.error
+        if self._sequence is not None:
+            if entry is RESCHEDULE:
+                return entry
+            self._sequence.keep_outputs(request, entry)
         if not entry.is_final:
             raise InternalError(f"model '{self._model_name}': execute() returned a response that is not final")
         for tensor in entry.outputs:

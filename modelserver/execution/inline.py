@@ -35,6 +35,8 @@ def decide_inline(backend: Backend, instances: Sequence[LoadedInstance], signatu
     Raises ConfigError when the config demands what the backend cannot do.
     """
     context = backend.context
+    if context.config.sequence_batching is not None:
+        return False  # a sequence stays with its instance, which could not leave the loop while one is under way
     what = f"model '{context.model_name}' version {context.version}"
     can_run_inline = backend.runs_inline or backend.can_run_inline
     match inline_execution(context.config):

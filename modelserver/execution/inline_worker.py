@@ -11,8 +11,8 @@ import threading
 
 from modelserver.core.clock import Clock
 from modelserver.execution.runner import BatchRunner
-from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
+from modelserver.scheduling.source import BatchSource
 
 # How long batches may keep the event loop before others get their turn.
 _TURN_BUDGET_NS = 1_000_000
@@ -24,7 +24,9 @@ class InlineWorker:
     It is its own seat. Turns belong to the event loop thread; every method may be called from any thread.
     """
 
-    def __init__(self, batcher: Batcher, runner: BatchRunner, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+    def __init__(
+        self, batcher: BatchSource, runner: BatchRunner, loop: asyncio.AbstractEventLoop, clock: Clock
+    ) -> None:
         self.runner = runner
         self.is_parked = False
         self.is_woken = False

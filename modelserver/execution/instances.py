@@ -15,6 +15,7 @@ from modelserver.errors import InternalError, ServerError
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.executor import Executor
 from modelserver.execution.placement import InstancePlan
+from modelserver.execution.sequence_inputs import SequenceInputs
 from modelserver.execution.warmup import warm_up
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,11 @@ class InstanceFactory:
     def __init__(self, backend: Backend, signature: ModelSignature, clock: Clock) -> None:
         self._backend = backend
         self._signature = signature
-        self._assembler = Assembler(signature)
+        context = backend.context
+        has_sequences = context.config.sequence_batching is not None
+        self._assembler = Assembler(
+            signature, sequence=SequenceInputs(context.config, context.model_directory) if has_sequences else None
+        )
         self._clock = clock
 
     def create_all(self, plans: Sequence[InstancePlan]) -> list[LoadedInstance]:

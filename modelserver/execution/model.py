@@ -101,6 +101,15 @@ class Model:
         return self._staff.scheduler.inflight
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences that have not ended. Read on the event loop thread."""
+        return self._staff.scheduler.num_sequences
+
+    def has_sequence(self, sequence_id: int | str) -> bool:
+        """Whether a sequence of this id is under way here, and goes on. Read on the event loop thread."""
+        return self._staff.scheduler.has_sequence(sequence_id)
+
+    @property
     def queue_depth(self) -> int:
         """Requests that no instance has taken yet."""
         return self._staff.scheduler.queue_depth
@@ -128,7 +137,7 @@ class Model:
         """Wait until every accepted request is answered; False when time is up first."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._staff.scheduler.inflight:
+                while self.inflight or self.num_sequences:
                     self._idle.clear()
                     self._staff.scheduler.on_idle = self._idle.set
                     await self._idle.wait()
@@ -189,7 +198,6 @@ class Model:
 def _check_supported(config: ModelConfig) -> None:
     """Raise UnsupportedError for what a config may ask and this server does not do, rather than serve it wrongly."""
     unsupported = {
-        "sequence_batching": config.sequence_batching is not None,
         "ensemble_scheduling": config.is_ensemble,
         "batch_input": bool(config.batch_input),
         "batch_output": bool(config.batch_output),

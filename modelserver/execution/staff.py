@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from modelserver.backend import Backend, Placement
+from modelserver.backend import Backend, Instance, Placement
 from modelserver.config.inline_execution import InlineExecution, inline_execution
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
@@ -23,9 +23,14 @@ from modelserver.execution.placement import InstancePlan
 from modelserver.execution.runner import BatchRunner
 from modelserver.execution.sending import SenderDesk
 from modelserver.execution.sending_runner import SendingRunner
+from modelserver.execution.sequence_runner import SequenceRunner
 from modelserver.execution.worker import Worker
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
+from modelserver.scheduling.sequence import SequenceEnd
+from modelserver.scheduling.sequence_batcher import SequenceBatcher
+from modelserver.scheduling.sequence_table import EndHook
+from modelserver.scheduling.source import BatchSource
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -33,6 +38,7 @@ logger = logging.getLogger(__name__)
 # How long a model that is too slow for the event loop stays there while its instances are being changed.
 _RETRY_S = 0.01
 
+Scheduler = Batcher | DirectScheduler | SequenceBatcher
 AnyWorker = Worker | InlineWorker | DirectWorker
 
 
@@ -105,7 +111,7 @@ class Staff:
         instances, self.is_inline = self._make(plans)
         self._can_join_ragged = all(instance.sees_requests for instance in instances)
         self._answers_later = any(instance.executor.answers_later for instance in instances)
-        self.scheduler: Batcher | DirectScheduler
+        self.scheduler: Scheduler
         self._use(self._make_scheduler())
         self.members = self._employ(instances)
 
@@ -183,8 +189,17 @@ class Staff:
             close_all(instances)
             raise
 
-    def _make_scheduler(self) -> Batcher | DirectScheduler:
+    def _make_scheduler(self) -> Scheduler:
         config = self._backend.context.config
+        if config.sequence_batching is not None:
+            return SequenceBatcher(
+                config,
+                loop=self._loop,
+                statistics=self._statistics,
+                clock=self._clock,
+                can_join_ragged=self._can_join_ragged,
+                default_max_queue_size=self._default_max_queue_size,
+            )
         if self.is_inline and config.dynamic_batching is None and not self._answers_later:
             return DirectScheduler(config.name, statistics=self._statistics, clock=self._clock)
         return Batcher(
@@ -196,7 +211,7 @@ class Staff:
             default_max_queue_size=self._default_max_queue_size,
         )
 
-    def _use(self, scheduler: Batcher | DirectScheduler) -> None:
+    def _use(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._statistics.pending = lambda: scheduler.queue_depth
         self._statistics.inflight = lambda: scheduler.inflight
@@ -221,19 +236,27 @@ class Staff:
         runner.guard = self._guard if self.is_inline else None
         if isinstance(self.scheduler, DirectScheduler):
             return DirectWorker(self.scheduler, runner, self._loop)
+        source: BatchSource
+        if isinstance(self.scheduler, SequenceBatcher):
+            source = self.scheduler.add_instance(_end_hook(loaded))
+        else:
+            source = self.scheduler
         if self.is_inline:
-            return InlineWorker(self.scheduler, runner, self._loop, self._clock)
+            return InlineWorker(source, runner, self._loop, self._clock)
         context = self._backend.context
         name = f"{context.model_name}/{context.version}/{loaded.name}"
-        return Worker(name, self.scheduler, runner, lambda: self._may_take(loaded))
+        return Worker(name, source, runner, lambda: self._may_take(loaded))
 
     def _make_runner(self, executor: Executor) -> BatchRunner:
         if not executor.answers_later:
+            if isinstance(self.scheduler, SequenceBatcher):
+                return SequenceRunner(executor, self._statistics, self._clock)
             return BatchRunner(executor, self._statistics, self._clock)
-        assert isinstance(self.scheduler, Batcher), "such an instance was not there when the scheduler was made"
+        scheduler = self.scheduler
+        assert not isinstance(scheduler, DirectScheduler), "such an instance was not there when the scheduler was made"
         config = self._backend.context.config
         desk = SenderDesk(
-            self.scheduler,
+            scheduler,
             executor.assembler.check_sent,
             model_name=config.name,
             is_decoupled=config.is_decoupled,
@@ -258,6 +281,21 @@ class Staff:
                 self._what,
                 INLINE_BUDGET_NS // 1000,
             )
+
+
+def _end_hook(loaded: LoadedInstance) -> EndHook | None:
+    """How to tell an instance of sequences that ended; None if it does not want to know."""
+    instance = loaded.instance
+    if type(instance).on_sequence_end is Instance.on_sequence_end:
+        return None
+
+    def tell(sequence_id: int | str, end: SequenceEnd) -> None:
+        try:
+            instance.on_sequence_end(sequence_id, end.value)
+        except Exception:
+            logger.exception("instance '%s': on_sequence_end of sequence %s failed", loaded.name, sequence_id)
+
+    return tell
 
 
 def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from modelserver.execution.runner import BatchRunner
-from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.seat import ThreadSeat
+from modelserver.scheduling.source import BatchSource
 
 
 class Worker:
@@ -16,7 +16,7 @@ class Worker:
     `may_take` is asked before every batch, from that thread.
     """
 
-    def __init__(self, name: str, batcher: Batcher, runner: BatchRunner, may_take: Callable[[], bool]) -> None:
+    def __init__(self, name: str, batcher: BatchSource, runner: BatchRunner, may_take: Callable[[], bool]) -> None:
         self.runner = runner
         self._batcher = batcher
         self._seat = ThreadSeat(may_take)

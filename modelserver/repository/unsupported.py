@@ -48,8 +48,6 @@ def _problem(source: str, field: str, message: str) -> Problem:
 def _refused(config: ModelConfig) -> Iterator[Finding]:
     if config.is_ensemble:
         yield "ensemble_scheduling" if config.ensemble_scheduling is not None else "platform", "ensembles"
-    if config.sequence_batching is not None:
-        yield "sequence_batching", "stateful models"
     if config.response_cache is not None and config.response_cache.enable:
         yield "response_cache.enable", "a response cache"
     if config.batch_input:

@@ -59,6 +59,8 @@ class Batcher:
     event loop thread.
     """
 
+    num_sequences = 0
+
     def __init__(
         self,
         config: ModelConfig,
@@ -93,6 +95,10 @@ class Batcher:
     def queue_depth(self) -> int:
         """Requests that no worker has taken yet."""
         return len(self._queue)
+
+    def has_sequence(self, _sequence_id: int | str) -> bool:
+        """There are no sequences here."""
+        return False
 
     def submit(self, request: InferRequest) -> ResponseStream:
         """Queue the request. Called from the event loop thread.

@@ -27,6 +27,7 @@ class DirectScheduler:
     """
 
     queue_depth = 0
+    num_sequences = 0
 
     def __init__(self, model_name: str, *, statistics: ModelStatistics, clock: Clock | None = None) -> None:
         self.inflight = 0
@@ -69,6 +70,10 @@ class DirectScheduler:
         stream = request.stream
         stream.deliver(run(request, now_ns, now_ns))
         return stream
+
+    def has_sequence(self, _sequence_id: int | str) -> bool:
+        """There are no sequences here."""
+        return False
 
     def stop(self) -> None:
         """Refuse new requests."""

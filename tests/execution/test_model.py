@@ -18,7 +18,6 @@ from modelserver.config.schema import (
     InstanceGroupKind,
     ModelDynamicBatching,
     ModelInstanceGroup,
-    ModelSequenceBatching,
 )
 from modelserver.errors import CancelledError, ConfigError, ErrorCode, ServerError, UnavailableError, UnsupportedError
 from modelserver.execution.model import Model
@@ -364,7 +363,6 @@ async def test_passive_instances_get_no_requests() -> None:
     [
         ({"instance_group": (ModelInstanceGroup("g", InstanceGroupKind.KIND_GPU),)}, ConfigError, "no GPU is visible"),
         ({"instance_group": (ModelInstanceGroup("g", passive=True),)}, ConfigError, "is passive"),
-        ({"sequence_batching": ModelSequenceBatching()}, UnsupportedError, "sequence_batching"),
         ({"batch_input": (BatchInput(),)}, UnsupportedError, "batch_input"),
     ],
 )  # fmt: skip

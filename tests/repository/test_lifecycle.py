@@ -235,9 +235,9 @@ async def test_the_index_tells_why_a_model_that_was_unloaded_does_not_load(tmp_p
 
 
 async def test_what_is_not_executed_is_refused_by_name(tmp_path: Path) -> None:
-    write_model(tmp_path, "m", extra="sequence_batching { }")
+    write_model(tmp_path, "m", extra='cc_model_filenames { key: "8.0" value: "m" }')
     async with open_repository(tmp_path) as repository:
-        with pytest.raises(UnsupportedError, match="sequence_batching"):
+        with pytest.raises(UnsupportedError, match="cc_model_filenames"):
             await repository.load("m")
 
 

@@ -9,7 +9,6 @@ from modelserver.repository.unsupported import ignored_warnings, unsupported_pro
     [
         ("ensemble_scheduling { step [ { model_name: 'a' } ] }", "ensemble_scheduling"),
         ('platform: "ensemble"', "platform"),
-        ("sequence_batching { }", "sequence_batching"),
         ("response_cache { enable: true }", "response_cache.enable"),
         ("batch_input [ { kind: BATCH_ELEMENT_COUNT } ]", "batch_input"),
         ("batch_output [ { target_name: 'a' } ]", "batch_output"),

@@ -1,0 +1,117 @@
+"""One instance's part of a `SequenceBatcher`: what its worker takes batches from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from modelserver.core.request import Delivery
+from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.seat import Seat, ThreadSeat
+from modelserver.scheduling.sequence_batch import SequenceBatch
+from modelserver.scheduling.sequence_table import EndHook, InstanceSlots
+
+if TYPE_CHECKING:
+    from modelserver.scheduling.sequence_batcher import SequenceBatcher
+
+
+class InstanceSource:
+    """A `BatchSource` for one worker. When the worker comes back for more, it is done with what it took."""
+
+    def __init__(self, batcher: SequenceBatcher, slots: InstanceSlots, on_end: EndHook | None) -> None:
+        self.slots = slots
+        self._batcher = batcher
+        self._on_end = on_end
+        self._seat: Seat | None = None  # the worker's, while it sleeps
+        self._batch: SequenceBatch | None = None
+
+    def take(self, seat: ThreadSeat) -> Batch | None:
+        """Wait for the next batch; None once the seat is closed and its sequences are over. Worker's thread."""
+        while True:
+            batch, wait_until_ns = self.try_take(seat)
+            if batch is not None or seat.is_left:
+                return batch
+            seat.sleep(None if wait_until_ns is None else wait_until_ns - self._batcher.now_ns())
+
+    def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
+        """The next batch; or None, and when to look again if nobody wakes the seat. Called by the seat's worker.
+
+        Tells the instance of sequences that ended, before it sees what comes after them.
+        """
+        batcher, slots = self._batcher, self.slots
+        with batcher.lock:
+            self._sit_up(seat)
+            now_ns = batcher.now_ns()
+            rescheduled = self._batch.rescheduled if self._batch is not None else ()
+            given_up = batcher.table.finish(slots, rescheduled, now_ns)
+            if seat.is_closed:
+                batcher.table.close_instance(slots)
+            self._batch, wait_until_ns = self._form(now_ns)
+            ended, slots.ended = slots.ended, []
+            if self._batch is None and not ended:
+                seat.is_left = seat.is_closed and slots.num_sequences == 0
+                self._rest(seat)
+            batcher.table.touched.discard(slots)
+            batcher.wake_touched()
+            has_drained = batcher.is_stopped and batcher.table.num_sequences == 0
+        if given_up:
+            batcher.post(batcher.answer_given_up, given_up)
+        if has_drained:
+            batcher.post(batcher.check_idle)
+        if ended and self._on_end is not None:
+            for sequence_id, end in ended:
+                self._on_end(sequence_id, end)
+            if self._batch is None:
+                return self.try_take(seat)
+        return self._batch, wait_until_ns
+
+    def _form(self, now_ns: int) -> tuple[SequenceBatch | None, int | None]:
+        batcher, slots = self._batcher, self.slots
+        entries, wait_until_ns = batcher.table.take(slots, now_ns)
+        if not entries:
+            return None, wait_until_ns
+        if slots.queue is not None:
+            return SequenceBatch.packed(entries, now_ns), None
+        num_rows = 1 + max(slot.index for slot in slots.slots if slot.sequence is not None)
+        return SequenceBatch.slotted(entries, num_rows, now_ns), None
+
+    def _sit_up(self, seat: Seat) -> None:
+        """The worker is back, woken or by itself. Called with the lock held."""
+        seat.is_parked = False
+        self._seat = None
+        if seat.is_woken:
+            seat.is_woken = False
+            seat.settle()
+
+    def _rest(self, seat: Seat) -> None:
+        if seat.is_left:
+            self._batcher.remove_instance(self)
+        else:
+            seat.is_parked = True
+            self._seat = seat
+
+    def wake(self) -> None:
+        """Let the worker look. Called with the lock held."""
+        seat = self._seat
+        if seat is not None:
+            self._seat = None
+            seat.is_parked = False
+            seat.is_woken = True
+            seat.wake()
+
+    def take_more(self, seat: Seat, limit: int) -> list[Batch]:  # noqa: ARG002
+        """Nothing: the next requests of the sequences in a batch must wait for it."""
+        return []
+
+    def deliver(self, deliveries: Iterable[Delivery]) -> None:
+        self._batcher.deliver(deliveries)
+
+    def post(self, callback: Callable[..., object], *args: object) -> None:
+        self._batcher.post(callback, *args)
+
+    def close_seat(self, seat: Seat) -> None:
+        """The instance gets no further sequences, and its worker ends with the last one. From any thread."""
+        with self._batcher.lock:
+            seat.is_closed = True
+            self._batcher.table.close_instance(self.slots)
+            self.wake()

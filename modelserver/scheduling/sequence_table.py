@@ -1,0 +1,401 @@
+"""Which sequences live, which slots they hold, and who waits for one. Knows no thread and no clock.
+
+request -> its sequence -> a slot of an instance (or the backlog, first come first served)
+        -> taken by the instance's worker -> finished: the next request, or the next sequence, may go
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import count
+
+from modelserver.core.request import InferRequest
+from modelserver.errors import InvalidArgumentError
+from modelserver.scheduling.batch import form_batch
+from modelserver.scheduling.bucket import BucketKey
+from modelserver.scheduling.policy import BatchingRules
+from modelserver.scheduling.queue import RequestQueue
+from modelserver.scheduling.sequence import LiveSequence, SequenceEnd, SequenceEntry, SequenceSlot
+from modelserver.scheduling.sequence_policy import SlotHead, plan_direct
+from modelserver.scheduling.sequence_rules import DirectRules, SequenceRules
+
+
+class InstanceSlots:
+    """The sequences of one instance. `taken` are the requests that its worker has.
+
+    `ended` are sequences that the instance is to be told about, unless it does not want to be (`hears_ends`).
+    `is_closed`: no further sequence comes here.
+    """
+
+    def __init__(self, rules: SequenceRules, number: int, *, hears_ends: bool) -> None:
+        self.number = number
+        self.hears_ends = hears_ends
+        self.slots = [SequenceSlot(self, index) for index in range(rules.num_slots)]
+        self.num_sequences = 0
+        self.taken: list[SequenceEntry] = []
+        self.ended: list[tuple[int | str, SequenceEnd]] = []
+        self.is_closed = False
+        oldest = rules.oldest
+        self.queue = (
+            None
+            if oldest is None
+            else RequestQueue(
+                max_rows=oldest.max_rows, ripe_rows=oldest.preferred_rows[0], keep_order=oldest.keep_order
+            )
+        )
+
+
+class SequenceTable:
+    """Every call is made under the batcher's lock. `touched` collects the instances that have something new to do."""
+
+    def __init__(self, rules: SequenceRules, model_name: str, *, key: BucketKey | None, has_state: bool) -> None:
+        self.touched: set[InstanceSlots] = set()
+        self.num_waiting = 0
+        self.num_conflicts = 0
+        self._rules = rules
+        self._oldest: BatchingRules | None = rules.oldest
+        self._direct: DirectRules = rules.direct
+        self._model_name = model_name
+        self._key = key
+        self._has_state = has_state
+        self._live: dict[Hashable, LiveSequence] = {}
+        self._backlog: OrderedDict[LiveSequence, None] = OrderedDict()
+        self._idle: OrderedDict[LiveSequence, None] = OrderedDict()  # longest idle first
+        self._free: list[tuple[int, int, SequenceSlot]] = []
+        self._entries: dict[InferRequest, SequenceEntry] = {}  # those that wait or are taken
+        self._numbers = count(1)  # of instances
+        self._iterations = count(1)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that hold a slot or wait for one."""
+        return len(self._live)
+
+    @property
+    def num_backlogged(self) -> int:
+        """Requests of sequences that wait for a slot."""
+        return sum(len(sequence.entries) for sequence in self._backlog)
+
+    def has_sequence(self, sequence_id: Hashable) -> bool:
+        """Whether a request without START would be taken for this id."""
+        sequence = self._live.get(sequence_id)
+        return sequence is not None and sequence.is_open
+
+    def add_instance(self, *, hears_ends: bool) -> InstanceSlots:
+        """The slots of another instance; sequences that wait move in at once."""
+        owner = InstanceSlots(self._rules, next(self._numbers), hears_ends=hears_ends)
+        for slot in owner.slots:
+            self._refill(slot)
+        return owner
+
+    def close_instance(self, owner: InstanceSlots) -> None:
+        """It gets no further sequence; those that it has go on to their end."""
+        owner.is_closed = True
+
+    def add(self, request: InferRequest, now_ns: int) -> SequenceEntry:
+        """Queue a request in its sequence. Raises InvalidArgumentError, with nothing changed, if it fits none."""
+        key: Hashable = request.sequence_id
+        if self._rules.is_iterative:
+            number = next(self._iterations)
+            key = ("iteration", number)
+            request.sequence_id = request.sequence_id or number
+        sequence = self._live.get(key)
+        if not request.sequence_start and (sequence is None or not sequence.is_open):
+            raise InvalidArgumentError(
+                f"inference request for sequence {request.sequence_id} to model '{self._model_name}' must specify "
+                "the START flag on the first request of the sequence"
+            )
+        if sequence is None:
+            sequence = self._live[key] = LiveSequence(key, request.sequence_id, has_state=self._has_state)
+            self._place(sequence)
+        elif request.sequence_start and sequence.is_open:
+            self.num_conflicts += 1
+        entry = SequenceEntry(request, now_ns, sequence)
+        entry.is_queued = True
+        sequence.entries.append(entry)
+        sequence.is_open = not request.sequence_end and not self._rules.is_iterative
+        self._entries[request] = entry
+        self.num_waiting += 1
+        self._idle.pop(sequence, None)
+        if sequence.slot is not None and sequence.head is entry:
+            self._make_ready(sequence)
+        return entry
+
+    def take(self, owner: InstanceSlots, now_ns: int) -> tuple[list[SequenceEntry], int | None]:
+        """The next batch of an instance, in the order of its slots or best first; or when to look again (ns)."""
+        entries, wait_until_ns = (
+            self._take_direct(owner, now_ns)
+            if owner.queue is None or self._oldest is None
+            else self._take_oldest(owner.queue, self._oldest, now_ns)
+        )
+        for entry in entries:
+            sequence = entry.sequence
+            first = sequence.entries.popleft()
+            assert first is entry, "only the first request of a sequence may be taken"
+            sequence.taken = entry
+            entry.is_queued = False
+            self.num_waiting -= 1
+            if entry.request.sequence_start and sequence.has_begun:
+                self._note_end(owner, sequence, SequenceEnd.RESTARTED)
+            sequence.has_begun = True
+            entry.request.state = sequence.state
+        owner.taken = entries
+        return entries, wait_until_ns
+
+    def finish(self, owner: InstanceSlots, rescheduled: Collection[InferRequest], now_ns: int) -> list[InferRequest]:
+        """The worker is done with what it took: the sequences go on, or end.
+
+        `rescheduled` are to run once more; those of them that are not, because they were given up, are returned.
+        """
+        given_up: list[InferRequest] = []
+        taken, owner.taken = owner.taken, []
+        for entry in taken:
+            request, sequence = entry.request, entry.sequence
+            sequence.taken = None
+            if request in rescheduled and sequence.end is None:
+                request.sequence_start = False
+                entry.enqueue_ns = now_ns
+                entry.is_queued = True
+                sequence.entries.appendleft(entry)
+                self.num_waiting += 1
+                self._make_ready(sequence)
+                continue
+            del self._entries[request]
+            if sequence.end is not None:
+                if request in rescheduled:
+                    given_up.append(request)
+                self._release(sequence, sequence.end)
+            elif request.sequence_end or self._rules.is_iterative:
+                self._release(sequence, SequenceEnd.END)
+            else:
+                self._go_on(sequence, now_ns)
+        return given_up
+
+    def find(self, request: InferRequest) -> SequenceEntry | None:
+        """The entry of a request that waits or is being executed."""
+        return self._entries.get(request)
+
+    def is_backlogged(self, sequence: LiveSequence) -> bool:
+        return sequence in self._backlog
+
+    def end_early(self, entry: SequenceEntry, now_ns: int) -> list[SequenceEntry]:
+        """The sequence that `entry` belongs to is given up; its waiting requests, which the caller answers."""
+        sequence = entry.sequence
+        dropped = sequence.segment(entry)
+        taken = sequence.taken
+        # A START begins another sequence: what comes before it goes on, be it queued or being executed.
+        is_later = bool(dropped) and (
+            dropped[0] is not sequence.entries[0] or (taken is not None and dropped[0].request.sequence_start)
+        )
+        self._drop(dropped)
+        if is_later:
+            last = sequence.entries[-1] if sequence.entries else taken
+            assert last is not None, "something was before what was dropped"
+            sequence.is_open = not last.request.sequence_end
+        elif taken is not None:
+            sequence.end = SequenceEnd.CANCELLED
+            sequence.is_open = sequence.is_open and bool(sequence.entries)
+        elif sequence.has_begun or not sequence.entries:
+            self._release(sequence, SequenceEnd.CANCELLED)
+        else:
+            self._go_on(sequence, now_ns)
+        return dropped
+
+    def end_idle(self, now_ns: int) -> int:
+        """End the sequences that were idle for too long; how many there were."""
+        num_ended = 0
+        while self._idle:
+            sequence = next(iter(self._idle))
+            if sequence.idle_since_ns + self._rules.idle_ns > now_ns:
+                break
+            del self._idle[sequence]
+            self._release(sequence, SequenceEnd.IDLE)
+            num_ended += 1
+        return num_ended
+
+    def next_idle_ns(self, now_ns: int) -> int | None:
+        """The earliest time at which a sequence may have been idle for too long; None without sequences."""
+        if not self._live:
+            return None
+        since_ns = next(iter(self._idle)).idle_since_ns if self._idle else now_ns
+        return since_ns + self._rules.idle_ns
+
+    def clear(self) -> list[SequenceEntry]:
+        """End everything at once; the requests that waited, which the caller answers."""
+        dropped = [entry for sequence in self._live.values() for entry in sequence.entries]
+        self._drop(dropped)
+        self._backlog.clear()
+        for sequence in list(self._live.values()):
+            sequence.is_open = False
+            if sequence.taken is not None:
+                sequence.end = SequenceEnd.UNLOADED
+            else:
+                self._release(sequence, SequenceEnd.UNLOADED)
+        return dropped
+
+    def reconfigure_delays(self) -> None:
+        """Nobody waits for company any more: what is there goes."""
+        self._direct = DirectRules()
+        if self._oldest is not None:
+            self._oldest = BatchingRules(
+                self._oldest.max_rows, self._oldest.preferred_rows, 0, self._oldest.keep_order, self._oldest.is_single
+            )
+        for sequence in self._live.values():
+            self._touch(sequence.slot)
+
+    # Steps.
+
+    def _take_direct(self, owner: InstanceSlots, now_ns: int) -> tuple[list[SequenceEntry], int | None]:
+        heads: list[SlotHead | None] = []
+        for slot in owner.slots:
+            head = slot.sequence.head if slot.sequence is not None else None
+            heads.append(None if head is None else SlotHead(head.enqueue_ns, head.key))
+        if not any(heads):
+            return [], None
+        plan = plan_direct(self._direct, heads, now_ns)
+        return [slot.sequence.entries[0] for slot in _chosen(owner, plan.slots) if slot.sequence], plan.wait_until_ns
+
+    def _take_oldest(
+        self, queue: RequestQueue, rules: BatchingRules, now_ns: int
+    ) -> tuple[list[SequenceEntry], int | None]:
+        batch, wait_until_ns = form_batch(queue, rules, now_ns)
+        return ([] if batch is None else [self._entries[request] for request in batch.requests]), wait_until_ns
+
+    def _place(self, sequence: LiveSequence) -> None:
+        """Give a new sequence the free slot with the lowest index, or a place in the backlog."""
+        while self._free:
+            slot = heappop(self._free)[2]
+            owner = slot.owner
+            assert isinstance(owner, InstanceSlots), "slots belong to instances"
+            if not owner.is_closed:
+                self._bind(sequence, slot)
+                return
+        self._backlog[sequence] = None
+
+    def _bind(self, sequence: LiveSequence, slot: SequenceSlot) -> None:
+        slot.sequence, sequence.slot = sequence, slot
+        _owner(slot).num_sequences += 1
+
+    def _refill(self, slot: SequenceSlot) -> None:
+        """A slot has become free: the sequence that waits longest gets it."""
+        owner = _owner(slot)
+        if owner.is_closed:
+            self.touched.add(owner)  # its worker may be able to leave now
+        elif self._backlog:
+            sequence, _ = self._backlog.popitem(last=False)
+            self._bind(sequence, slot)
+            if sequence.head is not None:
+                self._make_ready(sequence)
+        else:
+            heappush(self._free, (slot.index, owner.number, slot))
+
+    def _make_ready(self, sequence: LiveSequence) -> None:
+        """The sequence has a slot and a request that may go."""
+        slot, head = sequence.slot, sequence.head
+        assert slot is not None, "only a sequence with a slot is executed"
+        assert head is not None, "there is a request to execute"
+        owner = _owner(slot)
+        head.key = self._key_of(sequence, head)
+        if owner.queue is not None:
+            owner.queue.add(head)
+        self.touched.add(owner)
+
+    def _key_of(self, sequence: LiveSequence, entry: SequenceEntry) -> Hashable:
+        key = self._key(entry.request) if self._key is not None else None
+        if not self._rules.has_variable_state or sequence.state is None:
+            return key
+        shapes = () if entry.request.sequence_start else sequence.state.shapes
+        return key, shapes
+
+    def _go_on(self, sequence: LiveSequence, now_ns: int) -> None:
+        if sequence.entries:
+            if sequence.slot is not None:
+                self._make_ready(sequence)
+        else:
+            sequence.idle_since_ns = now_ns
+            self._idle[sequence] = None
+
+    def _release(self, sequence: LiveSequence, end: SequenceEnd) -> None:
+        """The sequence is over. Its slot goes to the next; requests that follow its END begin another one."""
+        del self._live[sequence.key]
+        self._idle.pop(sequence, None)
+        self._backlog.pop(sequence, None)
+        if sequence.entries:
+            follower = LiveSequence(sequence.key, sequence.correlation_id, has_state=self._has_state)
+            follower.entries = sequence.entries
+            follower.is_open = sequence.is_open
+            for entry in follower.entries:
+                entry.sequence = follower
+            self._live[follower.key] = follower
+            self._backlog[follower] = None
+        slot, sequence.slot = sequence.slot, None
+        if slot is None:
+            return
+        owner = _owner(slot)
+        if sequence.has_begun:
+            self._note_end(owner, sequence, end)
+        slot.sequence = None
+        owner.num_sequences -= 1
+        self._refill(slot)
+
+    def _note_end(self, owner: InstanceSlots, sequence: LiveSequence, end: SequenceEnd) -> None:
+        if owner.hears_ends:
+            owner.ended.append((sequence.correlation_id, end))
+            self.touched.add(owner)
+
+    def _drop(self, entries: Iterable[SequenceEntry]) -> None:
+        """These requests leave their queues; the caller answers them."""
+        for entry in entries:
+            sequence = entry.sequence
+            slot = sequence.slot
+            queue = _owner(slot).queue if slot is not None else None
+            if queue is not None and entry is sequence.head:
+                queue.remove(entry)
+            entry.is_queued = False
+            sequence.entries.remove(entry)
+            del self._entries[entry.request]
+            self.num_waiting -= 1
+
+    def _touch(self, slot: SequenceSlot | None) -> None:
+        if slot is not None:
+            self.touched.add(_owner(slot))
+
+    def check_integrity(self, instances: Iterable[InstanceSlots]) -> None:
+        """Assert that sequences, slots and queues agree. For tests."""
+        owners = list(instances)
+        bound = [sequence for sequence in self._live.values() if sequence.slot is not None]
+        for sequence in self._live.values():
+            assert (sequence.slot is None) == (sequence in self._backlog), "a sequence has a slot or waits for one"
+            assert sequence.slot is None or sequence.slot.sequence is sequence, "two sequences in a slot"
+            assert (sequence in self._idle) == (sequence.is_idle and sequence.slot is not None), "idle or not"
+        waiting = sum(len(sequence.entries) for sequence in self._live.values())
+        assert waiting == self.num_waiting, "the number of waiting requests is wrong"
+        assert len(self._entries) == waiting + sum(len(owner.taken) for owner in owners), "a request is lost"
+        assert sum(owner.num_sequences for owner in owners) == len(bound), "a count of sequences is wrong"
+        for owner in owners:
+            if owner.queue is not None:
+                owner.queue.check_integrity()
+                heads = {slot.sequence.head for slot in owner.slots if slot.sequence is not None} - {None}
+                assert set(_entries(owner.queue)) == heads, "the queue does not hold the first of each sequence"
+        has_free = any(not _owner(slot).is_closed and slot.sequence is None for _, _, slot in self._free)
+        assert not (has_free and self._backlog), "sequences wait beside free slots"
+
+
+def _owner(slot: SequenceSlot) -> InstanceSlots:
+    owner = slot.owner
+    assert isinstance(owner, InstanceSlots), "slots belong to instances"
+    return owner
+
+
+def _chosen(owner: InstanceSlots, slots: Iterable[int]) -> Iterator[SequenceSlot]:
+    return (owner.slots[index] for index in slots)
+
+
+def _entries(queue: RequestQueue) -> list[object]:
+    return list(queue)
+
+
+# What is told of a sequence's end: correlation id and reason.
+EndHook = Callable[[int | str, SequenceEnd], None]
