@@ -77,7 +77,7 @@ class ServerOptions:
     log_format: str = field(default="default", metadata=flag(LOGGING, "How a line looks; json is ours: one object per line.", choices=("default", "ISO8601", "json")))
     log_file: str = field(default="", metadata=flag(LOGGING, "File to append the log to, in place of standard error.", metavar="FILE"))
 
-    model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, or one model's directory. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
+    model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, or one model's directory, or the address of one in an object store: s3://, gs://, as://, abfs://. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
     model_name: str = field(default="", metadata=flag(REPOSITORY, "Name for the model when --model-repository is one model's directory.", metavar="NAME", is_ours=True))
     model_control_mode: str = field(default="none", metadata=flag(REPOSITORY, "none: load all at start. poll: also follow changes on disk. explicit: only --load-model and the load and unload requests.", choices=_MODES))
     repository_poll_secs: int = field(default=15, metadata=flag(REPOSITORY, "Seconds between two looks at the repository in mode poll.", minimum=1))
@@ -89,6 +89,8 @@ class ServerOptions:
     model_load_thread_count: int = field(default=4, metadata=flag(REPOSITORY, "Models loaded at the same time.", minimum=1))
     model_load_retry_count: int = field(default=0, metadata=flag(REPOSITORY, "Further attempts after a load that failed.", minimum=0))
     max_queue_size: int = field(default=100_000, metadata=flag(REPOSITORY, "Requests that may wait in the queue of a model whose config sets no max_queue_size, by priority level; 0: no limit (Triton's).", minimum=0, is_ours=True))
+    cloud_cache_directory: str = field(default="", metadata=flag(REPOSITORY, "Directory for local copies of models from object stores; empty: Triton's TRITON_AWS_MOUNT_DIRECTORY and its like, or the user's cache directory.", metavar="DIRECTORY", is_ours=True))
+    cloud_cache_byte_size: int = field(default=0, metadata=flag(REPOSITORY, "Bytes of copies above which those that nothing uses are removed, the longest unused first; 0: no limit. For a directory of one server.", minimum=0, is_ours=True))
     override_directory: str = field(default="", metadata=flag(REPOSITORY, "Directory in which overrides are kept that a load request asks to persist; they are used again at the next start.", metavar="DIRECTORY", is_ours=True))
     model_namespacing: bool = field(default=False, metadata=flag(REPOSITORY, "Let repositories have models of the same name, each in a namespace of its own."))
 

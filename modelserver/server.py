@@ -25,6 +25,7 @@ from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
 from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, http_limits, make_ports
 from modelserver.repository.backend_settings import unknown_backends
+from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -232,7 +233,7 @@ class Server:
 def repository_options(options: ServerOptions) -> RepositoryOptions:
     """The repository's part of the options."""
     return RepositoryOptions(
-        roots=tuple(Path(path) for path in options.model_repository),
+        roots=tuple(parse_cloud_uri(path) if is_cloud_uri(path) else Path(path) for path in options.model_repository),
         control_mode=ControlMode(options.model_control_mode),
         load_models=options.load_model,
         model_name=options.model_name,
@@ -241,6 +242,8 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
         load_thread_count=options.model_load_thread_count,
         load_retry_count=options.model_load_retry_count,
         default_max_queue_size=options.max_queue_size,
+        cloud_cache_directory=Path(options.cloud_cache_directory) if options.cloud_cache_directory else None,
+        cloud_cache_bytes=options.cloud_cache_byte_size,
         has_namespaces=options.model_namespacing,
         override_directory=Path(options.override_directory) if options.override_directory else None,
         definition=DefinitionOptions(

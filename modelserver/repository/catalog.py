@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelserver.discovery import backend_for_model_files
+from modelserver.repository.cloud_store import CloudUnavailableError
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import IgnoredPath, RepositoryRoot, RepositoryScan, fingerprint_model, scan_roots
 
@@ -26,6 +27,7 @@ class Catalog:
 
     def __init__(self, roots: Sequence[RepositoryRoot], config_name: str) -> None:
         self.roots = tuple(roots)
+        self._clouds = [root.cloud for root in self.roots if root.cloud is not None]
         self.scan = RepositoryScan()
         self._config_name = config_name
         self._mtimes: tuple[int, ...] = ()
@@ -33,6 +35,7 @@ class Catalog:
 
     def survey(self) -> Survey:
         """Scan everything, files included. Raises OSError when a root cannot be read."""
+        self.list_clouds()
         scan = self._scan()
         fingerprints: dict[str, ModelFingerprint | None] = dict.fromkeys((*scan.unreadable, *scan.duplicates))
         for name, layout in scan.models.items():
@@ -43,8 +46,20 @@ class Catalog:
                 fingerprints[name] = None
         return Survey(scan, fingerprints)
 
+    def list_clouds(self) -> None:
+        """Ask the object stores anew; all else goes by what they said last. Raises OSError."""
+        for cloud in self._clouds:
+            try:
+                cloud.refresh()
+            except CloudUnavailableError as error:
+                raise OSError(error.message) from error
+
+    def oldest_listing_s(self) -> float:
+        """How long ago an object store was listed, the one that was asked longest ago; 0 without any."""
+        return max((cloud.age_s for cloud in self._clouds), default=0.0)
+
     def refresh(self) -> None:
-        """Bring the list of models up to date: one `stat` per root if no model came or went.
+        """Bring the list of models up to date: one `stat` per root if no model came or went; no object store is asked.
 
         A root that cannot be read leaves the list as it is.
         """
@@ -69,4 +84,6 @@ class Catalog:
         self._mentioned = ignored
 
     def _read_mtimes(self) -> tuple[int, ...]:
-        return tuple(root.path.stat().st_mtime_ns for root in self.roots)
+        return tuple(
+            root.cloud.generation if root.cloud is not None else root.path.stat().st_mtime_ns for root in self.roots
+        )

@@ -32,7 +32,8 @@ from modelserver.repository.unsupported import ignored_warnings, unsupported_pro
 class ModelDefinition:
     """A model that is ready to be loaded. `versions` are those that its policy serves, with their directories.
 
-    `fingerprint` was taken before anything was read. `missing_versions` are asked for by the policy but absent.
+    `origin` is where the files were copied from, if the directory is a copy. `fingerprint` was taken before anything
+    was read. `missing_versions` are asked for by the policy but absent.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelDefinition:
     backend_options: Mapping[str, str] = field(default_factory=dict)
     missing_versions: tuple[int, ...] = ()
     namespace: str = ""
+    origin: str = ""
     warnings: tuple[Problem, ...] = ()
 
     def context(self, version: int) -> BackendContext:
@@ -162,6 +164,7 @@ class _Reading:
             model_directory=self._layout.directory,
             versions=served,
             namespace=self._layout.namespace,
+            origin=self._layout.origin,
             backend_options=self._options.backend_options(self._config.backend),
             missing_versions=self._missing_versions(),
             warnings=self._warnings(written, backend_class),

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from modelserver.repository.cloud_root import CloudRoot, fingerprint_listing, versions_of
+from modelserver.repository.cloud_store import Listing
 from modelserver.repository.fingerprint import ModelFingerprint, TreeFingerprint, fingerprint_tree, is_ignored
 from modelserver.repository.model_name import check_model_name, name_problem
 from modelserver.repository.namespaces import SEPARATOR, key_of, repository_names
@@ -36,13 +38,20 @@ BackendFinder = Callable[[Path], str | None]
 class RepositoryRoot:
     """A directory given by `--model-repository`; with `model_name` set it is that one model itself.
 
-    `name` is what clients call it; `is_namespace`: its models are told from others' by it.
+    `name` is what clients call it; `is_namespace`: its models are told from others' by it. One with `cloud` lies in
+    an object store, and its `path` is only what it is called.
     """
 
     path: Path
     model_name: str | None = None
     name: str = ""
     is_namespace: bool = False
+    cloud: CloudRoot | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people and for metrics."""
+        return self.cloud.text if self.cloud is not None else str(self.path)
 
     def key_of(self, model_name: str) -> str:
         """What the server calls a model of this root: see `namespaces`."""
@@ -60,7 +69,9 @@ class RepositoryRoot:
 class ModelLayout:
     """One model's directory. `config_file` is None when there is none: the backend may complete everything.
 
-    `key` tells it from models of the same name, `repository` and `namespace` are name and path of its root.
+    `key` tells it from models of the same name, `repository` and `namespace` are name and path of its root. `remote`
+    is what is listed of a model in an object store, whose directory is not there before it is copied; of the copy
+    `origin` says where it is from.
     `ignored` are directories that look like versions but are not, with the reason. `is_single` marks a
     model whose name was given from outside, not by its directory.
     """
@@ -74,10 +85,20 @@ class ModelLayout:
     ignored: tuple[IgnoredPath, ...] = ()
     repository: str = ""
     namespace: str = ""
+    remote: RemoteModel | None = None
+    origin: str = ""
 
     @property
     def key(self) -> str:
         return key_of(self.repository, self.name) if self.namespace else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model in an object store as it was listed."""
+
+    root: CloudRoot
+    listing: Listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +132,27 @@ class RepositoryScan:
 
 
 def resolve_roots(
-    paths: Sequence[Path], *, model_name: str = "", find_backend: BackendFinder, are_namespaces: bool = False
+    paths: Sequence[Path], *, model_name: str = "", find_backend: BackendFinder
 ) -> tuple[RepositoryRoot, ...]:
     """Decide of each path whether it is a repository or a single model, which is then called `model_name`.
 
-    With `are_namespaces` each may have models of the same name as others.
     It is a single model if no directory in it looks like one and it holds a config, a version, or a
     file that a backend recognises. Raises NotFoundError for a path that is no directory, InvalidArgumentError
     for one that cannot be read and for a name that is none or that nothing takes.
     """
-    roots = tuple(
-        replace(_resolve_root(path, model_name, find_backend), name=name, is_namespace=are_namespaces)
-        for path, name in zip(paths, repository_names(paths), strict=True)
-    )
+    roots = tuple(_resolve_root(path, model_name, find_backend) for path in paths)
     if model_name and not any(root.model_name for root in roots):
         places = ", ".join(str(path) for path in paths)
         raise InvalidArgumentError(
             f"--model-name={model_name} is for the directory of a single model; there is none in: {places}"
         )
     return roots
+
+
+def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tuple[RepositoryRoot, ...]:
+    """The roots with the names that clients call them; with `are_namespaces` several may hold models of one name."""
+    names = repository_names([root.path for root in roots])
+    return tuple(replace(root, name=name, is_namespace=are_namespaces) for root, name in zip(roots, names, strict=True))
 
 
 def _resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
@@ -192,12 +215,16 @@ def find_model(
             continue
         if root.model_name == name:
             found.append(_placed(_single_model(root.path, name, config_name, find_backend), root))
+        elif root.cloud is not None:
+            listing = root.cloud.refresh_model(name)
+            if listing is not None:
+                found.append(_placed(_remote_layout(root.cloud, name, listing, config_name), root))
         elif root.model_name is None and (root.path / name).is_dir():
             found.append(_placed(scan_model(root.path / name, name, config_name=config_name), root))
     if not found:
         near = difflib.get_close_matches(key, _keys_in(roots), n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        places = ", ".join(str(root.path) for root in roots)
+        places = ", ".join(root.place for root in roots)
         raise NotFoundError(f"no model '{key}' in the model repositories (looked in: {places}){hint}")
     if len(found) > 1:
         raise AlreadyExistsError(duplicate_reason(key, tuple(layout.directory for layout in found)))
@@ -211,13 +238,30 @@ def duplicate_reason(name: str, directories: Sequence[Path]) -> str:
 
 
 def _placed(layout: ModelLayout, root: RepositoryRoot) -> ModelLayout:
-    return replace(layout, repository=root.name, namespace=str(root.path) if root.is_namespace else "")
+    return replace(layout, repository=root.name, namespace=root.place if root.is_namespace else "")
+
+
+def _remote_layout(root: CloudRoot, name: str, listing: Listing, config_name: str) -> ModelLayout:
+    """What is known of a model that is not copied yet."""
+    directory = Path(f"{root.text}/{name}")
+    configs = [f"{CONFIGS_DIRECTORY}/{config_name}.pbtxt"] if config_name else []
+    config = next((path for path in (*configs, CONFIG_FILENAME) if path in listing.files), None)
+    return ModelLayout(
+        name=name,
+        directory=directory,
+        config_file=directory / config if config is not None else None,
+        versions={version: directory / str(version) for version in versions_of(listing)},
+        is_incomplete=INCOMPLETE_MARKER in listing.files,
+        remote=RemoteModel(root, listing),
+    )
 
 
 def _keys_in(roots: Sequence[RepositoryRoot]) -> list[str]:
     keys = [root.key_of(root.model_name) for root in roots if root.model_name is not None]
     for root in roots:
-        if root.model_name is None:
+        if root.cloud is not None:
+            keys += [root.key_of(name) for name in root.cloud.models]
+        elif root.model_name is None:
             keys += [root.key_of(name) for name in _subdirectories(root.path) if name_problem(name) is None]
     return keys
 
@@ -244,6 +288,8 @@ def scan_model(directory: Path, name: str, *, config_name: str = "") -> ModelLay
 
 def fingerprint_model(layout: ModelLayout) -> ModelFingerprint:
     """The state of a model's files. Raises OSError when a directory cannot be read."""
+    if layout.remote is not None:
+        return fingerprint_listing(layout.remote.listing)
     versions = {version: fingerprint_tree(path) for version, path in layout.versions.items()}
     if layout.directory in layout.versions.values():  # a lone model file: the directory is the version
         return ModelFingerprint(layout.directory, TreeFingerprint(), versions)
@@ -254,6 +300,8 @@ def fingerprint_model(layout: ModelLayout) -> ModelFingerprint:
 def _scan_root(
     root: RepositoryRoot, config_name: str, find_backend: BackendFinder, ignored: list[IgnoredPath]
 ) -> list[ModelLayout]:
+    if root.cloud is not None:
+        return [_remote_layout(root.cloud, name, listing, config_name) for name, listing in root.cloud.models.items()]
     if root.model_name is not None:
         return [_single_model(root.path, root.model_name, config_name, find_backend)]
     layouts = []

@@ -15,6 +15,7 @@ from modelserver.backend import Backend, BackendContext
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import InternalError, ServerError, UnavailableError
 from modelserver.repository.agents import AgentRun
+from modelserver.repository.cloud_cache import CloudTree
 from modelserver.repository.config_changes import config_changes
 from modelserver.repository.definition import ModelDefinition, read_agents, read_definition
 from modelserver.repository.fingerprint import fingerprint_tree
@@ -126,19 +127,29 @@ class ModelLoader:
         if request.is_plain:
             return source
         try:
-            changes = self._changes(source.definition, request)
+            changes = self._changes(name, source.definition, request)
         except BaseException:
             source.release()
             raise
         logger.info("model '%s': the override changes %s", name, "; ".join(changes) or "nothing")
         return replace(source, request=request, changes=changes)
 
-    def _changes(self, definition: ModelDefinition, request: LoadRequest) -> tuple[str, ...]:
+    def _own_definition(self, key: str, version: int | None) -> ModelDefinition:
+        """What a model is without an override, and without its agents."""
+        layout = self._find(key)
+        if layout.remote is None:
+            return read_definition(layout, self._options, only_version=version)
+        tree = layout.remote.root.materialise(layout.name, layout.remote.listing)
+        try:
+            return read_definition(self._copied(layout, tree), self._options, only_version=version)
+        finally:
+            tree.release()
+
+    def _changes(self, key: str, definition: ModelDefinition, request: LoadRequest) -> tuple[str, ...]:
         """What an override changes of what the repository says by itself, if that can be read."""
         files = (f"all files: {len(request.files)} in place of the directory",) if request.files else ()
         try:
-            layout = self._find(definition.name)
-            own = read_definition(layout, self._options, only_version=request.version)
+            own = self._own_definition(key, request.version)
         except ServerError as error:
             return (*files, f"a model whose own files cannot be read ({error.code.value})")
         return (*files, *config_changes(own.config, definition.config))
@@ -154,7 +165,15 @@ class ModelLoader:
                 f"model '{name}' is marked as incomplete by {layout.directory / INCOMPLETE_MARKER}: "
                 "it can be loaded when that file is removed"
             )
-        return self._define(layout, request, ())
+        if layout.remote is None:
+            return self._define(layout, request, ())
+        tree = layout.remote.root.materialise(layout.name, layout.remote.listing)
+        return self._define(self._copied(layout, tree), request, (tree,))
+
+    def _copied(self, layout: ModelLayout, tree: CloudTree) -> ModelLayout:
+        """The layout of a model's local copy."""
+        copy = scan_model(tree.path, layout.name, config_name=self._options.config_name)
+        return replace(copy, repository=layout.repository, namespace=layout.namespace, origin=str(layout.directory))
 
     def _read_replacement(self, name: str, request: LoadRequest) -> LoadSource:
         assert request.files is not None, "the caller has looked"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from modelserver.repository.cloud_uri import CloudUri
+
 
 class ControlMode(enum.Enum):
     """Who decides what is loaded; the values are those of `--model-control-mode`."""
@@ -44,10 +46,11 @@ class RepositoryOptions:
 
     `model_name` names a root that is itself one model. `poll_interval_s` is `--repository-poll-secs`,
     `has_namespaces` is `--model-namespacing`, `default_max_queue_size` is `--max-queue-size` (0: no limit).
-    Overrides are kept in `override_directory`, if any.
+    Overrides are kept in `override_directory`, if any. Models of object stores are copied to `cloud_cache_directory`
+    (None: the user's cache), which is held to about `cloud_cache_bytes` (0: no limit).
     """
 
-    roots: tuple[Path, ...]
+    roots: tuple[Path | CloudUri, ...]
     control_mode: ControlMode = ControlMode.NONE
     load_models: tuple[str, ...] = ()
     model_name: str = ""
@@ -58,4 +61,6 @@ class RepositoryOptions:
     default_max_queue_size: int = 0
     override_directory: Path | None = None
     has_namespaces: bool = False
+    cloud_cache_directory: Path | None = None
+    cloud_cache_bytes: int = 0
     definition: DefinitionOptions = field(default_factory=DefinitionOptions)

@@ -82,9 +82,10 @@ def _can_follow(old: ModelDynamicBatching | None, new: ModelDynamicBatching | No
 
 
 def _has_same_files(old: ModelDefinition, new: ModelDefinition, version: int) -> bool:
+    is_same_copy = old.origin != "" and old.origin == new.origin
     return (
-        old.model_directory == new.model_directory
-        and old.versions[version] == new.versions[version]
+        (is_same_copy or old.model_directory == new.model_directory)
+        and (is_same_copy or old.versions[version] == new.versions[version])
         and old.fingerprint.versions[version] == new.fingerprint.versions[version]
         and _without_config(old.fingerprint.shared) == _without_config(new.fingerprint.shared)
     )

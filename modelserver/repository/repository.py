@@ -9,8 +9,9 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from modelserver.discovery import backend_for_model_files
@@ -23,8 +24,9 @@ from modelserver.errors import (
 )
 from modelserver.execution.model import Model
 from modelserver.repository.catalog import Catalog
+from modelserver.repository.cloud_opening import open_cloud_root
 from modelserver.repository.definition import check_has_version
-from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, resolve_roots
+from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, name_roots, resolve_roots
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
@@ -60,6 +62,8 @@ class ModelRepository:
         self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
         self._close_pool = ThreadPoolExecutor(_NUM_CLOSE_THREADS, thread_name_prefix="model-close")
         self._scan_pool = ThreadPoolExecutor(1, thread_name_prefix="repository-scan")
+        self._listing: Future[None] = Future()
+        self._listing.set_result(None)
         self._catalog = Catalog((), "")
         self._loader: ModelLoader | None = None
         self._overrides: OverrideStore | None = None
@@ -98,6 +102,7 @@ class ModelRepository:
             self._table.namespaces.check(repository)
         if self._options.control_mode is ControlMode.EXPLICIT and self._is_started:
             self._catalog.refresh()
+            self._list_clouds_later()
         rows: list[IndexEntry] = []
         for key in sorted({*self._lifecycles, *self._catalog.scan.names}):
             if not repository or repository in self._catalog.scan.repositories.get(key, ()):
@@ -145,7 +150,10 @@ class ModelRepository:
             num_retries=options.load_retry_count,
             overrides=self._overrides,
         )
-        survey = await self._in_scan_pool(self._catalog.survey)
+        try:
+            survey = await self._in_scan_pool(self._catalog.survey)
+        except OSError as error:
+            raise UnavailableError(f"the model repository cannot be read: {error}") from error
         failures = await self._load_at_start(survey.scan.names)
         if failures and options.is_exit_on_error:
             raise StartupError(failures)
@@ -323,6 +331,18 @@ class ModelRepository:
             f"with --model-control-mode=explicit (it is '{mode.value}')"
         )
 
+    def _list_clouds_later(self) -> None:
+        """Have object stores listed for the next index, if the last time is long ago."""
+        is_due = self._catalog.oldest_listing_s() > self._options.poll_interval_s
+        if is_due and not self._is_stopping and self._listing.done():
+            self._listing = self._scan_pool.submit(self._list_clouds)
+
+    def _list_clouds(self) -> None:
+        try:
+            self._catalog.list_clouds()
+        except OSError as error:
+            logger.warning("%s", error)
+
     def _check_storable(self, name: str) -> None:
         if self._overrides is None:
             raise InvalidArgumentError(
@@ -353,12 +373,10 @@ class ModelRepository:
 
     def _resolve_roots(self) -> Sequence[RepositoryRoot]:
         options = self._options
-        return resolve_roots(
-            options.roots,
-            model_name=options.model_name,
-            find_backend=backend_for_model_files,
-            are_namespaces=options.has_namespaces,
-        )
+        local = [path for path in options.roots if isinstance(path, Path)]
+        found = iter(resolve_roots(local, model_name=options.model_name, find_backend=backend_for_model_files))
+        roots = [next(found) if isinstance(path, Path) else open_cloud_root(path, options) for path in options.roots]
+        return name_roots(roots, are_namespaces=options.has_namespaces)
 
     def _model_loader(self) -> LoadModel:
         if self._load_model is not None:

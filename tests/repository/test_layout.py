@@ -166,7 +166,7 @@ def test_scanning_writes_nothing(tmp_path: Path) -> None:
 def test_a_root_with_a_version_directory_is_one_model(tmp_path: Path, has_config: bool) -> None:
     directory = write_model(tmp_path, "mnist", **({} if has_config else {"config": None}))
     (directory / "warmup").mkdir()
-    assert resolve(directory) == RepositoryRoot(directory, "mnist", name="mnist")
+    assert resolve(directory) == RepositoryRoot(directory, "mnist")
     found = scan(directory, model_name="served")
     assert found.names == ("served",)
     assert found.models["served"].is_single
@@ -220,7 +220,7 @@ def test_models_may_have_numbers_for_names(tmp_path: Path) -> None:
 
 
 def test_an_empty_root_is_a_repository(tmp_path: Path) -> None:
-    assert resolve(tmp_path) == RepositoryRoot(tmp_path, name=tmp_path.name)
+    assert resolve(tmp_path) == RepositoryRoot(tmp_path)
     assert scan(tmp_path).names == ()
 
 

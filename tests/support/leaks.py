@@ -14,7 +14,7 @@ import psutil
 
 SETTLE_S = 5.0
 # Threads that live as long as the process by design of the library that starts them.
-PERMANENT_THREADS = ("grpc", "pymp", "asyncio_", "Dummy", "Hub", "ThreadPoolExecutor", "pytest")
+PERMANENT_THREADS = ("grpc", "pymp", "fsspecIO", "asyncio_", "Dummy", "Hub", "ThreadPoolExecutor", "pytest")
 
 
 @dataclass(frozen=True)
