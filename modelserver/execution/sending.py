@@ -13,7 +13,7 @@ from typing import Protocol
 from modelserver.core.clock import Clock
 from modelserver.core.reading import Reading
 from modelserver.core.request import Delivery, InferRequest
-from modelserver.core.response import InferResponse
+from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics, ResponseKind
@@ -88,6 +88,13 @@ class SenderDesk:
             if len(self._outbox) == 1:
                 self._scheduler.post(self._deliver)
 
+    def forget(self, line: Line) -> None:
+        """The line has no end of its own. From any thread."""
+        with self._lock:
+            self._open.pop(line.request, None)
+            if not self._open:
+                self._has_closed.notify_all()
+
     def end_soon(self, line: Line) -> None:
         """End a line whose sender is gone, from the event loop: this is called by the garbage collector."""
         self._scheduler.post(line.end_dropped)
@@ -126,6 +133,7 @@ class Line:
         "_is_ended",
         "_lock",
         "_num_sent",
+        "_on_cancel",
         "_output_ns",
         "_queue_ns",
         "_sent_ns",
@@ -145,6 +153,7 @@ class Line:
         self._output_ns = 0
         self._num_sent = 0
         self._error: ServerError | None = None  # the first one that was sent
+        self._on_cancel: Callable[[InferRequest], None] | None = None  # the scheduler's
         self._is_ended = False  # the final response is on its way
         self._is_closed = False  # ... and the model has said so, or was told
 
@@ -152,6 +161,7 @@ class Line:
         """Give the request its sender."""
         request = self.request
         request.own_sender = ResponseSender(self)
+        self._on_cancel = request.on_cancel
         request.stream.on_read = self.reading.read
         request.on_cancel = self.reading.cancel
         if request.is_cancelled:
@@ -163,6 +173,9 @@ class Line:
         `has_failed`: it has raised, and this is why.
         """
         sender, self.request.own_sender = self.request.own_sender, None
+        if answer is RESCHEDULE:
+            self._set_aside()
+            return
         if answer is None or (has_failed and self._is_ended):
             return
         if self._is_ended:
@@ -182,6 +195,13 @@ class Line:
         assert sender is not None, "only `settle` takes the sender away"
         with contextlib.suppress(ServerError):  # of an answer that was wrong: the client was told so
             sender.finish(answer)
+
+    def _set_aside(self) -> None:
+        """The request is executed once more, and gets another line: nothing can be sent by this one."""
+        with self._lock:
+            self._is_ended = self._is_closed = True
+        self.request.on_cancel = self._on_cancel
+        self._desk.forget(self)
 
     # What a sender asks for, from any thread.
 
@@ -282,12 +302,14 @@ class Line:
         if response.error is not None:
             is_cancel = self.request.is_cancelled and isinstance(response.error, CancelledError)
             return ResponseKind.CANCEL if is_cancel else ResponseKind.FAIL
-        if response.is_final and not response.outputs and not response.parameters:
+        if response.is_final and response.is_empty:
             return ResponseKind.EMPTY
         return ResponseKind.SUCCESS
 
     def _record(self, done_ns: int) -> None:
         """The request's own numbers, once it has ended."""
+        if self.request.is_padding:
+            return
         statistics = self._desk.statistics
         request_ns = done_ns - self.request.arrival_ns
         if self._error is None:

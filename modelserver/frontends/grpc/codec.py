@@ -106,10 +106,10 @@ def encode_stream_response(request: InferRequest, response: InferResponse) -> Se
     return (envelope.infer_response_head(sum(map(len, parts))), *parts)
 
 
-def encode_stream_error(request_id: str, error: ServerError) -> bytes:
+def encode_stream_error(request_id: str, error: ServerError, model_name: str = "", *, is_final: bool = True) -> bytes:
     """A serialized ModelStreamInferResponse for a request that failed; the stream stays open."""
-    response = pb.ModelInferResponse(id=request_id)
-    response.parameters["triton_final_response"].bool_param = True
+    response = pb.ModelInferResponse(id=request_id, model_name=model_name)
+    response.parameters["triton_final_response"].bool_param = is_final
     # Clients take an empty message for success.
     message = sendable(error.message) or error.code.value
     return pb.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString()

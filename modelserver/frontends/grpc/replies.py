@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from modelserver.dataplane import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.execution.model import Model
     from modelserver.repository.state import IndexEntry
-    from modelserver.telemetry.statistics import DurationStat, StatisticsSnapshot
+    from modelserver.telemetry.statistics import DurationStat, ResponseStat, StatisticsSnapshot
 
 
 def server_metadata(metadata: ServerMetadata) -> pb.ServerMetadataResponse:
@@ -67,6 +67,18 @@ def _model_statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> 
             )
             for rows, stat in sorted(snapshot.batch_stats.items())
         ],
+        response_stats={str(position): _response(stat) for position, stat in snapshot.response_stats.items()},
+    )
+
+
+def _response(stat: ResponseStat) -> pb.InferResponseStatistics:
+    return pb.InferResponseStatistics(
+        compute_infer=_duration(stat.compute_infer),
+        compute_output=_duration(stat.compute_output),
+        success=_duration(stat.success),
+        fail=_duration(stat.fail),
+        empty_response=_duration(stat.empty_response),
+        cancel=_duration(stat.cancel),
     )
 
 

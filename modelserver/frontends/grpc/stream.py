@@ -1,4 +1,4 @@
-"""ModelStreamInfer: many requests on one call, answered in the order in which they came."""
+"""ModelStreamInfer: many requests on one call, whose responses share it."""
 
 from __future__ import annotations
 
@@ -23,33 +23,36 @@ if TYPE_CHECKING:
 
 
 class _Slot(ResponseStream):
-    """One request of the stream, or the error that it met before it was one, with its unsent responses.
+    """One request of the stream, or the error that it met before it was one, with responses that wait for their turn.
 
     The request has it as its stream, and it has the request until the last response is sent.
     """
 
-    __slots__ = ("_owner", "request", "request_id", "responses")
+    __slots__ = ("_owner", "held", "is_free", "request", "request_id")
+
+    reads_later = True
 
     def __init__(self, owner: InferStream) -> None:
         super().__init__()
         self._owner = owner
         self.request: InferRequest | None = None
         self.request_id = ""
-        self.responses: deque[InferResponse] = deque()
+        self.held: list[InferResponse] = []
+        self.is_free = False  # responses are sent as they come
 
     def deliver(self, response: InferResponse) -> None:
         if not self.is_finished:
             self.is_finished = response.is_final
-            self.responses.append(response)
-            self._owner.tell(self)
+            self._owner.take(self, response)
 
 
 class InferStream:
     """One ModelStreamInfer call.
 
     A reader task submits requests until `max_stream_inflight` of them are unanswered, then leaves
-    further messages to the flow control of the wire. Responses are sent where they are delivered, as long as
-    they come in the order of their requests and the wire takes them at once; else by the call's own task.
+    further messages to the flow control of the wire. Responses of decoupled models are sent as they come, all others
+    in the order of their requests. They are sent where they are delivered, as long as the wire takes them at once;
+    else by the call's own task.
     """
 
     def __init__(self, call: StreamCall, dataplane: DataPlane, decoder: InferDecoder, limits: codec.GrpcLimits) -> None:
@@ -58,7 +61,9 @@ class InferStream:
         self._decode = decoder.decode
         self._limits = limits
         self._ends_on_error = str(call.metadata.get("triton_grpc_error", "")).lower() == "true"
-        self._slots: deque[_Slot] = deque()
+        self._open: dict[_Slot, None] = {}  # those whose last response was not sent, as they came
+        self._turns: deque[_Slot] = deque()  # those that are answered in order and have not ended
+        self._outgoing: deque[tuple[_Slot, InferResponse]] = deque()  # what may be sent now
         # The call's own task is, or nobody may any more.
         self._is_sending = False
         self._has_room = asyncio.Event()
@@ -80,9 +85,12 @@ class InferStream:
         finally:
             self._is_sending = True
             reader.cancel()
-            slots = list(self._slots)
-            self._slots.clear()
+            slots = list(self._open)
+            self._open.clear()
+            self._turns.clear()
+            self._outgoing.clear()
             for slot in slots:
+                slot.is_finished = True  # what still comes is for nobody
                 if slot.request is not None:
                     slot.request.cancel()
                     slot.request = None
@@ -94,7 +102,7 @@ class InferStream:
             self._reader.cancel()
 
     async def _read(self) -> None:
-        slots, most = self._slots, self._limits.max_stream_inflight
+        slots, most = self._open, self._limits.max_stream_inflight
         async for message in self._call.messages:
             self._accept(message)
             while len(slots) >= most:
@@ -103,36 +111,76 @@ class InferStream:
 
     def _accept(self, message: Buffer) -> None:
         slot = _Slot(self)
-        self._slots.append(slot)
+        self._open[slot] = None
         try:
             slot.request = request = self._decode(message, slot)
             slot.request_id = request.id
             request.deadline_ns = self._call.deadline_ns
             self._dataplane.infer(request)
+            slot.is_free = request.is_decoupled
         except Exception as error:
             if slot.request is None:
                 slot.request_id = codec.request_id(message)
+            else:
+                slot.is_free = slot.request.is_decoupled
             slot.deliver(InferResponse(error=as_server_error(error)))
+        # Only now it is known whose turn it is. The model may have answered already.
+        if not slot.is_free:
+            self._turns.append(slot)
+            if slot.held and self._turns[0] is slot:
+                self._advance()
+                self._tell()
+        elif slot.held:
+            self._release(slot)
+            self._tell()
 
-    def tell(self, slot: _Slot) -> None:
+    def take(self, slot: _Slot, response: InferResponse) -> None:
         """A response of a request has come."""
-        if self._is_sending or slot is not self._slots[0]:
+        turns = self._turns
+        if slot.is_free:
+            self._outgoing.append((slot, response))
+        elif turns and turns[0] is slot:
+            self._outgoing.append((slot, response))
+            if response.is_final:
+                turns.popleft()
+                self._advance()
+        else:
+            slot.held.append(response)
             return
-        if not self._send_ready_now():
+        self._tell()
+
+    def _advance(self) -> None:
+        """Let go what has waited for its turn."""
+        turns = self._turns
+        while turns and turns[0].held:
+            if not self._release(turns[0]):
+                return
+            turns.popleft()
+
+    def _release(self, slot: _Slot) -> bool:
+        """Let the slot's responses go; whether the last one was among them."""
+        self._outgoing.extend([(slot, response) for response in slot.held])
+        slot.held.clear()
+        return slot.is_finished
+
+    def _tell(self) -> None:
+        """Something may be sent."""
+        if not self._is_sending and not self._send_ready_now():
             self._has_news.set()
 
     def _send_ready_now(self) -> bool:
         """As `_send_ready`, without waiting; False when something is left for the call's own task to do."""
-        send_now, slots = self._call.send_now, self._slots
+        send_now, outgoing = self._call.send_now, self._outgoing
         if send_now is None or self._ends_on_error:
             return False
-        while slots and slots[0].responses:
-            slot = slots[0]
-            parts = self._encode(slot, slot.responses[0])
+        while outgoing:
+            slot, response = outgoing[0]
+            parts = self._encode(slot, response)
             if parts is not None and not send_now(parts):
                 return False
-            self._has_sent(slot)
-        return bool(slots) or self._reader is None or not self._reader.done()
+            outgoing.popleft()
+            self._has_sent(slot, response)
+        return bool(self._open) or self._reader is None or not self._reader.done()
 
     async def _write(self, reader: asyncio.Task[None]) -> None:
         while True:
@@ -141,24 +189,26 @@ class InferStream:
             self._is_sending = True
             await self._send_ready()
             self._is_sending = False
-            if not self._slots and reader.done():
+            if not self._open and reader.done():
                 return
             await self._has_news.wait()
 
     async def _send_ready(self) -> None:
-        """Send what the oldest request has; go on to the next one after its final response."""
-        while self._slots and self._slots[0].responses:
-            slot = self._slots[0]
-            parts = self._encode(slot, slot.responses[0])
+        while self._outgoing:
+            slot, response = self._outgoing[0]
+            parts = self._encode(slot, response)
             if parts is not None:
                 await self._call.send(parts)
-            self._has_sent(slot)
+            self._outgoing.popleft()
+            self._has_sent(slot, response)
 
-    def _has_sent(self, slot: _Slot) -> None:
-        if slot.responses.popleft().is_final:
-            self._slots.popleft()
+    def _has_sent(self, slot: _Slot, response: InferResponse) -> None:
+        if response.is_final:
+            self._open.pop(slot, None)
             slot.request = None
             self._has_room.set()
+        else:
+            slot.has_read()
 
     def _encode(self, slot: _Slot, response: InferResponse) -> Parts | None:
         """What to send for a response, which may be nothing. Raises RpcError where an error ends the call."""
@@ -166,7 +216,7 @@ class InferStream:
         request = slot.request
         if error is None:
             assert request is not None, "only a submitted request has a response without an error"
-            if _is_empty_final(response) and not request.parameters.get(EMPTY_FINAL_RESPONSE):
+            if response.is_final and response.is_empty and not request.parameters.get(EMPTY_FINAL_RESPONSE):
                 return None
             try:
                 return codec.encode_stream_response(request, response)
@@ -174,8 +224,5 @@ class InferStream:
                 error = as_server_error(unexpected)
         if self._ends_on_error:
             raise RpcError(*status_of(error))
-        return (codec.encode_stream_error(slot.request_id, error),)
-
-
-def _is_empty_final(response: InferResponse) -> bool:
-    return response.is_final and not response.outputs and not response.parameters
+        model_name = "" if request is None else request.model_name
+        return (codec.encode_stream_error(slot.request_id, error, model_name, is_final=response.is_final),)

@@ -12,33 +12,39 @@ from modelserver.frontends.grpc.edge import fail
 
 
 class UnaryReply(ResponseStream):
-    """Takes a request's responses and ends the call with the first, which must be the only one.
+    """Takes a request's responses and ends the call with the only one.
 
-    `request` is set before the request is submitted.
+    A decoupled model may send its response first and an empty final one later: the reply waits for the end, because
+    a second response, or none at all, means that this call cannot carry them. `request` is set before the request is
+    submitted.
     """
 
-    __slots__ = ("_call", "request")
+    __slots__ = ("_call", "_held", "request")
 
     request: InferRequest
 
     def __init__(self, call: UnaryCall) -> None:
         super().__init__()
         self._call: UnaryCall | None = call
+        self._held: InferResponse | None = None
 
     def deliver(self, response: InferResponse) -> None:
         call = self._call
         if call is None:
             return
-        request = self.request
+        if not response.is_final and self._held is None and response.error is None:
+            self._held = response
+            return
+        request, held = self.request, self._held
         self.release()
         if response.error is not None:
+            if not response.is_final:
+                request.cancel()
             fail(call, response.error)
             return
         try:
-            if not response.is_final:
-                raise UnsupportedError(
-                    f"model '{request.model_name}' answers with more than one response; call ModelStreamInfer"
-                )
+            if request.is_decoupled or held is not None:
+                response = _only(request, held, response)
             parts = encode_infer_response(request, response)
         except Exception as error:
             request.cancel()
@@ -52,5 +58,22 @@ class UnaryReply(ResponseStream):
         The request has this object as its stream: a circle would keep its tensors in memory until the garbage
         collector comes by.
         """
-        self._call = None
+        self._call = self._held = None
         self.request = None  # type: ignore[assignment]  # nobody asks any more
+
+
+def _only(request: InferRequest, held: InferResponse | None, last: InferResponse) -> InferResponse:
+    """The one response among an earlier one, if there was any, and the last.
+
+    Raises UnsupportedError, and cancels the request, if there was another number of them.
+    """
+    is_empty = last.is_final and last.is_empty
+    if held is None and not is_empty:
+        return last
+    if held is not None and is_empty:
+        return held
+    number = "no" if held is None else "more than one"
+    raise UnsupportedError(
+        f"ModelInfer RPC doesn't support models with decoupled transaction policy: model '{request.model_name}' sent "
+        f"{number} response, which has to be exactly one; call ModelStreamInfer"
+    )

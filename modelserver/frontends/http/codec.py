@@ -82,6 +82,15 @@ def encode_infer(request: InferRequest, response: InferResponse, form: OutputFor
     return _encode(request, outputs, response.parameters, form)
 
 
+def encode_infer_event(request: InferRequest, response: InferResponse) -> bytes:
+    """One of many responses as one line of JSON; its parameters tell whether more will follow, as over gRPC.
+
+    Raises InvalidArgumentError for an output that has no JSON form.
+    """
+    parameters = {**(response.parameters or {}), "triton_final_response": response.is_final}
+    return b"".join(_encode(request, response.outputs, parameters, OutputForm()).body)
+
+
 def _encode(
     request: InferRequest,
     outputs: Sequence[Tensor],

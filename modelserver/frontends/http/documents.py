@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from modelserver.dataplane import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.execution.model import Model
     from modelserver.repository.state import IndexEntry
-    from modelserver.telemetry.statistics import DurationStat, StatisticsSnapshot
+    from modelserver.telemetry.statistics import DurationStat, ResponseStat, StatisticsSnapshot
 
 Document = dict[str, Any]
 
@@ -66,7 +66,7 @@ def _statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> Docume
             "cache_hit": _duration(snapshot.cache_hit),
             "cache_miss": _duration(snapshot.cache_miss),
         },
-        "response_stats": {},
+        "response_stats": {str(position): _response(stat) for position, stat in snapshot.response_stats.items()},
         "batch_stats": [
             {
                 "batch_size": rows,
@@ -77,6 +77,17 @@ def _statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> Docume
             for rows, stat in snapshot.batch_stats.items()
         ],
         "memory_usage": [],
+    }
+
+
+def _response(stat: ResponseStat) -> Document:
+    return {
+        "compute_infer": _duration(stat.compute_infer),
+        "compute_output": _duration(stat.compute_output),
+        "success": _duration(stat.success),
+        "fail": _duration(stat.fail),
+        "empty_response": _duration(stat.empty_response),
+        "cancel": _duration(stat.cancel),
     }
 
 

@@ -11,9 +11,10 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
-from modelserver.frontends.http.codec import OutputForm, encode_infer
+from modelserver.frontends.http.codec import OutputForm, encode_infer, encode_infer_event
 from modelserver.frontends.http.compression import choose_encoding
 from modelserver.frontends.http.decoder import InferDecoder
+from modelserver.frontends.http.event_stream import EventStream
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.raw_body import decode_raw
@@ -42,7 +43,7 @@ class InferHead:
     `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size.
     """
 
-    __slots__ = ("answer_encoding", "is_encoded", "json_len", "name", "version")
+    __slots__ = ("accepts_events", "accepts_json", "answer_encoding", "is_encoded", "json_len", "name", "version")
 
     def __init__(self, head: HttpHead, name: str, version: str | None) -> None:
         """Raises NotFoundError for a version that is no number."""
@@ -51,6 +52,9 @@ class InferHead:
         self.is_encoded = "content-encoding" in head.headers
         accepted = head.headers.get("accept-encoding")
         self.answer_encoding = choose_encoding(accepted) if accepted else None
+        media = head.headers.get("accept", "")
+        self.accepts_events = "text/event-stream" in media
+        self.accepts_json = "application/json" in media
         text = head.headers.get(_JSON_LEN)
         if text is None:
             self.json_len = None
@@ -87,6 +91,9 @@ class Inference:
         json_len = head.json_len
         if json_len is not None and not 0 <= json_len <= len(body):
             raise _wrong_json_len(exchange.head.headers[_JSON_LEN], len(body))
+        if head.accepts_events and self._sends_events(head):
+            self._submit_for_events(exchange, head, body)
+            return
         reply = _Reply(exchange, head.answer_encoding)
         try:
             if json_len == 0:
@@ -95,6 +102,27 @@ class Inference:
             else:
                 request, form = self._decode(head.name, head.version, body, json_len, reply)
             reply.request, reply.form = request, form
+            exchange.on_disconnect = request.cancel
+            self._dataplane.infer(request)
+        except BaseException:
+            reply.release()
+            raise
+
+    def _sends_events(self, head: InferHead) -> bool:
+        """Whether the answer is a stream of events: of a decoupled model, or for a client that takes nothing else."""
+        return not head.accepts_json or self._dataplane.model_config(head.name, head.version).is_decoupled
+
+    def _submit_for_events(self, exchange: HttpExchange, head: InferHead, body: Buffer) -> None:
+        """As Triton does not: an event for each response, with the document that an infer call answers."""
+        reply = EventStream(exchange, encode_infer_event)
+        try:
+            if head.json_len == 0:
+                request, form = self._decode_raw(head, body), OutputForm(is_binary=True)
+            else:
+                request, form = self._decode(head.name, head.version, body, head.json_len, reply)
+            if form.is_binary or (form.listed and any(form.listed.values())):
+                raise InvalidArgumentError("events are text: outputs cannot be binary, ask for them as JSON")
+            reply.request = request
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)
         except BaseException:
@@ -121,7 +149,7 @@ class _Reply(ResponseStream):
     """Takes a request's responses and answers with the only one.
 
     A decoupled model may send its response first and an empty final one later: the answer waits for the
-    end, because a second response means that this call cannot carry them.
+    end, because a second response, or none at all, means that this call cannot carry them.
     """
 
     __slots__ = ("_encoding", "_exchange", "_held", "form", "request")
@@ -166,9 +194,13 @@ class _Reply(ResponseStream):
         """The answer, given a response that is final, an error, or one too many."""
         if response.error is not None:
             return error_response(response.error)
-        if self._held is None:
+        if self._held is None and not (request.is_decoupled and response.is_empty):
             return encode_infer(request, response, form)
-        if response.is_final and not response.outputs:
+        if self._held is not None and response.is_final and response.is_empty:
             return encode_infer(request, self._held, form)
         request.cancel()
-        raise UnsupportedError(f"model '{request.model_name}' sent more than one response; use gRPC's ModelStreamInfer")
+        raise UnsupportedError(
+            "HTTP end point doesn't support models with decoupled transaction policy: model "
+            f"'{request.model_name}' sent {'no' if self._held is None else 'more than one'} response, which has to be "
+            "exactly one; send 'Accept: text/event-stream', or use generate_stream or gRPC's ModelStreamInfer"
+        )

@@ -10,6 +10,7 @@ from modelserver.errors import NotFoundError, UnsupportedError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
 from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, InferHead, parse_version
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
@@ -36,8 +37,6 @@ _VERSION = "/v2/models/{name}/versions/{version}"
 
 # Extensions whose routes clients know and that this server does not have; each answers what it is.
 _UNSUPPORTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("generate", "POST", (f"{_MODEL}/generate", f"{_VERSION}/generate")),
-    ("generate_stream", "POST", (f"{_MODEL}/generate_stream", f"{_VERSION}/generate_stream")),
     ("trace", "GET", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
     ("trace", "POST", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
     ("logging", "GET", ("/v2/logging",)),
@@ -55,8 +54,11 @@ class HttpFrontend:
         self.limits = limits or HttpLimits()
         inference = Inference(dataplane, self.limits)
         control = Control(controlplane, self.limits)
+        generate = Generate(dataplane, self.limits)
         self._answer_infer = inference.answer
-        self._router = Router((*self._table(inference, control), *_unsupported_routes(), *_region_routes()))
+        self._router = Router(
+            (*self._table(inference, control), *_generate_routes(generate), *_unsupported_routes(), *_region_routes())
+        )
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
         return (
@@ -150,6 +152,14 @@ def _control_routes(verb: str, call: RouteCall) -> tuple[Route, ...]:
         Route("POST", f"{repository}/models/{{name}}{version}/{verb}", call)
         for repository in ("/v2/repository", "/v2/repository/{repository}")
         for version in ("", "/versions/{version}")
+    )
+
+
+def _generate_routes(generate: Generate) -> tuple[Route, ...]:
+    return tuple(
+        Route("POST", f"{owner}/{verb}", call)
+        for owner in (_MODEL, _VERSION)
+        for verb, call in (("generate", generate.generate), ("generate_stream", generate.generate_stream))
     )
 
 

@@ -45,6 +45,9 @@ def error_response(error: Exception) -> HttpResponse:
 
 def message_response(status: int, message: str) -> HttpResponse:
     """An error answer whose status is known."""
-    # Text that quotes a request may hold a lone surrogate, which has no UTF-8 form.
-    text = message.encode("utf-8", "replace").decode()
-    return HttpResponse(status, [JSON_TYPE], (orjson.dumps({"error": text}),))
+    return HttpResponse(status, [JSON_TYPE], (orjson.dumps({"error": error_text(message)}),))
+
+
+def error_text(message: str) -> str:
+    """The message as it can be sent: text that quotes a request may hold a lone surrogate, which has no UTF-8 form."""
+    return message.encode("utf-8", "replace").decode()

@@ -221,6 +221,7 @@ async def test_inference_is_refused_while_shutting_down(methods: Methods, datapl
 
 
 async def test_more_than_one_response_needs_a_stream(methods: Methods, model: EchoModel) -> None:
+    model.is_decoupled = True
     model.respond = lambda _: [InferResponse(is_final=False), InferResponse(is_final=False), InferResponse()]
     error = await refused(methods, "ModelInfer", infer_message())
     assert error.status is Status.UNIMPLEMENTED
@@ -380,7 +381,7 @@ async def test_nothing_of_a_request_stays_in_memory_after_its_answer(
     methods: Methods, model: EchoModel, fault: str | None
 ) -> None:
     responses = {
-        "too many": [InferResponse(is_final=False), InferResponse()],
+        "too many": [InferResponse(is_final=False), InferResponse(is_final=False)],
         "failed": [InferResponse(error=UnavailableError("busy"))],
     }
     if fault in responses:

@@ -159,8 +159,6 @@ def test_there_are_no_regions(frontend: HttpFrontend, kind: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v2/models/echo/generate"),
-        ("POST", "/v2/models/echo/versions/2/generate_stream"),
         ("GET", "/v2/trace/setting"),
         ("POST", "/v2/models/echo/trace/setting"),
         ("GET", "/v2/logging"),

@@ -1,0 +1,105 @@
+"""Triton's test backend `repeat`: answers a request once for each element of IN, after the delays that it says.
+
+Inputs `IN` INT32 [-1], `DELAY` UINT32 [-1] (milliseconds before each response) and `WAIT` UINT32 [1] (milliseconds
+before `execute` returns); outputs `OUT` INT32 [1], the element, and `IDX` UINT32 [1], its position. The model is
+decoupled and forms no batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from modelserver.backend import (
+    Array,
+    Backend,
+    BackendContext,
+    BatchInstance,
+    ConfigError,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    InternalError,
+    InvalidArgumentError,
+    Placement,
+    ResponseSender,
+    Tensor,
+)
+
+_MS = 0.001
+
+
+class RepeatInstance(BatchInstance):
+    """Answers each request from a thread of its own, so that requests overlap as their delays say."""
+
+    answers_later = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closing = threading.Event()
+        self._threads: set[threading.Thread] = set()
+
+    def execute(self, requests: Sequence[InferRequest]) -> None:
+        for request in requests:
+            values, delays, wait = (request.inputs[name].data for name in ("IN", "DELAY", "WAIT"))
+            sender = request.sender
+            if len(values) != len(delays):
+                text = f"expected IN and DELAY to have equal shape, got {len(values)} and {len(delays)} elements"
+                sender.finish(InvalidArgumentError(text))
+                continue
+            thread = threading.Thread(target=self._answer, args=(sender, values, delays), name=f"{self._name}-answers")
+            self._threads.add(thread)
+            thread.start()
+            self._closing.wait(float(wait[0]) * _MS)
+
+    def close(self) -> None:
+        self._closing.set()
+        for thread in list(self._threads):
+            thread.join()
+
+    def _answer(self, sender: ResponseSender, values: Array, delays: Array) -> None:
+        try:
+            for index, value in enumerate(values):
+                if self._closing.wait(float(delays[index]) * _MS) or sender.is_cancelled:
+                    break
+                sender.send(
+                    InferResponse(
+                        [
+                            Tensor("OUT", Datatype.INT32, np.array([value], np.int32)),
+                            Tensor("IDX", Datatype.UINT32, np.array([index], np.uint32)),
+                        ]
+                    )
+                )
+            sender.finish()
+        except InternalError:
+            pass  # the server has ended the request: nobody waits for the rest
+        finally:
+            self._threads.discard(threading.current_thread())
+
+
+class RepeatBackend(Backend):
+    option_names = frozenset[str]()
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        config = context.config
+        if not config.is_decoupled:
+            raise ConfigError("the repeat backend needs model_transaction_policy { decoupled: true }")
+        if config.max_batch_size > 0:
+            raise ConfigError(
+                f"the repeat backend forms no batches: max_batch_size must be 0, not {config.max_batch_size}"
+            )
+        for given, expected in (
+            ({spec.name for spec in config.input}, {"IN", "DELAY", "WAIT"}),
+            ({spec.name for spec in config.output}, {"OUT", "IDX"}),
+        ):
+            if given != expected:
+                raise ConfigError(f"the repeat backend expected tensors {sorted(expected)}, got {sorted(given)}")
+
+    def create_instance(self, placement: Placement) -> RepeatInstance:
+        return RepeatInstance(placement.name)
+
+
+BACKEND = RepeatBackend

@@ -1,0 +1,117 @@
+"""Responses of one request as server-sent events: an event for each, as fast as the client reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import orjson
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import ServerError
+from modelserver.frontends.http.exchange import HttpExchange, ResponseWriter
+from modelserver.frontends.http.status import STATUS, error_text
+
+logger = logging.getLogger(__name__)
+
+# Proxies that collect an answer before they pass it on are told not to.
+_HEADERS = (
+    ("Content-Type", "text/event-stream; charset=utf-8"),
+    ("Cache-Control", "no-cache"),
+    ("X-Accel-Buffering", "no"),
+)
+
+# A response without an error as one line of JSON. Raises what becomes an error event.
+EncodeEvent = Callable[[InferRequest, InferResponse], bytes]
+
+
+class EventStream(ResponseStream):
+    """Takes a request's responses, and begins the answer with the first: that decides its status.
+
+    Later errors are events with the key `error`. An empty final response ends the stream without an event. When
+    the client leaves, the request is cancelled. Event loop thread only.
+    """
+
+    __slots__ = ("_encode", "_exchange", "_is_writing", "_task", "_unwritten", "_writer", "request")
+
+    reads_later = True
+
+    def __init__(self, exchange: HttpExchange, encode: EncodeEvent) -> None:
+        super().__init__()
+        self._exchange: HttpExchange | None = exchange
+        self._encode = encode
+        self._unwritten: list[InferResponse] = []
+        self._writer: ResponseWriter | None = None
+        self._is_writing = False
+        self._task: asyncio.Task[None] | None = None  # kept, because the event loop does not
+        # Set before the request is submitted.
+        self.request: InferRequest
+
+    def deliver(self, response: InferResponse) -> None:
+        if self.is_finished:
+            return
+        self.is_finished = response.is_final
+        if self._exchange is None:
+            self.has_read()  # by nobody
+            return
+        self._unwritten.append(response)
+        if not self._is_writing:
+            self._is_writing = True
+            self._task = asyncio.get_running_loop().create_task(self._write(), name="event-stream")
+
+    def release(self) -> None:
+        """Let go of the exchange, which is answered; nothing is written any more."""
+        self._exchange = self._writer = None
+        self.request = None  # type: ignore[assignment]  # nobody asks any more
+
+    async def _write(self) -> None:
+        """Write what is there, and end the answer after the final response."""
+        try:
+            while self._unwritten:
+                responses, self._unwritten = self._unwritten, []
+                await self._write_events(responses)
+            self._is_writing = False
+            if self.is_finished and self._writer is not None:
+                await self._writer.close()
+                self.release()
+        except ConnectionError:
+            self._give_up()
+        except Exception:
+            logger.exception("a stream of events failed")
+            if self._writer is not None:
+                await self._writer.close()
+            self._give_up()
+
+    async def _write_events(self, responses: list[InferResponse]) -> None:
+        events = [self._event(response) for response in responses]
+        if self._writer is None:
+            assert self._exchange is not None, "nothing is written after the end"
+            error = responses[0].error
+            status = 200 if error is None else STATUS[error.code]
+            self._writer = self._exchange.start(status, list(_HEADERS))
+        data = b"".join(events)
+        if data:
+            await self._writer.write(data)
+        for _ in responses:
+            self.has_read()
+
+    def _event(self, response: InferResponse) -> bytes:
+        if response.is_final and response.is_empty:
+            return b""
+        error = response.error
+        if error is None:
+            try:
+                return b"data: %b\n\n" % self._encode(self.request, response)
+            except ServerError as refusal:
+                error = refusal
+        return b"data: %b\n\n" % orjson.dumps({"error": error_text(error.message)})
+
+    def _give_up(self) -> None:
+        """The client has left: what still comes is dropped."""
+        request = self.request
+        self._unwritten.clear()
+        self.release()
+        request.cancel()

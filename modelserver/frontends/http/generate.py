@@ -1,0 +1,119 @@
+"""The generate routes: an input is a key of a JSON object, and an answer one object or a stream of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Buffer
+from modelserver.errors import UnsupportedError
+from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
+from modelserver.frontends.http.compression import choose_encoding
+from modelserver.frontends.http.event_stream import EventStream
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.frontends.http.generate_codec import decode_generate, encode_generate
+from modelserver.frontends.http.inference import parse_version
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.status import JSON_TYPE, error_response
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+
+class Generate:
+    """Answers `POST /v2/models/{name}[/versions/{version}]/generate` and `.../generate_stream`."""
+
+    def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
+        self._dataplane = dataplane
+        self._limits = limits
+
+    def generate(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
+        """One object for the only response. Raises ServerError for what fails at once."""
+        accepted = exchange.head.headers.get("accept-encoding")
+        make = partial(_OnlyReply, exchange, choose_encoding(accepted) if accepted else None)
+        self._with_body(exchange, partial(self._submit, exchange, name, parse_version(name, version), make))
+
+    def generate_stream(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
+        """An event for each response. Raises ServerError for what fails at once."""
+        make = partial(EventStream, exchange, encode_generate)
+        self._with_body(exchange, partial(self._submit, exchange, name, parse_version(name, version), make))
+
+    def _with_body(self, exchange: HttpExchange, submit: Callable[[Buffer], None]) -> None:
+        check_size(exchange.body, self._limits)
+        if "content-encoding" in exchange.head.headers:
+            with_plain_body(exchange, self._limits, submit)
+        else:
+            submit(exchange.body)
+
+    def _submit(
+        self,
+        exchange: HttpExchange,
+        name: str,
+        version: int | None,
+        make_reply: Callable[[], _OnlyReply | EventStream],
+        body: Buffer,
+    ) -> None:
+        config = self._dataplane.model_config(name, version)
+        request = decode_generate(name, version, config, body, self._limits)
+        reply = make_reply()
+        request.stream = reply
+        reply.request = request
+        exchange.on_disconnect = request.cancel
+        try:
+            self._dataplane.infer(request)
+        except BaseException:
+            reply.release()
+            raise
+
+
+class _OnlyReply(ResponseStream):
+    """Takes a request's responses and answers with the only one; no or more responses are an error."""
+
+    __slots__ = ("_encoding", "_exchange", "_held", "request")
+
+    def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
+        super().__init__()
+        self._exchange: HttpExchange | None = exchange
+        self._encoding = encoding
+        self._held: InferResponse | None = None
+        # Set before the request is submitted.
+        self.request: InferRequest
+
+    def deliver(self, response: InferResponse) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if not response.is_final and self._held is None and response.error is None:
+            self._held = response
+            return
+        request, held = self.request, self._held
+        self.release()
+        try:
+            answer = _answer(request, held, response)
+        except Exception as error:
+            if not response.is_final:
+                request.cancel()
+            answer = error_response(error)
+        respond_compressed(exchange, answer, self._encoding)
+
+    def release(self) -> None:
+        """Let go of the exchange, which is answered."""
+        self._exchange = self._held = None
+        self.request = None  # type: ignore[assignment]  # nobody asks any more
+
+
+def _answer(request: InferRequest, held: InferResponse | None, last: InferResponse) -> HttpResponse:
+    """The answer, given what came before and a response that is final, an error, or one too many."""
+    if last.error is not None:
+        raise last.error
+    is_empty = last.is_final and last.is_empty
+    if (held is None) == is_empty:
+        raise UnsupportedError(
+            "generate expects model to produce exactly 1 response, use generate stream for model that generates "
+            "various number of responses"
+        )
+    return HttpResponse(200, [JSON_TYPE], (encode_generate(request, last if held is None else held),))

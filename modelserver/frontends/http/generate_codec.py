@@ -1,0 +1,153 @@
+"""The generate extension: a flat JSON object -> `InferRequest`, `InferResponse` -> a flat JSON object.
+
+Keys with the name of an input are its elements, all others are parameters. The object `parameters` is read by the same
+rule. Shapes are not said but found: by the number of elements, or by how their arrays nest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import orjson
+
+from modelserver.config.schema import ModelConfig, ModelInput
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Buffer, Tensor
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
+from modelserver.frontends.http.json_tensor import num_levels, tensor_from_json, tensor_to_json
+from modelserver.frontends.http.json_text import check_depth, has_non_finite, parse_non_finite
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.request_parameters import apply_parameters
+
+_PARAMETERS = "parameters"
+_ID = "id"
+
+
+def decode_generate(
+    name: str, version: int | None, config: ModelConfig, body: Buffer, limits: HttpLimits
+) -> InferRequest:
+    """The request in a generate call's body. Raises InvalidArgumentError or PayloadTooLargeError."""
+    document = _parse(bytes(body), limits)
+    specs = {spec.name: spec for spec in config.input}
+    is_batched = config.max_batch_size > 0
+    inputs: dict[str, Tensor] = {}
+    parameters: dict[str, Any] = {}
+    request_id = ""
+    for key, value in _entries(document, specs):
+        spec = specs.get(key)
+        if spec is not None:
+            if key in inputs:
+                raise InvalidArgumentError(f"input '{key}' already exists in request")
+            inputs[key] = _tensor(spec, value, limits, is_batched=is_batched)
+        elif key == _ID:
+            if not isinstance(value, str):
+                raise InvalidArgumentError(f"'id' must be a string, got {value!r:.40}")
+            request_id = value
+        else:
+            parameters[key] = value
+    request = InferRequest(name, version, inputs, request_id)
+    if parameters:
+        apply_parameters(request, parameters)
+    return request
+
+
+def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
+    """The answer for a response without error: outputs and parameters by name, next to who answered.
+
+    An output with one element is a value, any other a flat array. Raises InvalidArgumentError for an output that has
+    no JSON form.
+    """
+    fields = {"model_name": orjson.dumps(request.model_name), "model_version": orjson.dumps(str(request.version or ""))}
+    if request.id:
+        fields[_ID] = orjson.dumps(request.id)
+    for name, value in (response.parameters or {}).items():
+        fields[name] = orjson.dumps(value)
+    for tensor in response.outputs:
+        text = tensor_to_json(tensor)
+        fields[tensor.name] = text[1:-1] if tensor.data.size == 1 else text
+    members = [b"%b:%b" % (orjson.dumps(name), fields[name]) for name in sorted(fields)]
+    return b"{%b}" % b",".join(members)
+
+
+def _parse(text: bytes, limits: HttpLimits) -> dict[str, Any]:
+    check_depth(text, limits.max_json_depth)
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if not has_non_finite(text):
+            raise InvalidArgumentError(f"failed to parse the request JSON buffer: {error}") from error
+        document = parse_non_finite(text)
+    if not isinstance(document, dict):
+        raise InvalidArgumentError(
+            f"a generate request is a JSON object of inputs and parameters, got {type(document).__name__}"
+        )
+    if len(document) > limits.max_tensors:
+        raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs and parameters")
+    return document
+
+
+def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> list[tuple[str, Any]]:
+    """The document's entries, with those of its object `parameters` in their place."""
+    entries: list[tuple[str, Any]] = []
+    for key, value in document.items():
+        if key == _PARAMETERS and key not in specs:
+            if not isinstance(value, dict):
+                raise InvalidArgumentError(f"Expected JSON object for keyword: 'parameters', got {value!r:.40}")
+            entries.extend(value.items())
+        else:
+            entries.append((key, value))
+    return entries
+
+
+def _tensor(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Tensor:
+    assert spec.data_type is not None, "a loaded model's inputs have datatypes"
+    data = value if isinstance(value, list) else [value]
+    shape = _shape(spec, data, is_batched=is_batched)
+    count = prod(shape)
+    if count * (spec.data_type.itemsize or 4) > limits.max_body_bytes:
+        raise PayloadTooLargeError(
+            f"input '{spec.name}' is over the limit of {limits.max_body_bytes} bytes; raise it with "
+            "--http-max-input-size"
+        )
+    return tensor_from_json(spec.name, spec.data_type, shape, count, data)
+
+
+def _shape(spec: ModelInput, data: list[Any], *, is_batched: bool) -> tuple[int, ...]:
+    """The shape that the elements have in the model's eyes.
+
+    Of a flat list the innermost variable dimension takes as many as there are, other variable ones are 1. Nested
+    lists say their shape, the batch dimension may be left out.
+    """
+    dims = (-1, *spec.dims) if is_batched else tuple(spec.dims)
+    if num_levels(data) > 1:
+        nested = _nested_shape(data)
+        if is_batched and len(nested) == len(dims) - 1:
+            return (1, *nested)
+        if len(nested) == len(dims):
+            return nested
+        raise _shape_error(spec, f"an array of {len(nested)} levels")
+    known = prod(dim for dim in dims if dim != -1)
+    num_items, rest = divmod(len(data), known) if known else (0, len(data))
+    variable = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
+    if rest or (variable is None and num_items != 1 and known):
+        raise _shape_error(spec, f"{len(data)} elements")
+    return tuple(num_items if index == variable else 1 if dim == -1 else dim for index, dim in enumerate(dims))
+
+
+def _nested_shape(data: list[Any]) -> tuple[int, ...]:
+    shape = []
+    level: Any = data
+    while isinstance(level, list):
+        shape.append(len(level))
+        level = level[0] if level else None
+    return tuple(shape)
+
+
+def _shape_error(spec: ModelInput, got: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"The schema can not convert input '{spec.name}' to tensor with proper shape: "
+        f"got {got} for dims {list(spec.dims)}"
+    )
