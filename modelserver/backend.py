@@ -10,20 +10,23 @@ an instance from one thread at a time. `docs/backends.md` builds one step by ste
 from __future__ import annotations
 
 import abc
+import asyncio
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from modelserver.config.completion import FileSignature, FileTensor, check, complete
+from modelserver.config.hidden_tensors import model_inputs, model_outputs
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.sender import ResponseSender
+from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import (
     ConfigError,
@@ -52,14 +55,19 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "ModelConfig",
+    "ModelMetrics",
     "NotFoundError",
     "Placement",
     "ResponseSender",
+    "ResponseStream",
+    "ServerCalls",
     "ServerError",
     "Tensor",
     "TensorInstance",
     "UnavailableError",
     "UnsupportedError",
+    "model_inputs",
+    "model_outputs",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -88,13 +96,40 @@ class Placement:
     index: int = 0
 
 
+class ModelMetrics(Protocol):
+    """Metrics that models make themselves. Called on the event loop thread."""
+
+    def ask(self, owner: object, topic: str, arguments: Mapping[str, Any]) -> Any:
+        """Make, change or read a metric for a process (`owner`). Raises ServerError."""
+
+    def forget(self, owner: object) -> None:
+        """Drop what only this process still holds."""
+
+
+class ServerCalls(Protocol):
+    """What a backend may ask of the server that its models are in. All on the thread of `loop`."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def metrics(self) -> ModelMetrics: ...
+
+    def infer(self, request: InferRequest) -> ResponseStream:
+        """Let another model, or the same, answer a request. Raises ServerError when it is refused at once."""
+
+    async def ask(self, topic: str, arguments: Mapping[str, Any]) -> Any:
+        """`load_model`, `unload_model` or `is_model_ready`. Raises ServerError."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendContext:
     """What a backend is told about the model version it is to serve.
 
     `options` are the `--backend-config <backend>,key=value` pairs, defaults of the server included.
     `model_directory` holds config.pbtxt; `version_directory` holds the model's files. `namespace` is the path of
-    its repository with `--model-namespacing`, else empty.
+    its repository with `--model-namespacing`, else empty. `server` is None where there is none around, as in
+    `modelserver check`.
     """
 
     model_name: str
@@ -104,6 +139,7 @@ class BackendContext:
     version_directory: Path
     options: Mapping[str, str] = field(default_factory=dict)
     namespace: str = ""
+    server: ServerCalls | None = None
 
     def parameter(self, key: str, default: str = "") -> str:
         """The string value of `parameters { key: ... }` in the model's config."""

@@ -29,6 +29,7 @@ from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
+from modelserver.shared_memory import SharedMemory
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
@@ -57,6 +58,7 @@ class Server:
             ServerMetadata(options.id, self.version, EXTENSIONS),
             strict_readiness=options.strict_readiness,
             logs_requests=options.log_verbose > 0,
+            shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
         )
         self.controlplane = ControlPlane(self.repository)
         # Set when a stage of the stop overran or was forced: threads or requests may be left.
@@ -216,18 +218,25 @@ class Server:
         return max(0.0, self._stop_deadline - asyncio.get_running_loop().time())
 
     async def _drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait until those that were accepted are answered."""
+        """Refuse new requests, wait until those that were accepted are answered, and until sequences have ended."""
         self.dataplane.begin_shutdown()
         for model in self.repository.models():
             model.stop()  # what waits for company in a batch has all the company it will get
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while num_inflight := sum(model.inflight for model in self.repository.models()):
-            if loop.time() >= deadline:
-                self.is_abandoned = True
-                logger.error("stopping: %d requests were not answered within --exit-timeout-secs", num_inflight)
+        while True:
+            num_inflight = sum(model.inflight for model in self.repository.models())
+            num_sequences = sum(model.num_sequences for model in self.repository.models())
+            if not num_inflight and not num_sequences:
                 return
+            if loop.time() >= deadline:
+                break
             await asyncio.sleep(_DRAIN_POLL_S)
+        if num_sequences:
+            logger.warning("stopping: %d sequences did not end within --exit-timeout-secs", num_sequences)
+        if num_inflight:
+            self.is_abandoned = True
+            logger.error("stopping: %d requests were not answered within --exit-timeout-secs", num_inflight)
 
 
 def repository_options(options: ServerOptions) -> RepositoryOptions:

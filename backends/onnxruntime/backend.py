@@ -25,6 +25,7 @@ from modelserver.backend import (
     NotFoundError,
     Placement,
     UnsupportedError,
+    model_outputs,
 )
 
 from .instance import OnnxInstance
@@ -129,8 +130,13 @@ def _loaded(context: BackendContext, path: Path, load: Callable[[], Any]) -> Any
         ) from error
 
 
+def _wanted_outputs(config: ModelConfig) -> tuple[str, ...]:
+    """The outputs to look at; empty for all, when the config leaves it to the file."""
+    return tuple(spec.name for spec in model_outputs(config)) if config.output else ()
+
+
 def _signature(context: BackendContext, session: Any) -> FileSignature:
     try:
-        return session_signature(session, tuple(spec.name for spec in context.config.output))
+        return session_signature(session, _wanted_outputs(context.config))
     except UnsupportedError as error:
         raise UnsupportedError(f"model '{context.model_name}' version {context.version}: {error}") from error

@@ -17,6 +17,8 @@ from modelserver.backend import (
     InvalidArgumentError,
     ModelConfig,
     TensorInstance,
+    model_inputs,
+    model_outputs,
 )
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
@@ -34,15 +36,14 @@ class OnnxInstance(TensorInstance):
     ) -> None:
         self._session = session
         self._run_options = run_options
-        self._scalar_inputs = [spec.name for spec in config.input if spec.name in scalars]
-        self._scalar_outputs = [spec.name for spec in config.output if spec.name in scalars]
-        self._output_names = [spec.name for spec in config.output]
-        self._string_inputs = [spec.name for spec in config.input if spec.data_type is Datatype.BYTES]
-        self._string_outputs = [spec.name for spec in config.output if spec.data_type is Datatype.BYTES]
-        self._bfloat16_inputs = {spec.name for spec in config.input if spec.data_type is Datatype.BF16}
-        self._has_bfloat16 = bool(self._bfloat16_inputs) or any(
-            spec.data_type is Datatype.BF16 for spec in config.output
-        )
+        inputs, outputs = model_inputs(config), model_outputs(config)
+        self._scalar_inputs = [spec.name for spec in inputs if spec.name in scalars]
+        self._scalar_outputs = [spec.name for spec in outputs if spec.name in scalars]
+        self._output_names = [spec.name for spec in outputs]
+        self._string_inputs = [spec.name for spec in inputs if spec.data_type is Datatype.BYTES]
+        self._string_outputs = [spec.name for spec in outputs if spec.data_type is Datatype.BYTES]
+        self._bfloat16_inputs = {spec.name for spec in inputs if spec.data_type is Datatype.BF16}
+        self._has_bfloat16 = bool(self._bfloat16_inputs) or any(spec.data_type is Datatype.BF16 for spec in outputs)
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         feeds = dict(inputs)

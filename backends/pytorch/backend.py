@@ -26,6 +26,8 @@ from modelserver.backend import (
     NotFoundError,
     Placement,
     UnsupportedError,
+    model_inputs,
+    model_outputs,
 )
 
 from .archive import FileKind, file_kind, refuse_pickles
@@ -83,7 +85,7 @@ class TorchBackend(Backend):
             if device not in self._programs:
                 self._programs[device] = self._new_program(device)
             program = self._programs[device]
-        names = [spec.name for spec in self.context.config.input]
+        names = [spec.name for spec in model_inputs(self.context.config)]
         try:
             binding = bind_inputs(names, program.arguments)
         except ConfigError as error:
@@ -150,8 +152,8 @@ def _check_pickles(context: BackendContext, kind: FileKind, path: Path) -> None:
 
 def _refuse_strings(context: BackendContext) -> None:
     config = context.config
-    names = [spec.name for spec in config.input if spec.data_type is Datatype.BYTES]
-    names += [spec.name for spec in config.output if spec.data_type is Datatype.BYTES]
+    names = [spec.name for spec in model_inputs(config) if spec.data_type is Datatype.BYTES]
+    names += [spec.name for spec in model_outputs(config) if spec.data_type is Datatype.BYTES]
     if names:
         raise ConfigError(
             f"model '{context.model_name}': {', '.join(names)}: PyTorch has no tensors of TYPE_STRING; turn text into "
@@ -161,11 +163,11 @@ def _refuse_strings(context: BackendContext) -> None:
 
 def _renamed(signature: FileSignature, config: ModelConfig) -> FileSignature:
     """The signature with the config's own names where those are `<name>__<position>`."""
-    names = [spec.name for spec in config.input]
+    names = [spec.name for spec in model_inputs(config)]
     inputs = signature.inputs
     if len(names) == len(inputs) and not {tensor.name for tensor in inputs} & set(names) and _are_numbered(names):
         inputs = _with_names(inputs, dict(zip(positions(names), names, strict=True)))
-    names = [spec.name for spec in config.output]
+    names = [spec.name for spec in model_outputs(config)] if config.output else []
     outputs = signature.outputs
     if (
         names

@@ -16,6 +16,8 @@ from modelserver.backend import (
     InternalError,
     InvalidArgumentError,
     TensorInstance,
+    model_inputs,
+    model_outputs,
 )
 
 from .binding import InputBinding, output_positions
@@ -39,11 +41,12 @@ class TorchInstance(TensorInstance):
         self._call = program.call
         self._binding = binding
         self._device = None if device == "cpu" else device
-        self._bfloat16 = {spec.name for spec in config.input if spec.data_type is Datatype.BF16}
-        places = output_positions([spec.name for spec in config.output])
+        self._bfloat16 = {spec.name for spec in model_inputs(config) if spec.data_type is Datatype.BF16}
+        outputs = model_outputs(config)
+        places = output_positions([spec.name for spec in outputs])
         self._outputs = [
             (spec.name, place, TORCH_DTYPES[spec.data_type])
-            for spec, place in zip(config.output, places, strict=True)
+            for spec, place in zip(outputs, places, strict=True)
             if spec.data_type is not None
         ]
         self._scalars = signature.scalars if signature is not None else frozenset()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from modelserver.config.hidden_tensors import hidden_inputs, hidden_outputs, model_inputs
 from modelserver.config.problem import Problem, error_of
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelTensorReshape
 from modelserver.config.suggestion import did_you_mean, suggest
@@ -61,13 +62,17 @@ def complete(config: ModelConfig, signature: FileSignature, *, default_max_batch
     batches = completed.max_batch_size > 0
     inputs = tuple(_fill(spec, _named(spec.name, signature.inputs), batches) for spec in config.input)
     outputs = tuple(_fill(spec, _named(spec.name, signature.outputs), batches) for spec in config.output)
-    listed = {spec.name for spec in inputs}
+    # What the server makes itself is listed elsewhere in the config.
+    listed = {spec.name for spec in (*inputs, *hidden_inputs(config))}
+    kept = {spec.name for spec in hidden_outputs(config)}
     inputs += tuple(
         _fill(ModelInput(name=tensor.name), tensor, batches)
         for tensor in signature.inputs
         if tensor.name not in listed and not _has_unknown(config, signature)
     )
-    outputs = outputs or tuple(_fill(ModelOutput(name=tensor.name), tensor, batches) for tensor in signature.outputs)
+    outputs = outputs or tuple(
+        _fill(ModelOutput(name=tensor.name), tensor, batches) for tensor in signature.outputs if tensor.name not in kept
+    )
     completed = replace(completed, input=inputs, output=outputs)
     check(completed, signature, source=source)
     return completed
@@ -79,8 +84,10 @@ def check(config: ModelConfig, signature: FileSignature, *, source: str) -> None
         *_batching_problems(config, signature),
         *_tensor_problems(config, "input", config.input, signature.inputs),
         *_tensor_problems(config, "output", config.output, signature.outputs),
+        *_hidden_problems(config, "input", hidden_inputs(config), signature.inputs),
+        *_hidden_problems(config, "output", hidden_outputs(config), signature.outputs),
     ]
-    missing = {tensor.name for tensor in signature.inputs} - {spec.name for spec in config.input}
+    missing = {tensor.name for tensor in signature.inputs} - {spec.name for spec in model_inputs(config)}
     if missing and not _has_unknown(config, signature):
         names = ", ".join(sorted(missing))
         problems.append(("input", f"expected every input of the model's file, {names} missing", None))
@@ -131,7 +138,7 @@ def _named(name: str, tensors: Sequence[FileTensor]) -> FileTensor | None:
 
 def _has_unknown(config: ModelConfig, signature: FileSignature) -> bool:
     """Whether an input's name is not in the file: it is one of the missing ones, misspelt."""
-    return any(_named(spec.name, signature.inputs) is None for spec in config.input)
+    return any(_named(spec.name, signature.inputs) is None for spec in model_inputs(config))
 
 
 def _batching_problems(config: ModelConfig, signature: FileSignature) -> list[_Found]:
@@ -161,6 +168,8 @@ def _tensor_problems(
 ) -> list[_Found]:
     problems: list[_Found] = []
     names = [tensor.name for tensor in tensors]
+    # Outputs that are split by the shapes of an input come flat.
+    scattered = {name for batch_output in config.batch_output for name in batch_output.target_name}
     for index, spec in enumerate(specs):
         path = f"{kind}[{index}]"
         tensor = _named(spec.name, tensors)
@@ -171,7 +180,27 @@ def _tensor_problems(
         if spec.data_type is not None and spec.data_type is not tensor.datatype:
             expected, got = tensor.datatype.config_name, spec.data_type.config_name
             problems.append((f"{path}.data_type", f"expected {expected} for '{spec.name}', got {got}", None))
-        problems.extend(_shape_problems(path, spec, tensor, config.max_batch_size > 0))
+        if spec.name not in scattered:
+            problems.extend(_shape_problems(path, spec, tensor, config.max_batch_size > 0))
+    return problems
+
+
+def _hidden_problems(
+    config: ModelConfig, kind: str, specs: Sequence[ModelInput | ModelOutput], tensors: Sequence[FileTensor]
+) -> list[_Found]:
+    """What is wrong with tensors that the server makes or keeps: sequence controls and states, batch inputs."""
+    problems: list[_Found] = []
+    names = [tensor.name for tensor in tensors]
+    batch_inputs = {name for batch_input in config.batch_input for name in batch_input.target_name}
+    for spec in specs:
+        field = "batch_input" if spec.name in batch_inputs else "sequence_batching"
+        tensor = _named(spec.name, tensors)
+        if tensor is None:
+            message = f"expected '{spec.name}' to be one of the file's {kind}s {', '.join(names)}"
+            problems.append((field, message, did_you_mean(suggest(spec.name, names))))
+        elif spec.data_type is not None and spec.data_type is not tensor.datatype:
+            expected, got = tensor.datatype.config_name, spec.data_type.config_name
+            problems.append((field, f"expected {expected} for '{spec.name}', got {got}", None))
     return problems
 
 
@@ -179,6 +208,13 @@ def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTenso
     if tensor.shape is None or not spec.dims:
         return []
     dims = spec.dims if spec.reshape is None else spec.reshape.shape
+    if isinstance(spec, ModelInput) and spec.allow_ragged_batch:
+        if len(tensor.shape) == 1 and tensor.shape[0] == -1:
+            return []
+        message = (
+            f"expected [-1] as the file's shape of '{spec.name}', because it is ragged, got {_shown(tensor.shape)}"
+        )
+        return [(f"{path}.allow_ragged_batch", message, "a ragged batch is one flat tensor")]
     expected = tensor.shape[1:] if batches else tensor.shape
     if not batches and not expected and tuple(dims) == (1,):
         return []

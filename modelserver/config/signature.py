@@ -34,6 +34,7 @@ class ModelSignature:
     def __init__(self, config: ModelConfig) -> None:
         self.model_name = config.name
         self.max_batch_size = config.max_batch_size
+        self.has_sequences = config.sequence_batching is not None
         self.inputs = {
             spec.name: TensorSpec(
                 spec.name,

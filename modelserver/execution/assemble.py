@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError
+from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.sequence_inputs import SequenceInputs
 
 logger = logging.getLogger(__name__)
@@ -28,9 +30,19 @@ Reshape = Callable[[Array], Array]
 class Assembler:
     """Gather and scatter for one model. All workers share it."""
 
-    def __init__(self, signature: ModelSignature, *, sequence: SequenceInputs | None = None) -> None:
-        """`sequence` adds controls and states to what a model of sequences sees, and keeps its states."""
+    def __init__(
+        self,
+        signature: ModelSignature,
+        *,
+        sequence: SequenceInputs | None = None,
+        batch_tensors: BatchTensors | None = None,
+    ) -> None:
+        """`sequence` adds controls and states to what a model of sequences sees, and keeps its states.
+
+        `batch_tensors` gathers and scatters what is not simply joined by rows.
+        """
         self._sequence = sequence
+        self._batch_tensors = batch_tensors if batch_tensors is not None and batch_tensors.is_needed else None
         self._model_name = signature.model_name
         self._is_batched = signature.max_batch_size > 0
         self._outputs = signature.outputs
@@ -51,6 +63,8 @@ class Assembler:
         """The inputs of a batch of requests with the same inputs and item shapes, as one array each."""
         if self._sequence is not None:
             self._sequence.inject(requests)
+        if self._batch_tensors is not None:
+            return self._gather_ragged(requests, self._batch_tensors)
         first = requests[0].inputs
         if len(requests) == 1:
             inputs = {name: tensor.data for name, tensor in first.items()}
@@ -59,6 +73,19 @@ class Assembler:
         for name, reshape in self._input_reshapes.items():
             if name in inputs:
                 inputs[name] = reshape(inputs[name])
+        return inputs
+
+    def _gather_ragged(self, requests: Sequence[InferRequest], batch_tensors: BatchTensors) -> dict[str, Array]:
+        inputs: dict[str, Array] = {}
+        for name in requests[0].inputs:
+            if name in batch_tensors.ragged:
+                inputs[name] = batch_tensors.flatten(requests, name)
+                continue
+            arrays = [request.inputs[name].data for request in requests]
+            array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            reshape = self._input_reshapes.get(name)
+            inputs[name] = array if reshape is None else reshape(array)
+        batch_tensors.add_inputs(requests, inputs)
         return inputs
 
     def scatter(self, requests: Sequence[InferRequest], outputs: Mapping[str, Array]) -> list[InferResponse]:
@@ -81,6 +108,8 @@ class Assembler:
                 arrays[name] = self._checked_array(spec, outputs, total)
             except InternalError as error:
                 problems[name] = error
+        if self._batch_tensors is not None:
+            return self._scatter_ragged(requests, arrays, problems, self._batch_tensors)
         if len(requests) == 1:
             return [self._respond(requests[0], arrays, problems, None)]
         everything = [] if problems else [(name, spec.datatype, arrays[name]) for name, spec in self._outputs.items()]
@@ -95,6 +124,28 @@ class Assembler:
                 responses.append(self._respond(request, arrays, problems, slice(start, end)))
             start = end
         return responses
+
+    def _scatter_ragged(
+        self,
+        requests: Sequence[InferRequest],
+        arrays: Mapping[str, Array],
+        problems: dict[str, InternalError],
+        batch_tensors: BatchTensors,
+    ) -> list[InferResponse]:
+        ends = list(accumulate(request.rows for request in requests))
+        parts: dict[str, list[Array]] = {}
+        for name, array in arrays.items():
+            try:
+                if batch_tensors.is_scattered(name):
+                    parts[name] = batch_tensors.scatter(name, array, requests)
+                else:
+                    parts[name] = [array[end - request.rows : end] for end, request in zip(ends, requests, strict=True)]
+            except InternalError as error:
+                problems[name] = error
+        return [
+            self._respond(request, {name: part[place] for name, part in parts.items()}, problems, None)
+            for place, request in enumerate(requests)
+        ]
 
     def shape_inputs(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
         """The requests as a BatchInstance sees them: inputs with a `reshape` in the model's shape."""
@@ -191,6 +242,8 @@ class Assembler:
             raise self._output_error(spec, f"is a {type(array).__name__}, expected a NumPy array")
         if array.dtype != spec.datatype.numpy:
             array = self._converted(spec, array)
+        if self._batch_tensors is not None and self._batch_tensors.is_scattered(spec.name):
+            return array
         if self._is_batched and (array.ndim == 0 or array.shape[0] != rows):
             raise self._output_error(spec, f"has shape {list(array.shape)}, expected {rows} rows in dimension 0")
         reshape = self._output_reshapes.get(spec.name)

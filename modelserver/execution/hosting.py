@@ -19,11 +19,13 @@ from modelserver.backend import (
     ModelConfig,
     Placement,
     TensorInstance,
+    model_outputs,
 )
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.config.signature import ModelSignature
 from modelserver.execution.assemble import Assembler
+from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.process import Recipe
 
 ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
@@ -77,7 +79,10 @@ class HostedInstance(BatchInstance):
     def __init__(self, backend: Backend, instance: BatchInstance | TensorInstance) -> None:
         self._backend = backend
         self._instance = instance
-        self._assembler = Assembler(ModelSignature(without_reshapes(backend.context.config)))
+        config = without_reshapes(backend.context.config)
+        # States go back as outputs: the server's side keeps them.
+        signature = ModelSignature(replace(config, output=model_outputs(config)))
+        self._assembler = Assembler(signature, batch_tensors=BatchTensors(config))
 
     def execute(self, requests: Sequence[InferRequest]) -> Answers:
         if isinstance(self._instance, BatchInstance):

@@ -13,6 +13,7 @@ from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.assemble import Assembler
+from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.executor import Executor
 from modelserver.execution.placement import InstancePlan
 from modelserver.execution.sequence_inputs import SequenceInputs
@@ -38,10 +39,6 @@ class LoadedInstance:
     def name(self) -> str:
         return self.plan.placement.name
 
-    @property
-    def sees_requests(self) -> bool:
-        return not isinstance(self.instance, TensorInstance)
-
     def close(self) -> None:
         """Free the instance; a failure is logged, because nobody can do better."""
         try:
@@ -59,7 +56,9 @@ class InstanceFactory:
         context = backend.context
         has_sequences = context.config.sequence_batching is not None
         self._assembler = Assembler(
-            signature, sequence=SequenceInputs(context.config, context.model_directory) if has_sequences else None
+            signature,
+            sequence=SequenceInputs(context.config, context.model_directory) if has_sequences else None,
+            batch_tensors=BatchTensors(context.config),
         )
         self._clock = clock
 

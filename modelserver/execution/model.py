@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from modelserver.backend import Backend, BackendContext
-from modelserver.config.schema import ModelConfig
+from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import UnavailableError, UnsupportedError
+from modelserver.errors import UnavailableError
+from modelserver.execution.ensemble_staff import EnsembleStaff
 from modelserver.execution.instances import InstanceFactory, guard
+from modelserver.execution.labels import Labels, read_labels
 from modelserver.execution.placement import plan_instances
 from modelserver.execution.staff import InstanceInfo, Staff, dismiss
 from modelserver.scheduling.batcher import Batcher
@@ -34,7 +37,7 @@ class Model:
     """Made by `load`. The event loop thread submits, stops and drains; load-pool threads load, update and close."""
 
     def __init__(
-        self, backend: Backend, staff: Staff, *, signature: ModelSignature, statistics: ModelStatistics
+        self, backend: Backend, staff: Staff | EnsembleStaff, *, signature: ModelSignature, statistics: ModelStatistics
     ) -> None:
         context = backend.context
         self.name = context.model_name
@@ -46,10 +49,17 @@ class Model:
         self.signature = signature
         self.statistics = statistics
         self.load_duration_s = 0.0
+        # By output: the names of its classes.
+        self.labels: Labels = {}
         self._backend = backend
         self._staff = staff
         self._is_closed = False
         self._idle = asyncio.Event()
+        self._num_holders = 0
+        self._is_stopping = False
+        # Why a model that is loaded cannot serve: an ensemble whose models are not all there. Empty for any other.
+        self.fault = ""
+        self._composing: tuple[Model, ...] = ()
 
     @classmethod
     def load(
@@ -69,29 +79,34 @@ class Model:
         started_s = time.monotonic()
         clock = clock or SystemClock()
         config = context.config
-        _check_supported(config)
-        plans = plan_instances(config)
+        plans = () if config.is_ensemble else plan_instances(config)
         what = f"model '{context.model_name}' version {context.version}"
+        labels = read_labels(config, context.model_directory)
         backend = guard(lambda: backend_class(context), f"loading {what} failed")
         guard(backend.load, f"loading {what} failed")
         try:
             signature = ModelSignature(config)
             statistics = ModelStatistics()
-            staff = Staff(
-                backend,
-                InstanceFactory(backend, signature, clock),
-                plans,
-                signature=signature,
-                statistics=statistics,
-                loop=loop,
-                clock=clock,
-                default_max_queue_size=default_max_queue_size,
-            )
+            staff: Staff | EnsembleStaff
+            if config.is_ensemble:
+                staff = EnsembleStaff(backend, loop=loop, statistics=statistics, clock=clock)
+            else:
+                staff = Staff(
+                    backend,
+                    InstanceFactory(backend, signature, clock),
+                    plans,
+                    signature=signature,
+                    statistics=statistics,
+                    loop=loop,
+                    clock=clock,
+                    default_max_queue_size=default_max_queue_size,
+                )
         except BaseException:
             _unload(backend)
             raise
         model = cls(backend, staff, signature=signature, statistics=statistics)
         model.load_duration_s = time.monotonic() - started_s
+        model.labels = labels
         logger.info("%s is loaded, %d instances, %.3f s", what, len(plans), model.load_duration_s)
         return model
 
@@ -121,23 +136,65 @@ class Model:
         """
         return self._staff.scheduler.submit(request)
 
+    def infer(self, request: InferRequest) -> ResponseStream:
+        """Check and submit a request that comes from within the server: an ensemble's step. Raises ServerError."""
+        self.signature.check(request)
+        request.is_decoupled = self.is_decoupled
+        return self.submit(request)
+
     def is_ready(self) -> bool:
-        """Whether every instance can execute now."""
+        """Whether every instance can execute now, or if it is an ensemble, those of its models."""
+        if self.fault or not all(model.is_ready() for model in self._composing):
+            return False
         return all(member.loaded.instance.is_ready() for member in self._staff.members)
 
     def instances(self) -> list[InstanceInfo]:
         """The instances that serve now, in the order of the config."""
         return [member.info() for member in self._staff.members]
 
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether requests go through the steps of an ensemble, and need `bind` first."""
+        return isinstance(self._staff, EnsembleStaff)
+
+    def bind(self, models: Sequence[Model] | None, fault: str = "") -> None:
+        """Let the steps of an ensemble call these models from now on; without them it is not ready, and `fault` says why.
+
+        Event loop thread; until then an ensemble takes no requests.
+        """
+        assert isinstance(self._staff, EnsembleStaff), "only ensembles have steps"
+        self._composing = tuple(models or ())
+        self.fault = fault
+        self.is_decoupled = self._staff.bind(models, fault)
+        if self.is_decoupled and not self.config.is_decoupled:
+            self.config = replace(self.config, model_transaction_policy=ModelTransactionPolicy(decoupled=True))
+
+    def hold(self) -> None:
+        """Keep it taking requests until `release`, whatever becomes of it: of an ensemble's requests. Event loop thread."""
+        self._num_holders += 1
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+        self._num_holders -= 1
+        if not self._num_holders:
+            if self._is_stopping:
+                self._staff.stop()
+            self._idle.set()
+
     def stop(self) -> None:
-        """Refuse new requests and finish the accepted ones. Event loop thread; safe to repeat."""
-        self._staff.stop()
+        """Refuse new requests, but for those of who holds the model, and finish the accepted ones.
+
+        Event loop thread; safe to repeat.
+        """
+        self._is_stopping = True
+        if not self._num_holders:
+            self._staff.stop()
 
     async def drain(self, timeout_s: float | None) -> bool:
-        """Wait until every accepted request is answered; False when time is up first."""
+        """Wait until every accepted request is answered, and nobody holds the model; False when time is up first."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self.inflight or self.num_sequences:
+                while self.inflight or self.num_sequences or self._num_holders:
                     self._idle.clear()
                     self._staff.scheduler.on_idle = self._idle.set
                     await self._idle.wait()
@@ -153,6 +210,8 @@ class Model:
         New instances are made before old ones go, and unchanged ones stay, so traffic goes on. Raises
         ServerError, with nothing changed, when an instance cannot be made.
         """
+        if isinstance(self._staff, EnsembleStaff):  # what else may differ is no business of a version
+            return
         with self._staff.lock:
             if self._is_closed:
                 raise UnavailableError(f"model '{self.name}' version {self.version} is unloaded")
@@ -193,18 +252,6 @@ class Model:
             staff.scheduler.abort(UnavailableError(f"model '{self.name}' was unloaded before the request was executed"))
             if staff.close(timeout_s):
                 _unload(self._backend)
-
-
-def _check_supported(config: ModelConfig) -> None:
-    """Raise UnsupportedError for what a config may ask and this server does not do, rather than serve it wrongly."""
-    unsupported = {
-        "ensemble_scheduling": config.is_ensemble,
-        "batch_input": bool(config.batch_input),
-        "batch_output": bool(config.batch_output),
-    }
-    for field, is_used in unsupported.items():
-        if is_used:
-            raise UnsupportedError(f"model '{config.name}': {field} is not supported by this server")
 
 
 def _unload(backend: Backend) -> None:

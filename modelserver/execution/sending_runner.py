@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery
+from modelserver.core.response import RESCHEDULE
 from modelserver.execution.executor import Executor
 from modelserver.execution.runner import BatchRunner
 from modelserver.execution.sending import Line, SenderDesk
 from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.sequence_batch import SequenceBatch
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics
 
 
@@ -52,6 +54,12 @@ class SendingRunner(BatchRunner):
     ) -> None:
         for line, entry in zip(lines, entries, strict=True):
             line.settle(entry, has_failed=timing is None)
+        if isinstance(batch, SequenceBatch):
+            batch.rescheduled += [
+                line.request for line, entry in zip(lines, entries, strict=True) if entry is RESCHEDULE
+            ]
+            if timing is not None and batch.num_padding:
+                self._statistics.record_padding(batch.num_padding)
         if timing is not None:
             self._remember(timing.compute_infer_ns)
             self._statistics.record_batch(batch.rows, timing, queue_ns=(), request_ns=())

@@ -31,11 +31,13 @@ class SequenceRunner(BatchRunner):
         answered = Batch(
             [request for _, request in real],
             [batch.enqueue_ns[position] for position, _ in real],
-            batch.rows - batch.num_padding,
+            batch.rows,
             batch.taken_ns,
         )
         deliveries = [(request, responses[position]) for position, request in real]
         self._record(answered, [response for _, response in deliveries], timing)
+        if timing is not None and batch.num_padding:
+            self._statistics.record_padding(batch.num_padding)
         self.is_busy = False
         if guard is not None:
             guard.note(self._now_ns() - batch.taken_ns)

@@ -109,7 +109,6 @@ class Staff:
         self._is_leaving = False
         self._guard = InlineGuard(self._on_slow)
         instances, self.is_inline = self._make(plans)
-        self._can_join_ragged = all(instance.sees_requests for instance in instances)
         self._answers_later = any(instance.executor.answers_later for instance in instances)
         self.scheduler: Scheduler
         self._use(self._make_scheduler())
@@ -197,7 +196,6 @@ class Staff:
                 loop=self._loop,
                 statistics=self._statistics,
                 clock=self._clock,
-                can_join_ragged=self._can_join_ragged,
                 default_max_queue_size=self._default_max_queue_size,
             )
         if self.is_inline and config.dynamic_batching is None and not self._answers_later:
@@ -207,7 +205,6 @@ class Staff:
             loop=self._loop,
             statistics=self._statistics,
             clock=self._clock,
-            can_join_ragged=self._can_join_ragged,
             default_max_queue_size=self._default_max_queue_size,
         )
 

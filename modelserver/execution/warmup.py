@@ -49,6 +49,9 @@ def _execute(executor: Executor, signature: ModelSignature, inputs: Sequence[Ten
 def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InferRequest:
     """A checked request that no client sent. Raises InvalidArgumentError when the model cannot take it."""
     request = InferRequest(signature.model_name, None, {tensor.name: tensor for tensor in inputs})
+    if signature.has_sequences:
+        # A whole sequence of its own.
+        request.sequence_id, request.sequence_start, request.sequence_end = 1, True, True
     signature.check(request)
     return request
 

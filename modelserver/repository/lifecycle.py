@@ -102,6 +102,11 @@ class ModelLifecycle:
         return bool(self._loaded) or self._is_wanted
 
     @property
+    def retiring_models(self) -> list[Model]:
+        """Models that take nothing new and finish what they have, the last one first."""
+        return [loaded.model for loaded in reversed(self._retiring)]
+
+    @property
     def is_as_wanted(self) -> bool:
         """Whether the model serves, or should not: an unloaded one, or one whose first load still runs."""
         return bool(self._loaded) or not self._is_wanted

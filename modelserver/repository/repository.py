@@ -84,6 +84,10 @@ class ModelRepository:
         except KeyError:
             raise self._table.missing(name, version, self._catalog.scan.duplicates) from None
 
+    def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
+        """The model on which a sequence is under way, if any: it goes on there, whatever serves now."""
+        return self._table.sequence_holder(name, version, sequence_id)
+
     def ready_versions(self, name: str) -> tuple[int, ...]:
         """The ready versions, ascending; empty for a model that is not ready or not known."""
         return self._table.ready_versions(name)

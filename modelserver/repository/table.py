@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelserver.config.suggestion import suggest
 from modelserver.errors import NotFoundError, ServerError, UnavailableError
 from modelserver.repository.layout import duplicate_reason
 from modelserver.repository.lifecycle import ModelLifecycle, ReadyTable
 from modelserver.repository.namespaces import Namespaces
+
+if TYPE_CHECKING:
+    from modelserver.execution.model import Model
 
 _MOST_NAMES_COMPARED = 256
 
@@ -38,6 +42,15 @@ class ModelTable:
         """The keys of the models that `name` may mean: those that serve or should, or else those that did."""
         keys = self.namespaces.keys(name, self.lifecycles)
         return [key for key in keys if self.lifecycles[key].is_known] or keys
+
+    def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
+        """The model on which a sequence is under way; it may be one that was replaced or unloaded meanwhile."""
+        for key in self.known_keys(name):
+            lifecycle = self.lifecycles[key]
+            for model in (*reversed(lifecycle.models), *lifecycle.retiring_models):
+                if version in (None, model.version) and model.has_sequence(sequence_id):
+                    return model
+        return None
 
     def ready_versions(self, name: str) -> tuple[int, ...]:
         """The ready versions, ascending; empty for a model that is not ready, not known, or not the only one."""

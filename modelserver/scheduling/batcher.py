@@ -68,7 +68,6 @@ class Batcher:
         loop: LoopCalls,
         statistics: ModelStatistics,
         clock: Clock | None = None,
-        can_join_ragged: bool = False,
         default_max_queue_size: int = 0,
     ) -> None:
         self.inflight = 0
@@ -80,7 +79,7 @@ class Batcher:
         self._rules = BatchingRules.from_config(config)
         self._default_max_queue_size = default_max_queue_size
         self._levels = PriorityLevels(config, default_max_queue_size=default_max_queue_size)
-        self._key = None if self._rules.is_single else bucket_key(config, can_join_ragged=can_join_ragged)
+        self._key = None if self._rules.is_single else bucket_key(config)
         self._order = ResponseOrder() if self._rules.keep_order else None
         self._lock = threading.Lock()
         self._queue = self._make_queue()

@@ -10,17 +10,15 @@ from modelserver.core.request import InferRequest
 BucketKey = Callable[[InferRequest], Hashable]
 
 
-def bucket_key(config: ModelConfig, *, can_join_ragged: bool) -> BucketKey | None:
+def bucket_key(config: ModelConfig) -> BucketKey | None:
     """How to tell which of the model's requests fit together; None when all of them do.
 
     The key holds what may differ between two valid requests and must not within a batch: which optional
     inputs are present, the sizes of variable dimensions without the batch dimension, and the contents of
-    shape tensors. Ragged inputs may differ, if whoever gathers the batch `can_join_ragged`.
+    shape tensors. Ragged inputs may differ.
     """
     optional = tuple(spec.name for spec in config.input if spec.optional)
-    variable = tuple(
-        spec.name for spec in config.input if -1 in spec.dims and not (spec.allow_ragged_batch and can_join_ragged)
-    )
+    variable = tuple(spec.name for spec in config.input if -1 in spec.dims and not spec.allow_ragged_batch)
     by_content = tuple(spec.name for spec in config.input if spec.is_shape_tensor)
     if not optional and not variable and not by_content:
         return None

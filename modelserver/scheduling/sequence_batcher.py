@@ -45,7 +45,6 @@ class SequenceBatcher:
         loop: LoopCalls,
         statistics: ModelStatistics,
         clock: Clock | None = None,
-        can_join_ragged: bool = False,
         default_max_queue_size: int = 0,
     ) -> None:
         batching = config.sequence_batching
@@ -63,7 +62,7 @@ class SequenceBatcher:
         self.table = SequenceTable(
             self.rules,
             config.name,
-            key=bucket_key(config, can_join_ragged=can_join_ragged),
+            key=bucket_key(config),
             has_state=bool(batching.state),
         )
         self._sources: tuple[InstanceSource, ...] = ()

@@ -250,6 +250,11 @@ class ModelStatistics:
             with self._lock:
                 self._fold()
 
+    def record_padding(self, rows: int) -> None:
+        """Rows of a recorded batch that belong to no request: `batch_stats` has them, `inference_count` has not."""
+        with self._lock:
+            self._inference_count -= rows
+
     def _fold(self) -> None:
         """Make what was noted part of the sums. Called with the lock held."""
         self._fold_lone()

@@ -14,7 +14,6 @@ from support.leaks import no_leaks
 
 from modelserver.backend import DeviceKind, InternalError
 from modelserver.config.schema import (
-    BatchInput,
     InstanceGroupKind,
     ModelDynamicBatching,
     ModelInstanceGroup,
@@ -363,7 +362,6 @@ async def test_passive_instances_get_no_requests() -> None:
     [
         ({"instance_group": (ModelInstanceGroup("g", InstanceGroupKind.KIND_GPU),)}, ConfigError, "no GPU is visible"),
         ({"instance_group": (ModelInstanceGroup("g", passive=True),)}, ConfigError, "is passive"),
-        ({"batch_input": (BatchInput(),)}, UnsupportedError, "batch_input"),
     ],
 )  # fmt: skip
 async def test_configs_that_cannot_be_served(fields: Any, error: type[ServerError], message: str) -> None:

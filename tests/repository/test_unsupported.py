@@ -10,8 +10,6 @@ from modelserver.repository.unsupported import ignored_warnings, unsupported_pro
         ("ensemble_scheduling { step [ { model_name: 'a' } ] }", "ensemble_scheduling"),
         ('platform: "ensemble"', "platform"),
         ("response_cache { enable: true }", "response_cache.enable"),
-        ("batch_input [ { kind: BATCH_ELEMENT_COUNT } ]", "batch_input"),
-        ("batch_output [ { target_name: 'a' } ]", "batch_output"),
         ("model_operations { op_library_filename: 'a.so' }", "model_operations.op_library_filename"),
         ("cc_model_filenames [ { key: '8.0' value: 'm' } ]", "cc_model_filenames"),
         ("runtime: 'model.py'", "runtime"),

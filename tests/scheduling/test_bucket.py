@@ -16,8 +16,8 @@ def sent(**shapes: tuple[int, ...]) -> InferRequest:
     return InferRequest("m", None, {name: tensor(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()})
 
 
-def key_of(*inputs: ModelInput, can_join_ragged: bool = False) -> BucketKey | None:
-    return bucket_key(batching_config(input=inputs), can_join_ragged=can_join_ragged)
+def key_of(*inputs: ModelInput) -> BucketKey | None:
+    return bucket_key(batching_config(input=inputs))
 
 
 def test_fixed_inputs_all_fit_together() -> None:
@@ -31,7 +31,6 @@ def test_fixed_inputs_all_fit_together() -> None:
         (ModelInput("A", FP32, dims=(-1,)), sent(A=(1, 3)), sent(A=(1, 4)), False),
         (ModelInput("A", FP32, dims=(3,), optional=True), sent(A=(1, 3)), sent(), False),
         (ModelInput("A", FP32, dims=(-1,), optional=True), sent(), sent(), True),
-        (ModelInput("A", FP32, dims=(-1,), allow_ragged_batch=True), sent(A=(1, 3)), sent(A=(1, 4)), False),
     ],
 )
 def test_key(spec: ModelInput, one: InferRequest, other: InferRequest, are_together: bool) -> None:
@@ -40,8 +39,8 @@ def test_key(spec: ModelInput, one: InferRequest, other: InferRequest, are_toget
     assert (key(one) == key(other)) is are_together
 
 
-def test_ragged_inputs_may_differ_for_who_can_join_them() -> None:
-    assert key_of(ModelInput("A", FP32, dims=(-1,), allow_ragged_batch=True), can_join_ragged=True) is None
+def test_ragged_inputs_may_differ() -> None:
+    assert key_of(ModelInput("A", FP32, dims=(-1,), allow_ragged_batch=True)) is None
 
 
 def test_shape_tensors_are_compared_by_content() -> None:

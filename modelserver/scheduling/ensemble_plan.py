@@ -1,0 +1,213 @@
+"""What an ensemble does with a request, worked out once: for its steps' models, and the outputs that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from modelserver.config.ensemble_graph import Condition, EnsembleGraph, ensemble_graph
+from modelserver.config.ensemble_scopes import Scopes, find_scopes
+from modelserver.config.schema import ModelConfig
+from modelserver.config.signature import ModelSignature
+from modelserver.core.request import InferRequest
+
+
+class StepModel(Protocol):
+    """A loaded model as a step calls it. Event loop thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def is_decoupled(self) -> bool: ...
+
+    @property
+    def signature(self) -> ModelSignature: ...
+
+    def infer(self, request: InferRequest) -> object:
+        """Check and submit a request, which is answered on its stream. Raises ServerError: then it is not."""
+
+    def hold(self) -> None:
+        """Keep the model taking requests, also when it is unloaded or replaced meanwhile."""
+
+    def release(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One step. `inputs` are (the model's name of it, tensor of the ensemble, whether the model needs it), `outputs`
+    (the model's name of it, tensor of the ensemble); `requested` are the model's outputs that somebody uses.
+
+    `opens` is the scope of each of its responses if it is decoupled. `position` is its place in its scope.
+    """
+
+    index: int
+    label: str
+    model: StepModel
+    model_name: str
+    version: int
+    inputs: tuple[tuple[str, str, bool], ...]
+    outputs: tuple[tuple[str, str], ...]
+    requested: tuple[str, ...]
+    condition: Condition | None
+    scope: int
+    position: int
+    opens: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScopePlan:
+    """The steps of one scope. `missing` is how many tensors of the scope each step waits for; the answer counts as
+    one more step at the end of it, in the scope that answers. `outer` are tensors of scopes around it, by position.
+
+    `opening` are the tensors that come with what opens the scope. `readers` are the positions of the steps that wait
+    for a tensor, `inner` those in scopes within (scope, position). `writers` says of tensors with several
+    possible writers how many. `first` are the positions that wait for nothing, in scope 0 only.
+    """
+
+    steps: tuple[StepPlan, ...]
+    missing: tuple[int, ...]
+    outer: tuple[tuple[int, str], ...]
+    opening: tuple[str, ...]
+    readers: dict[str, tuple[int, ...]]
+    inner: dict[str, tuple[tuple[int, int], ...]]
+    writers: dict[str, int]
+    first: tuple[int, ...]
+    answers: bool
+
+    @property
+    def num_parts(self) -> int:
+        """Steps, and the answer."""
+        return len(self.steps) + self.answers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnsemblePlan:
+    """Scope 0 is the request. `outputs` are what an answer is made of."""
+
+    scopes: tuple[ScopePlan, ...]
+    outputs: tuple[str, ...]
+    num_steps: int
+    is_decoupled: bool
+    max_inflight_requests: int
+
+
+def plan_ensemble(
+    config: ModelConfig, models: Sequence[StepModel], outputs: Sequence[str] | None = None
+) -> EnsemblePlan:
+    """The plan for answers of `outputs` (None: all). Steps that these do not need are left out.
+
+    Of a config that `check_models` finds nothing wrong with.
+    """
+    graph = ensemble_graph(config)
+    asked = tuple(tensor.name for tensor in config.output if outputs is None or tensor.name in outputs)
+    decoupled = [model.is_decoupled for model in models]
+    scopes, _ = find_scopes(graph, decoupled, asked)
+    used = _used_steps(graph, asked)
+    planner = _Planner(graph, scopes, models, used, asked)
+    ensemble = config.ensemble_scheduling
+    return EnsemblePlan(
+        scopes=tuple(planner.scope(number) for number in range(len(scopes.parents))),
+        outputs=asked,
+        num_steps=len(graph.steps),
+        is_decoupled=any(decoupled),
+        max_inflight_requests=ensemble.max_inflight_requests if ensemble is not None else 0,
+    )
+
+
+def _used_steps(graph: EnsembleGraph, outputs: Sequence[str]) -> set[int]:
+    used: set[int] = set()
+    left = [writer for tensor in outputs for writer in graph.writers.get(tensor, ())]
+    while left:
+        index = left.pop()
+        if index not in used:
+            used.add(index)
+            left += graph.before(index)
+    return used
+
+
+class _Planner:
+    def __init__(
+        self, graph: EnsembleGraph, scopes: Scopes, models: Sequence[StepModel], used: set[int], outputs: Sequence[str]
+    ) -> None:
+        self._graph = graph
+        self._scopes = scopes
+        self._outputs = outputs
+        self._steps: list[list[StepPlan]] = [[] for _ in scopes.parents]
+        # The tensors that are read, with the scope and the position of each reader.
+        self._readers: dict[str, list[tuple[int, int]]] = {}
+        read = {tensor for index in used for tensor in graph.needs(index)} | {*outputs}
+        for index in graph.order():
+            if index in used:
+                self._add(index, models[index], read)
+        for tensor in outputs:
+            place = (scopes.of_outputs, len(self._steps[scopes.of_outputs]))
+            self._readers.setdefault(tensor, []).append(place)
+
+    def _add(self, index: int, model: StepModel, read: set[str]) -> None:
+        scope = self._scopes.of_step[index]
+        step = self._graph.steps[index]
+        specs = model.signature.inputs
+        outputs = tuple(item for item in step.output_map.items() if item[1] in read)
+        plan = StepPlan(
+            index=index,
+            label=f"step[{index}] (model '{step.model_name}')",
+            model=model,
+            model_name=model.name,
+            version=model.version,
+            inputs=tuple((name, tensor, not specs[name].is_optional) for name, tensor in step.input_map.items()),
+            outputs=outputs,
+            requested=tuple(name for name, _ in outputs),
+            condition=self._graph.conditions.get(index),
+            scope=scope,
+            position=len(self._steps[scope]),
+            opens=self._scopes.opened.get(index),
+        )
+        self._steps[scope].append(plan)
+        for tensor in self._graph.needs(index):
+            self._readers.setdefault(tensor, []).append((scope, plan.position))
+
+    def scope(self, number: int) -> ScopePlan:
+        steps = tuple(self._steps[number])
+        answers = number == self._scopes.of_outputs
+        missing = [0] * (len(steps) + answers)
+        outer: list[tuple[int, str]] = []
+        readers: dict[str, tuple[int, ...]] = {}
+        inner: dict[str, tuple[tuple[int, int], ...]] = {}
+        for tensor, places in self._readers.items():
+            of_tensor = self._scopes.of_tensor[tensor]
+            here = tuple(position for scope, position in places if scope == number)
+            if of_tensor == number:
+                readers[tensor] = here
+                inner[tensor] = tuple(place for place in places if place[0] != number)
+                for position in here:
+                    missing[position] += number > 0 or tensor not in self._graph.inputs
+            else:
+                outer += ((position, tensor) for position in here)
+        opening = {
+            tensor: None
+            for index, scope in self._scopes.opened.items()
+            if scope == number
+            for tensor in self._graph.steps[index].output_map.values()
+        }
+        if number == 0:
+            opening = dict.fromkeys(sorted(self._graph.inputs))
+        return ScopePlan(
+            steps=steps,
+            missing=tuple(missing),
+            outer=tuple(outer),
+            opening=tuple(opening),
+            readers=readers,
+            inner={tensor: places for tensor, places in inner.items() if places},
+            writers={
+                tensor: len(writers)
+                for tensor, writers in self._graph.writers.items()
+                if len(writers) > 1 and self._scopes.of_tensor[tensor] == number and tensor not in opening
+            },
+            first=tuple(position for position, count in enumerate(missing) if not count) if number == 0 else (),
+            answers=answers,
+        )

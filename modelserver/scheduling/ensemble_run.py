@@ -1,0 +1,475 @@
+"""One request's way through the steps of an ensemble: driven by its steps' responses, on the event loop thread.
+
+No Task and no Future: a step starts when the last tensor that it waits for is there, within the call that brings it.
+Tensors pass by reference. A tensor that will not come (its step was skipped, an optional input was not given) is
+settled as None.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import ClassVar, Protocol
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Tensor
+from modelserver.errors import CancelledError, InvalidArgumentError, ServerError
+from modelserver.scheduling.ensemble_plan import EnsemblePlan, ScopePlan, StepPlan
+from modelserver.telemetry.statistics import FailureReason, ResponseKind
+
+_NS_PER_US = 1000
+
+
+class RunOwner(Protocol):
+    """What a run tells its scheduler."""
+
+    def now_ns(self) -> int: ...
+
+    def responded(self, run: EnsembleRun, position: int, kind: ResponseKind, infer_ns: int) -> None:
+        """A response of a decoupled ensemble is on its way."""
+
+    def ended(self, run: EnsembleRun, now_ns: int, reason: FailureReason | None) -> None:
+        """The final response was delivered; `reason` if it is an error."""
+
+
+class StepCall(ResponseStream):
+    """A step's request to its model, and where it is answered."""
+
+    __slots__ = ("iteration", "request", "run", "step")
+
+    def __init__(self, run: EnsembleRun, step: StepPlan, iteration: Iteration) -> None:
+        # What a reader of a stream would need is left out: responses go to the run at once.
+        self.is_finished = False
+        self.on_read = None
+        self.run = run
+        self.step = step
+        self.iteration = iteration
+        self.request: InferRequest
+
+    def deliver(self, response: InferResponse) -> None:
+        if not self.is_finished:
+            self.is_finished = response.is_final
+            self.run.receive(self, response)
+
+
+class DecoupledCall(StepCall):
+    """... of a decoupled model: each response opens an iteration, and their answers leave in their order."""
+
+    __slots__ = ("held", "next_answer", "num_opened")
+
+    reads_later: ClassVar[bool] = True
+
+    def __init__(self, run: EnsembleRun, step: StepPlan, iteration: Iteration) -> None:
+        super().__init__(run, step, iteration)
+        self.num_opened = 0
+        self.next_answer = 0
+        self.held: dict[int, Iteration] = {}
+
+
+class Iteration:
+    """One run through the steps of a scope: the tensors that are there, and what is still to be done.
+
+    `missing` is how many tensors each step still waits for, `num_left` the steps (and the answer, and iterations
+    within) that have not ended.
+    """
+
+    __slots__ = (
+        "inner",
+        "is_unread",
+        "missing",
+        "num_left",
+        "opener",
+        "parameters",
+        "parent",
+        "position",
+        "scope",
+        "skipped",
+        "values",
+    )
+
+    def __init__(self, scope: ScopePlan, parent: Iteration | None, opener: DecoupledCall | None) -> None:
+        self.scope = scope
+        self.parent = parent
+        self.opener = opener
+        self.position = 0
+        self.values: dict[str, Tensor | None] = {}
+        self.missing = list(scope.missing)
+        self.num_left = scope.num_parts
+        self.parameters: dict[str, ParameterValue] | None = None
+        self.inner: list[Iteration] = []
+        self.skipped: dict[str, int] = {}
+        self.is_unread = False  # its answer is on its way to a client that reads later
+
+    def find(self, tensor: str) -> Tensor | None:
+        """The tensor, in this scope or those around it; None when it will not come."""
+        iteration: Iteration | None = self
+        while iteration is not None:
+            if tensor in iteration.values:
+                return iteration.values[tensor]
+            iteration = iteration.parent
+        raise AssertionError("a step starts when all its tensors are settled")
+
+    def is_settled(self, tensor: str) -> bool:
+        return tensor in self.values or (self.parent is not None and self.parent.is_settled(tensor))
+
+
+class EnsembleRun:
+    """Answers one request exactly once on its stream, the last time with `is_final`."""
+
+    __slots__ = (
+        "_answers",
+        "_backlog",
+        "_calls",
+        "_inflight",
+        "_is_advancing",
+        "_is_decoupled",
+        "_name",
+        "_num_answers",
+        "_owner",
+        "_plan",
+        "_ready",
+        "_root",
+        "_sent_ns",
+        "_unread",
+        "binding",
+        "is_over",
+        "request",
+    )
+
+    def __init__(
+        self, owner: RunOwner, name: str, request: InferRequest, plan: EnsemblePlan, *, is_decoupled: bool
+    ) -> None:
+        self.is_over = False
+        self.request = request
+        self.binding: object = None  # what the owner keeps for the time of the run
+        self._owner = owner
+        self._name = name
+        self._plan = plan
+        self._is_decoupled = is_decoupled
+        self._is_advancing = False
+        self._ready: deque[tuple[Iteration, int]] = deque()
+        self._calls: set[StepCall] = set()
+        self._root = Iteration(plan.scopes[0], None, None)
+        self._answers: list[tuple[Iteration, InferResponse]] = []
+        self._num_answers = 0
+        self._sent_ns = request.arrival_ns
+        self._unread: deque[Iteration | None] | None = None
+        # Only where steps run several times and are bounded:
+        self._inflight: dict[int, int] = {}
+        self._backlog: dict[int, deque[tuple[Iteration, int]]] = {}
+
+    def start(self) -> None:
+        """Begin; the answer may be there when this returns."""
+        request, root = self.request, self._root
+        request.on_cancel = self._on_cancel
+        if self._is_decoupled and request.stream.reads_later:
+            self._unread = deque()
+            request.stream.on_read = self._on_read
+        for tensor in root.scope.opening:
+            root.values[tensor] = request.inputs.get(tensor)
+        self._ready.extend((root, position) for position in root.scope.first)
+        self._advance()
+
+    def abort(self, error: ServerError) -> None:
+        """End the request with an error, whatever its steps do."""
+        if not self.is_over:
+            self._end_with(error, FailureReason.OTHER)
+
+    def receive(self, call: StepCall, response: InferResponse) -> None:
+        """A response of a step's model."""
+        if response.is_final:
+            self._calls.discard(call)
+        if self.is_over:
+            return
+        if response.error is not None:
+            self._fail(call.step, response.error)
+            return
+        step, iteration = call.step, call.iteration
+        if isinstance(call, DecoupledCall):
+            if response.outputs:
+                self._open(call, response)
+            else:
+                call.has_read()
+            if response.is_final:
+                self._ended_part(iteration)
+        else:
+            if response.parameters:
+                iteration.parameters = {**(iteration.parameters or {}), **response.parameters}
+            self._settle_outputs(iteration, step, response.outputs)
+            self._ended_part(iteration)
+        if response.is_final and self._inflight:
+            self._make_room(step)
+        if not self._is_advancing:
+            self._advance()
+
+    # Steps.
+
+    def _advance(self) -> None:
+        """Start what can start. What steps answer within that lands in the queue, so that nothing recurs."""
+        self._is_advancing = True
+        ready = self._ready
+        while ready and not self.is_over:
+            iteration, position = ready.popleft()
+            steps = iteration.scope.steps
+            if position == len(steps):
+                self._answer(iteration)
+            else:
+                self._start(iteration, steps[position])
+        self._is_advancing = False
+        if not self.is_over and (self._answers or not self._root.num_left):
+            self._send_answers()
+
+    def _start(self, iteration: Iteration, step: StepPlan) -> None:
+        """Send a step's request, or skip it. One function, because it is most of what a step costs."""
+        if step.condition is not None:
+            try:
+                is_wanted = _holds(iteration.find(step.condition.tensor), step.condition.tensor)
+            except ServerError as error:
+                self._fail(step, error)
+                return
+            if is_wanted is not step.condition.expected:
+                self._skip(iteration, step)
+                return
+        inputs: dict[str, Tensor] = {}
+        values = iteration.values
+        for name, source, is_required in step.inputs:
+            tensor = values[source] if source in values else iteration.find(source)
+            if tensor is not None:
+                inputs[name] = tensor if tensor.name == name else Tensor(name, tensor.datatype, tensor.data)
+            elif is_required:
+                self._skip(iteration, step)
+                return
+        if self._plan.max_inflight_requests and not self._has_room(iteration, step):
+            return
+        whole = self.request
+        call = StepCall(self, step, iteration) if step.opens is None else DecoupledCall(self, step, iteration)
+        timeout_us = whole.timeout_us
+        if timeout_us:
+            timeout_us = max(1, timeout_us - (self._owner.now_ns() - whole.arrival_ns) // _NS_PER_US)
+        call.request = request = InferRequest(
+            step.model_name,
+            step.version,
+            inputs,
+            whole.id,
+            step.requested,
+            whole.parameters,
+            whole.priority,
+            timeout_us,
+            whole.deadline_ns,
+            whole.sequence_id,
+            whole.sequence_start,
+            whole.sequence_end,
+            stream=call,
+        )
+        self._calls.add(call)
+        try:
+            step.model.infer(request)
+        except ServerError as error:
+            self._calls.discard(call)
+            self._fail(step, error)
+
+    def _skip(self, iteration: Iteration, step: StepPlan) -> None:
+        """The step does not run; its outputs will not come, unless another step may write them."""
+        if step.opens is None:
+            for _, tensor in step.outputs:
+                num_writers = iteration.scope.writers.get(tensor, 1)
+                iteration.skipped[tensor] = iteration.skipped.get(tensor, 0) + 1
+                if iteration.skipped[tensor] == num_writers:
+                    self._settle(iteration, tensor, None)
+        self._ended_part(iteration)
+
+    def _has_room(self, iteration: Iteration, step: StepPlan) -> bool:
+        """Count a request of a step, or put it behind those that are in flight."""
+        count = self._inflight.get(step.index, 0)
+        if count < self._plan.max_inflight_requests:
+            self._inflight[step.index] = count + 1
+            return True
+        self._backlog.setdefault(step.index, deque()).append((iteration, step.position))
+        return False
+
+    def _make_room(self, step: StepPlan) -> None:
+        self._inflight[step.index] -= 1
+        backlog = self._backlog.get(step.index)
+        if backlog:
+            self._ready.append(backlog.popleft())
+
+    # Tensors.
+
+    def _settle_outputs(self, iteration: Iteration, step: StepPlan, outputs: Iterable[Tensor]) -> None:
+        found = {tensor.name: tensor for tensor in outputs}
+        for name, target in step.outputs:
+            self._settle(iteration, target, found.get(name))
+
+    def _settle(self, iteration: Iteration, name: str, tensor: Tensor | None) -> None:
+        values = iteration.values
+        if name in values:
+            return
+        values[name] = tensor
+        scope, missing = iteration.scope, iteration.missing
+        for position in scope.readers.get(name, ()):
+            missing[position] -= 1
+            if not missing[position]:
+                self._ready.append((iteration, position))
+        if scope.inner and name in scope.inner:
+            for inner_scope, position in scope.inner[name]:
+                self._settle_within(iteration, self._plan.scopes[inner_scope], position)
+
+    def _settle_within(self, iteration: Iteration, scope: ScopePlan, position: int) -> None:
+        for inner in iteration.inner:
+            if inner.scope is scope:
+                inner.missing[position] -= 1
+                if not inner.missing[position]:
+                    self._ready.append((inner, position))
+            else:
+                self._settle_within(inner, scope, position)
+
+    def _open(self, call: DecoupledCall, response: InferResponse) -> None:
+        """A response of a decoupled step: what is in its scope runs once more."""
+        parent, step = call.iteration, call.step
+        assert step.opens is not None, "the step is decoupled"
+        scope = self._plan.scopes[step.opens]
+        iteration = Iteration(scope, parent, call)
+        iteration.position = call.num_opened
+        call.num_opened += 1
+        iteration.parameters = dict(response.parameters) if response.parameters else None
+        parent.num_left += 1
+        parent.inner.append(iteration)
+        for position, tensor in scope.outer:
+            iteration.missing[position] += not parent.is_settled(tensor)
+        self._settle_outputs(iteration, step, response.outputs)
+        for tensor in scope.opening:  # those that only come from another step that opens this scope
+            self._settle(iteration, tensor, None)
+
+    def _ended_part(self, iteration: Iteration) -> None:
+        """A step of the iteration has ended or was skipped, or its answer is given, or an iteration within is over."""
+        iteration.num_left -= 1
+        if not iteration.num_left and iteration.parent is not None:
+            iteration.parent.inner.remove(iteration)
+            if not iteration.is_unread and iteration.opener is not None:
+                iteration.opener.has_read()
+            self._ended_part(iteration.parent)
+
+    # Answers.
+
+    def _answer(self, iteration: Iteration) -> None:
+        """All outputs of one answer are settled: it goes out after those before it."""
+        opener = iteration.opener
+        if opener is None:
+            self._put(iteration)
+            return
+        opener.held[iteration.position] = iteration
+        while (following := opener.held.pop(opener.next_answer, None)) is not None:
+            opener.next_answer += 1
+            self._put(following)
+
+    def _put(self, iteration: Iteration) -> None:
+        outputs = []
+        for name in self._plan.outputs:
+            tensor = iteration.find(name)
+            if tensor is not None:
+                outputs.append(tensor if tensor.name == name else Tensor(name, tensor.datatype, tensor.data))
+        if outputs or not self._is_decoupled:
+            self._answers.append((iteration, InferResponse(outputs, None, _parameters(iteration))))
+            iteration.is_unread = self._unread is not None
+        self._ended_part(iteration)
+
+    def _send_answers(self) -> None:
+        """Deliver what is complete; the last one is final when nothing more can come."""
+        answers, self._answers = self._answers, []
+        is_last = not self._is_decoupled or not self._root.num_left
+        if not answers:
+            assert is_last, "the caller has looked"
+            self._deliver(None, InferResponse(is_final=True), is_final=True)
+        for position, (iteration, response) in enumerate(answers):
+            self._deliver(iteration, response, is_final=is_last and position == len(answers) - 1)
+            if self.is_over:
+                return
+
+    def _deliver(self, iteration: Iteration | None, response: InferResponse, *, is_final: bool) -> None:
+        now_ns = self._owner.now_ns()
+        response.is_final = is_final
+        if self._is_decoupled:
+            kind = ResponseKind.SUCCESS if response.outputs else ResponseKind.EMPTY
+            self._owner.responded(self, self._num_answers, kind, now_ns - self._sent_ns)
+            self._num_answers += 1
+            self._sent_ns = now_ns
+            if self._unread is not None:
+                self._unread.append(iteration)
+        if is_final:
+            self._close(now_ns, None)
+        self.request.stream.deliver(response)
+
+    def _fail(self, step: StepPlan, error: ServerError) -> None:
+        """A step failed: so does the request, with that error."""
+        is_cancel = self.request.is_cancelled and isinstance(error, CancelledError)
+        reason = FailureReason.CANCELED if is_cancel else FailureReason.OTHER
+        self._end_with(_within(error, f"in ensemble '{self._name}', {step.label}: "), reason)
+
+    def _on_cancel(self, _request: InferRequest) -> None:
+        """The client has left."""
+        if not self.is_over:
+            error = CancelledError(f"request to model '{self._name}' was cancelled")
+            self._end_with(error, FailureReason.CANCELED)
+
+    def _end_with(self, error: ServerError, reason: FailureReason) -> None:
+        now_ns = self._owner.now_ns()
+        if self._is_decoupled:
+            is_cancel = reason is FailureReason.CANCELED
+            kind = ResponseKind.CANCEL if is_cancel else ResponseKind.FAIL
+            self._owner.responded(self, self._num_answers, kind, now_ns - self._sent_ns)
+        self._close(now_ns, reason)
+        self.request.stream.deliver(InferResponse(error=error))
+
+    def _close(self, now_ns: int, reason: FailureReason | None) -> None:
+        """Nothing more is done for the request. What still executes is of no use to anybody."""
+        self.is_over = True
+        self.request.on_cancel = None
+        self._ready.clear()
+        calls, self._calls = self._calls, set()
+        for call in calls:
+            call.request.cancel()
+        self._owner.ended(self, now_ns, reason)
+
+    def _on_read(self) -> None:
+        """The client has read an answer: its producer may send another one."""
+        if self._unread:
+            iteration = self._unread.popleft()
+            if iteration is not None:
+                iteration.is_unread = False
+                if not iteration.num_left and iteration.opener is not None:
+                    iteration.opener.has_read()
+
+
+def _holds(tensor: Tensor | None, name: str) -> bool:
+    """The value of a condition; raises InvalidArgumentError when it is not the same for all rows."""
+    if tensor is None or not tensor.data.size:
+        return False
+    flat = tensor.data.reshape(-1)
+    value = bool(flat[0])
+    if flat.size > 1 and not (flat == flat[0]).all():
+        raise InvalidArgumentError(
+            f"the condition '{name}' differs among the rows of the request: send those that differ in requests of their own"
+        )
+    return value
+
+
+def _parameters(iteration: Iteration | None) -> dict[str, ParameterValue] | None:
+    """What the steps said beside their outputs; of a name that several use, the innermost."""
+    parameters: dict[str, ParameterValue] = {}
+    while iteration is not None:
+        if iteration.parameters:
+            parameters = {**iteration.parameters, **parameters}
+        iteration = iteration.parent
+    return parameters or None
+
+
+def _within(error: ServerError, prefix: str) -> ServerError:
+    """The same error, with a message that says where."""
+    message = prefix + error.message
+    located = type(error).__new__(type(error), message)
+    located.__dict__.update(error.__dict__)
+    located.message = message
+    located.__cause__ = error
+    return located
