@@ -137,6 +137,8 @@ class InferStream:
     def take(self, slot: _Slot, response: InferResponse) -> None:
         """A response of a request has come."""
         turns = self._turns
+        if not slot.is_free and slot.request is not None and slot.request.is_decoupled and slot in turns:
+            self._free(slot)  # in a front process this is known from the first response on
         if slot.is_free:
             self._outgoing.append((slot, response))
         elif turns and turns[0] is slot:
@@ -148,6 +150,12 @@ class InferStream:
             slot.held.append(response)
             return
         self._tell()
+
+    def _free(self, slot: _Slot) -> None:
+        """The slot waits for no turn, and no other one waits for it."""
+        slot.is_free = True
+        self._turns.remove(slot)
+        self._advance()
 
     def _advance(self) -> None:
         """Let go what has waited for its turn."""

@@ -52,16 +52,19 @@ class HttpForwarder:
         """Answer `exchange`, now or later; never raises."""
         head = exchange.head
         # Only the local frontend leaves a memo: it was asked with this very head before.
-        if head.memo is not None or (head.path.endswith(("/infer", "/infer/")) and not _is_raw(head.headers)):
+        if head.memo is not None or (head.path.endswith(("/infer", "/infer/")) and not _needs_config(head.headers)):
             self._local.handle(exchange)
         else:
             self._calls.http(exchange)
 
 
-def _is_raw(headers: Mapping[str, str]) -> bool:
-    """Whether the body is a single tensor that only the model's config describes, which the core has."""
+def _needs_config(headers: Mapping[str, str]) -> bool:
+    """Whether the model's config has a say, which the core has.
+
+    It describes a body that is a single tensor, and decides whether an answer is a stream of events.
+    """
     text = headers.get(_RAW_HEADER)
-    return text is not None and not text.strip("0")
+    return (text is not None and not text.strip("0")) or "text/event-stream" in headers.get("accept", "")
 
 
 class GrpcForwarder:

@@ -84,12 +84,13 @@ class RemoteRequests:
 
     def answer(self, call: int, response: InferResponse) -> None:
         """Send a response on its way, unless nobody waits for it any more."""
-        is_last = response.is_final or response.error is not None
-        request = self._requests.pop(call, None) if is_last else self._requests.get(call)
+        request = self._requests.pop(call, None) if response.is_final else self._requests.get(call)
         if request is None:
             return
         if response.error is not None:
-            self._link.send(_failed(call, response.error))
+            self._link.send(
+                _failed(call, response.error, is_final=response.is_final, is_decoupled=request.is_decoupled)
+            )
             return
         try:
             head, content = self._pack(response)
@@ -98,7 +99,7 @@ class RemoteRequests:
             request.cancel()
             self._link.send(_failed(call, error))
             return
-        self._send(Inferred(call, request.version, head, response.is_final, content))
+        self._send(Inferred(call, request.version, head, response.is_final, content, request.is_decoupled))
 
     def _pack(self, response: InferResponse) -> tuple[bytes, Content]:
         outputs = response.outputs
@@ -172,8 +173,8 @@ class _PacedAnswerStream(_AnswerStream):
     reads_later = True
 
 
-def _failed(call: int, error: Exception) -> Failed:
+def _failed(call: int, error: Exception, *, is_final: bool = True, is_decoupled: bool = False) -> Failed:
     if not isinstance(error, ServerError):
         _logger.error("unexpected error while handling an inference request", exc_info=error)
         error = InternalError(f"internal error: {type(error).__name__}; the server's log has the details")
-    return Failed(call, error.code.value, error.message.encode(errors="replace").decode())
+    return Failed(call, error.code.value, error.message.encode(errors="replace").decode(), is_final, is_decoupled)

@@ -132,13 +132,16 @@ class Inferred(Message, tag=21):
     head: bytes
     is_final: bool
     content: Content
+    is_decoupled: bool = False
 
 
 class Failed(Message, tag=22):
-    """The final response to `Infer` is an error, by its code's value."""
+    """A response to `Infer` is an error, by its code's value."""
 
     code: str
     text: str
+    is_final: bool = True
+    is_decoupled: bool = False
 
 
 class Responded(Message, tag=23):

@@ -88,14 +88,17 @@ class RemoteDataPlane:
         content = message.content
         data = content if type(content) is bytes else self._link.view(content)
         request.version = message.version
+        request.is_decoupled = message.is_decoupled
         outputs = [unpack(data) for unpack in unpackers]
         request.stream.deliver(InferResponse(outputs, None, parameters, message.is_final))
 
     def on_failed(self, message: Failed) -> None:
         """The request has failed."""
-        request = self._requests.pop(message.call)
+        call = message.call
+        request = self._requests.pop(call) if message.is_final else self._requests[call]
+        request.is_decoupled = message.is_decoupled
         error = ErrorRecord(message.code, message.text).error()
-        request.stream.deliver(InferResponse(error=error))
+        request.stream.deliver(InferResponse(error=error, is_final=message.is_final))
 
     def _pack(self, request: InferRequest) -> tuple[bytes, Content]:
         """What is the same in equal requests, and the tensors."""
