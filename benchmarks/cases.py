@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,8 @@ class Settings:
     seconds: float
 
     def repository(self, name: str) -> Path:
-        path = self.scratch / name
-        path.mkdir()
-        return path
+        """A new empty folder whose name begins so."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch))
 
 
 def http_small(settings: Settings, report: Report) -> None:

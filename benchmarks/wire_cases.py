@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from benchmarks.servers.triton import triton
 _SMALL = np.arange(16, dtype=np.float32).reshape(1, 16)
 _MIB = np.zeros((1, 1 << 18), dtype=np.float32)
 _CONCURRENCIES = (1, 8, 32, 64)
+_ATTEMPTS = 5
 
 Rows = Mapping[str, Measurement]
 
@@ -28,24 +30,26 @@ Rows = Mapping[str, Measurement]
 def grpc_identity(settings: Settings, report: Report) -> None:
     """gRPC identity FP32 [1,16]: in the loop and through the batching worker, against Triton C++ and grpcio."""
     load = requests.grpc_raw("identity", "INPUT0", _SMALL)
-    with ExitStack() as stack:
-        servers = [
+
+    def servers(stack: ExitStack) -> list[ServerProcess]:
+        return [
             *_ours_and_triton(settings, stack),
             _worker(settings, stack),
             _ours(settings, stack, "grpcio wire", "--wire=grpcio"),
         ]
-        for concurrency in _CONCURRENCIES:
-            rows = _measure(settings, report, "i", servers, load, concurrency, "grpc")
-            ours, peer = rows["modelserver"], rows["triton"]
-            at = f"gRPC identity, c{concurrency}"
-            report.at_most("i", f"{at}: CPU per request in the loop / Triton C++", ours.cpu_us / peer.cpu_us, 0.6)
-            worker = rows["worker"].cpu_us / peer.cpu_us
-            report.at_most("i", f"{at}: CPU per request through the worker / Triton C++", worker, 0.75)
-            report.at_least("i", f"{at}: throughput / Triton C++", ours.per_second / peer.per_second, 1.3)
-            reference = rows["grpcio wire"].per_second
-            report.at_least("i", f"{at}: throughput / grpcio wire", ours.per_second / reference, 8.0)
-            if concurrency == 32:
-                report.at_most("i", f"{at}: p99 / Triton C++", ours.p99_us / peer.p99_us, 1.0)
+
+    for concurrency in _CONCURRENCIES:
+        rows = _measure(settings, report, "i", servers, load, concurrency, "grpc")
+        ours, peer = rows["modelserver"], rows["triton"]
+        at = f"gRPC identity, c{concurrency}"
+        report.at_most("i", f"{at}: CPU per request in the loop / Triton C++", ours.cpu_us / peer.cpu_us, 0.6)
+        worker = rows["worker"].cpu_us / peer.cpu_us
+        report.at_most("i", f"{at}: CPU per request through the worker / Triton C++", worker, 0.75)
+        report.at_least("i", f"{at}: throughput / Triton C++", ours.per_second / peer.per_second, 1.3)
+        reference = rows["grpcio wire"].per_second
+        report.at_least("i", f"{at}: throughput / grpcio wire", ours.per_second / reference, 8.0)
+        if concurrency == 32:
+            report.at_most("i", f"{at}: p99 / Triton C++", ours.p99_us / peer.p99_us, 1.0)
 
 
 def http_identity(settings: Settings, report: Report) -> None:
@@ -54,32 +58,30 @@ def http_identity(settings: Settings, report: Report) -> None:
         "binary": requests.http_binary("identity", "INPUT0", _SMALL),
         "JSON": requests.http_json("identity", "INPUT0", _SMALL),
     }
-    with ExitStack() as stack:
-        servers = _ours_and_triton(settings, stack)
-        for form, load in loads.items():
-            for concurrency in _CONCURRENCIES:
-                rows = _measure(settings, report, f"j {form}", servers, load, concurrency, "http")
-                ours, peer = rows["modelserver"], rows["triton"]
-                at = f"HTTP {form} identity, c{concurrency}"
-                report.at_most("j", f"{at}: CPU per request / Triton C++", ours.cpu_us / peer.cpu_us, 0.5)
-                report.at_least("j", f"{at}: throughput / Triton C++", ours.per_second / peer.per_second, 1.5)
-                if concurrency == 32:
-                    report.at_most("j", f"{at}: p99 / Triton C++", ours.p99_us / peer.p99_us, 1.0)
+    servers = partial(_ours_and_triton, settings)
+    for form, load in loads.items():
+        for concurrency in _CONCURRENCIES:
+            rows = _measure(settings, report, f"j {form}", servers, load, concurrency, "http")
+            ours, peer = rows["modelserver"], rows["triton"]
+            at = f"HTTP {form} identity, c{concurrency}"
+            report.at_most("j", f"{at}: CPU per request / Triton C++", ours.cpu_us / peer.cpu_us, 0.5)
+            report.at_least("j", f"{at}: throughput / Triton C++", ours.per_second / peer.per_second, 1.5)
+            if concurrency == 32:
+                report.at_most("j", f"{at}: p99 / Triton C++", ours.p99_us / peer.p99_us, 1.0)
 
 
 def large_identity(settings: Settings, report: Report) -> None:
     """Identity of 1 MiB over HTTP, and over gRPC in frames of 16 KiB, against Triton C++."""
     http = requests.http_binary("identity", "INPUT0", _MIB)
     grpc = requests.grpc_raw("identity", "INPUT0", _MIB)
-    with ExitStack() as stack:
-        servers = _ours_and_triton(settings, stack)
-        for concurrency in (1, 8):
-            rows = _measure(settings, report, "k HTTP", servers, http, concurrency, "http")
-            cpu_us = rows["modelserver"].cpu_us
-            report.at_most("k", f"HTTP 1 MiB, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.5)
-            rows = _measure(settings, report, "k gRPC", servers, grpc, concurrency, "grpc")
-            cpu_us = rows["modelserver"].cpu_us
-            report.at_most("k", f"gRPC 1 MiB in 16 KiB frames, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.8)
+    servers = partial(_ours_and_triton, settings)
+    for concurrency in (1, 8):
+        rows = _measure(settings, report, "k HTTP", servers, http, concurrency, "http")
+        cpu_us = rows["modelserver"].cpu_us
+        report.at_most("k", f"HTTP 1 MiB, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.5)
+        rows = _measure(settings, report, "k gRPC", servers, grpc, concurrency, "grpc")
+        cpu_us = rows["modelserver"].cpu_us
+        report.at_most("k", f"gRPC 1 MiB in 16 KiB frames, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.8)
 
 
 def digits_mlp(settings: Settings, report: Report) -> None:
@@ -89,16 +91,22 @@ def digits_mlp(settings: Settings, report: Report) -> None:
     image = np.random.default_rng(0).random((1, 8, 8), dtype=np.float32)
     binary = requests.http_binary("mlp", "image", image)
     grpc = requests.grpc_raw("mlp", "image", image)
-    with modelserver(repository) as ours, mlserver(onnx) as peer:
-        cpu_us = _measure(settings, report, "l binary", [ours], binary, 32, "http")["modelserver"].cpu_us
-        report.at_most("l", "digits MLP over HTTP binary, c32: CPU us per request", cpu_us, 44.0)
-        rows = _measure(settings, report, "l gRPC", [ours, peer], grpc, 32, "grpc")
-        report.at_most("l", "digits MLP over gRPC, c32: CPU us per request", rows["modelserver"].cpu_us, 67.0)
-        ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
-        report.at_least("l", "digits MLP over gRPC, c32: MLServer's CPU per request / ours", ratio, 12.0)
-        rows = _measure(settings, report, "l JSON", [ours, peer], requests.http_json("mlp", "image", image), 32, "http")
-        ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
-        report.at_least("l", "digits MLP over HTTP JSON, c32: MLServer's CPU per request / ours", ratio, 22.0)
+
+    def ours(stack: ExitStack) -> list[ServerProcess]:
+        return [stack.enter_context(modelserver(repository))]
+
+    def both(stack: ExitStack) -> list[ServerProcess]:
+        return [*ours(stack), stack.enter_context(mlserver(onnx))]
+
+    cpu_us = _measure(settings, report, "l binary", ours, binary, 32, "http")["modelserver"].cpu_us
+    report.at_most("l", "digits MLP over HTTP binary, c32: CPU us per request", cpu_us, 44.0)
+    rows = _measure(settings, report, "l gRPC", both, grpc, 32, "grpc")
+    report.at_most("l", "digits MLP over gRPC, c32: CPU us per request", rows["modelserver"].cpu_us, 67.0)
+    ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
+    report.at_least("l", "digits MLP over gRPC, c32: MLServer's CPU per request / ours", ratio, 12.0)
+    rows = _measure(settings, report, "l JSON", both, requests.http_json("mlp", "image", image), 32, "http")
+    ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
+    report.at_least("l", "digits MLP over HTTP JSON, c32: MLServer's CPU per request / ours", ratio, 22.0)
 
 
 def _ours_and_triton(settings: Settings, stack: ExitStack) -> list[ServerProcess]:
@@ -123,22 +131,36 @@ def _measure(
     settings: Settings,
     report: Report,
     case: str,
-    servers: list[ServerProcess],
+    servers: Callable[[ExitStack], list[ServerProcess]],
     load: Load,
     concurrency: int,
     port: str,
 ) -> Rows:
+    """Start the servers, warm them, and put each under the load in turn.
+
+    tritonserver 2.51 may die when load programs close connections with calls in flight: then all begins again.
+    """
+    for _ in range(_ATTEMPTS):
+        with ExitStack() as stack:
+            started = servers(stack)
+            try:
+                rows = _measure_started(settings, case, started, load, concurrency, port)
+            except SystemExit:
+                if all(server.process.poll() is None for server in started):
+                    raise
+                report.console.print(f"  {case}  a server died under c{concurrency}; measured again")
+                continue
+        report.add(rows)
+        return {row.server: row for row in rows}
+    raise SystemExit(f"{case}: servers died in each of {_ATTEMPTS} attempts")
+
+
+def _measure_started(
+    settings: Settings, case: str, servers: list[ServerProcess], load: Load, concurrency: int, port: str
+) -> list[Measurement]:
     for server in servers:
         check(load, server.ports[port])
-    loads = [(server, load.at(concurrency, seconds=settings.seconds)) for server in servers]
-    for server, warm in loads:
-        run_tool(warm.at(concurrency, seconds=1), server.ports[port])
-    loads = [(server, _without_warmup(each)) for server, each in loads]
-    rows = measure(case, loads, rounds=settings.rounds, port=port, run=run_tool)
-    report.add(rows)
-    return {row.server: row for row in rows}
-
-
-def _without_warmup(load: Load) -> Load:
-    """The tools count from the first request on: the servers are warm by then."""
-    return replace(load, warmup_s=0.0)
+        run_tool(load.at(concurrency, seconds=1), server.ports[port])
+    # The tools count from the first request on: the servers are warm by now.
+    loads = [(server, replace(load.at(concurrency, seconds=settings.seconds), warmup_s=0.0)) for server in servers]
+    return measure(case, loads, rounds=settings.rounds, port=port, run=run_tool)
