@@ -128,8 +128,8 @@ class BackendContext:
 
     `options` are the `--backend-config <backend>,key=value` pairs, defaults of the server included.
     `model_directory` holds config.pbtxt; `version_directory` holds the model's files. `namespace` is the path of
-    its repository with `--model-namespacing`, else empty. `server` is None where there is none around, as in
-    `modelserver check`.
+    its repository with `--model-namespacing`, else empty. `batch_strategy` is the model's own code
+    that forms batches. `server` is None where there is none around, as in `modelserver check`.
     """
 
     model_name: str
@@ -139,6 +139,7 @@ class BackendContext:
     version_directory: Path
     options: Mapping[str, str] = field(default_factory=dict)
     namespace: str = ""
+    batch_strategy: Path | None = None
     server: ServerCalls | None = None
 
     def parameter(self, key: str, default: str = "") -> str:

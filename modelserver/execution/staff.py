@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -25,12 +26,15 @@ from modelserver.execution.sending import SenderDesk
 from modelserver.execution.sending_runner import SendingRunner
 from modelserver.execution.sequence_runner import SequenceRunner
 from modelserver.execution.worker import Worker
+from modelserver.scheduling.batch import FormBatch, form_batch
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
+from modelserver.scheduling.hold import held_form, hold_from
 from modelserver.scheduling.sequence import SequenceEnd
 from modelserver.scheduling.sequence_batcher import SequenceBatcher
 from modelserver.scheduling.sequence_table import EndHook
 from modelserver.scheduling.source import BatchSource
+from modelserver.scheduling.strategy import BatchStrategy
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -108,6 +112,10 @@ class Staff:
         self._has_warned = False
         self._is_leaving = False
         self._guard = InlineGuard(self._on_slow)
+        context = backend.context
+        self._strategy = (
+            BatchStrategy(context.batch_strategy, context.config) if context.batch_strategy is not None else None
+        )
         instances, self.is_inline = self._make(plans)
         self._answers_later = any(instance.executor.answers_later for instance in instances)
         self.scheduler: Scheduler
@@ -137,7 +145,10 @@ class Staff:
     def close(self, timeout_s: float) -> bool:
         """Let the workers end and close their instances; False when one did not end in time. As `update`."""
         self._is_stopped = True
-        return dismiss(self.members, timeout_s)
+        has_ended = dismiss(self.members, timeout_s)
+        if has_ended and self._strategy is not None:
+            self._strategy.close()
+        return has_ended
 
     def leave_loop(self) -> None:
         """From here on worker threads execute. Called from the event loop thread, between two executions.
@@ -190,6 +201,7 @@ class Staff:
 
     def _make_scheduler(self) -> Scheduler:
         config = self._backend.context.config
+        hold = hold_from(os.environ)
         if config.sequence_batching is not None:
             return SequenceBatcher(
                 config,
@@ -197,15 +209,18 @@ class Staff:
                 statistics=self._statistics,
                 clock=self._clock,
                 default_max_queue_size=self._default_max_queue_size,
+                hold=hold,
             )
-        if self.is_inline and config.dynamic_batching is None and not self._answers_later:
+        if self.is_inline and config.dynamic_batching is None and not self._answers_later and hold is None:
             return DirectScheduler(config.name, statistics=self._statistics, clock=self._clock)
+        form: FormBatch = form_batch if self._strategy is None else self._strategy.form
         return Batcher(
             config,
             loop=self._loop,
             statistics=self._statistics,
             clock=self._clock,
             default_max_queue_size=self._default_max_queue_size,
+            form=form if hold is None else held_form(hold, form),
         )
 
     def _use(self, scheduler: Scheduler) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from modelserver.core.request import InferRequest
 from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
@@ -24,6 +24,10 @@ class Batch:
     def of(cls, entries: Sequence[QueueEntry], rows: int, taken_ns: int) -> Batch:
         """The batch of queue entries that were just removed from the queue."""
         return cls([entry.request for entry in entries], [entry.enqueue_ns for entry in entries], rows, taken_ns)
+
+
+# Takes the next batch from the queue; or None, and when to look again (None: when something arrives).
+FormBatch = Callable[[RequestQueue, BatchingRules, int], tuple[Batch | None, int | None]]
 
 
 def form_batch(queue: RequestQueue, rules: BatchingRules, now_ns: int) -> tuple[Batch | None, int | None]:

@@ -19,7 +19,7 @@ from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, ServerError, UnavailableError
-from modelserver.scheduling.batch import Batch, can_take, form_batch
+from modelserver.scheduling.batch import Batch, FormBatch, can_take, form_batch
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
 from modelserver.scheduling.limits import PriorityLevels, QueuePolicy
@@ -69,11 +69,14 @@ class Batcher:
         statistics: ModelStatistics,
         clock: Clock | None = None,
         default_max_queue_size: int = 0,
+        form: FormBatch = form_batch,
     ) -> None:
+        """`form` is how a batch is formed, for those who have an idea of their own of that."""
         self.inflight = 0
         self.on_idle: Callable[[], None] | None = None
         self._model_name = config.name
         self._loop = loop
+        self._form = form
         self._statistics = statistics
         self._now_ns = (clock or SystemClock()).now_ns
         self._rules = BatchingRules.from_config(config)
@@ -153,7 +156,7 @@ class Batcher:
             self._idle.unpark(seat)
             now_ns = self._now_ns()
             expired = self._remove_expired(now_ns) if self._expiry else []
-            batch, wait_until_ns = (None, None) if seat.is_closed else form_batch(self._queue, self._rules, now_ns)
+            batch, wait_until_ns = (None, None) if seat.is_closed else self._form(self._queue, self._rules, now_ns)
             seat.is_left = seat.is_closed
             if batch is None and not seat.is_left:
                 wait_until_ns = self._idle.park(seat, wait_until_ns)
@@ -192,7 +195,7 @@ class Batcher:
         with self._lock:
             now_ns = self._now_ns()
             while len(batches) < limit and self._queue and not self._idle.can_wake and not seat.is_closed:
-                batch, _ = form_batch(self._queue, self._rules, now_ns)
+                batch, _ = self._form(self._queue, self._rules, now_ns)
                 if batch is None:
                     break
                 batches.append(batch)
@@ -283,7 +286,7 @@ class Batcher:
 
     def _is_worth_a_wake(self, entry: QueueEntry, now_ns: int) -> bool:
         """Whether a sleeping worker would take something now that the entry has come, or has to watch its delay."""
-        if self._rules.max_delay_ns == 0 or not self._idle.is_watched:
+        if self._rules.max_delay_ns == 0 or not self._idle.is_watched or self._form is not form_batch:
             return True
         if not self._rules.keep_order and not self._queue.is_ripe(entry):
             return False

@@ -20,6 +20,7 @@ from modelserver.errors import CancelledError, InvalidArgumentError, ServerError
 from modelserver.scheduling.batcher import LoopCalls, Timer
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
+from modelserver.scheduling.hold import HeldSequenceTable, Hold
 from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.sequence import SequenceEntry
 from modelserver.scheduling.sequence_rules import SequenceRules
@@ -46,6 +47,7 @@ class SequenceBatcher:
         statistics: ModelStatistics,
         clock: Clock | None = None,
         default_max_queue_size: int = 0,
+        hold: Hold | None = None,
     ) -> None:
         batching = config.sequence_batching
         assert batching is not None, "only models with sequence_batching have a sequence batcher"
@@ -59,11 +61,11 @@ class SequenceBatcher:
         self._loop = loop
         self._statistics = statistics
         self._max_queue_size = default_max_queue_size
-        self.table = SequenceTable(
-            self.rules,
-            config.name,
-            key=bucket_key(config),
-            has_state=bool(batching.state),
+        key, has_state = bucket_key(config), bool(batching.state)
+        self.table = (
+            SequenceTable(self.rules, config.name, key=key, has_state=has_state)
+            if hold is None
+            else HeldSequenceTable(self.rules, config.name, key=key, has_state=has_state, hold=hold)
         )
         self._sources: tuple[InstanceSource, ...] = ()
         self._expiry = ExpiryTimes()

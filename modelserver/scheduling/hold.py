@@ -1,0 +1,81 @@
+"""Test hooks: a scheduler that executes nothing until so many requests wait, to make batches that can be foretold.
+
+The environment variables are Triton's. A server that is started without them has none of this in its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from modelserver.core.request import InferRequest
+from modelserver.scheduling.batch import Batch, FormBatch
+from modelserver.scheduling.bucket import BucketKey
+from modelserver.scheduling.policy import BatchingRules
+from modelserver.scheduling.queue import RequestQueue
+from modelserver.scheduling.sequence import SequenceEntry
+from modelserver.scheduling.sequence_rules import SequenceRules
+from modelserver.scheduling.sequence_table import InstanceSlots, SequenceTable
+
+_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
+_BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Until `num_requests` are queued and, of sequences that wait for a slot, `num_backlogged` more."""
+
+    num_requests: int = 0
+    num_backlogged: int = 0
+
+
+def hold_from(environ: Mapping[str, str]) -> Hold | None:
+    """What the environment asks for; None for nothing, also where a variable holds no number."""
+    numbers = [environ.get(variable, "") for variable in (_VARIABLE, _BACKLOG_VARIABLE)]
+    num_requests, num_backlogged = (int(text) if text.isdecimal() else 0 for text in numbers)
+    return Hold(num_requests, num_backlogged) if num_requests or num_backlogged else None
+
+
+def held_form(hold: Hold, form: FormBatch) -> FormBatch:
+    """`form`, but not before so many requests wait; afterwards as ever."""
+    is_open = False
+
+    def form_when_open(queue: RequestQueue, rules: BatchingRules, now_ns: int) -> tuple[Batch | None, int | None]:
+        nonlocal is_open
+        is_open = is_open or len(queue) >= hold.num_requests
+        return form(queue, rules, now_ns) if is_open else (None, None)
+
+    return form_when_open
+
+
+class HeldSequenceTable(SequenceTable):
+    """Gives nothing out before so many requests wait in slots and in the backlog."""
+
+    def __init__(
+        self, rules: SequenceRules, model_name: str, *, key: BucketKey | None, has_state: bool, hold: Hold
+    ) -> None:
+        super().__init__(rules, model_name, key=key, has_state=has_state)
+        self._hold = hold
+        self._is_open = False
+        self._owners: tuple[InstanceSlots, ...] = ()
+
+    def add_instance(self, *, hears_ends: bool) -> InstanceSlots:
+        owner = super().add_instance(hears_ends=hears_ends)
+        self._owners = (*self._owners, owner)
+        return owner
+
+    def add(self, request: InferRequest, now_ns: int) -> SequenceEntry:
+        entry = super().add(request, now_ns)
+        if not self._is_open:
+            self.touched.update(self._owners)  # anyone may be the one who finds that it is enough
+        return entry
+
+    def take(self, owner: InstanceSlots, now_ns: int) -> tuple[list[SequenceEntry], int | None]:
+        num_backlogged = self.num_backlogged
+        is_enough = (
+            self.num_waiting - num_backlogged >= self._hold.num_requests and num_backlogged >= self._hold.num_backlogged
+        )
+        if not self._is_open and not is_enough:
+            return [], None
+        self._is_open = True
+        return super().take(owner, now_ns)
