@@ -11,21 +11,24 @@ from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext
 from modelserver.config.defaults import normalise
+from modelserver.config.ensemble_models import FindConfig, check_models
 from modelserver.config.message import config_from_json
 from modelserver.config.pbtxt import ParsedConfig, read_pbtxt
 from modelserver.config.platform import BACKENDS
-from modelserver.config.problem import Locations, Problem, error_of
+from modelserver.config.problem import Locations, Problem, error_of, key_path
 from modelserver.config.repair import is_doubtful
 from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
 from modelserver.discovery import backend_for_model_files, find_backend, model_filenames
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
+from modelserver.execution.ensemble_staff import EnsembleBackend
 from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import CONFIG_FILENAME, ModelLayout, fingerprint_model
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
+from modelserver.scheduling.strategy import STRATEGY_PARAMETER, find_strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class ModelDefinition:
     """A model that is ready to be loaded. `versions` are those that its policy serves, with their directories.
 
     `origin` is where the files were copied from, if the directory is a copy. `fingerprint` was taken before anything
-    was read. `missing_versions` are asked for by the policy but absent.
+    was read. `missing_versions` are asked for by the policy but absent. `config_source` and `locations` say where the
+    config is written.
     """
 
     name: str
@@ -43,10 +47,13 @@ class ModelDefinition:
     versions: Mapping[int, Path]
     fingerprint: ModelFingerprint = field(default_factory=ModelFingerprint)
     backend_options: Mapping[str, str] = field(default_factory=dict)
+    strategies: Mapping[int, Path] = field(default_factory=dict)
     missing_versions: tuple[int, ...] = ()
     namespace: str = ""
     origin: str = ""
     warnings: tuple[Problem, ...] = ()
+    config_source: str = ""
+    locations: Locations = field(default_factory=lambda: Locations({}), compare=False)
 
     def context(self, version: int) -> BackendContext:
         """What the backend of one version is told."""
@@ -58,6 +65,7 @@ class ModelDefinition:
             version_directory=self.versions[version],
             options=self.backend_options,
             namespace=self.namespace,
+            batch_strategy=self.strategies.get(version),
         )
 
 
@@ -67,9 +75,11 @@ def read_definition(
     *,
     config_json: str | None = None,
     only_version: int | None = None,
+    find_config: FindConfig | None = None,
 ) -> ModelDefinition:
     """What `layout` defines; `config_json` replaces its config file. Blocking.
 
+    `find_config` has the configs of an ensemble's models, as far as they are known; the others are not looked at.
     `only_version` is served in place of what the version policy says. Raises NotFoundError when it is not there,
     ConfigError with every problem, UnsupportedError when the only problems are fields that this
     version does not execute, and what the backend raises when it cannot be imported or reads its files.
@@ -78,7 +88,7 @@ def read_definition(
         check_has_version(layout, only_version)
     fingerprint = fingerprint_model(layout)
     source, parsed = _parse(layout, config_json)
-    reading = _Reading(layout, options, source, parsed, only_version)
+    reading = _Reading(layout, options, source, parsed, only_version, find_config)
     return replace(reading.finish(), fingerprint=fingerprint)
 
 
@@ -129,8 +139,10 @@ class _Reading:
         source: str,
         parsed: ParsedConfig,
         only_version: int | None,
+        find_config: FindConfig | None,
     ) -> None:
         self._only_version = only_version
+        self._find_config = find_config
         self._layout = layout
         self._options = options
         self._source = source
@@ -138,23 +150,28 @@ class _Reading:
         self._config = parsed.config
         self._problems: list[Problem] = list(parsed.problems)
         self._parsed = parsed
+        self._strategies: dict[int, Path] = {}
 
     def finish(self) -> ModelDefinition:
         if self._layout.is_single:  # the name was given from outside
             self._config = replace(self._config, name=self._layout.name)
         unsupported = unsupported_problems(self._config, self._source)
-        # An ensemble has no backend and nothing to complete: that it is one is all there is to say.
-        backend_class = None if self._config.is_ensemble else self._settle_backend()
+        is_ensemble = self._config.is_ensemble
+        backend_class = EnsembleBackend if is_ensemble else self._settle_backend()
         served = self._settle_versions()
         completed = backend_class is not None and bool(served) and not self._problems
-        if completed and not unsupported and not self._options.is_auto_complete_disabled:
+        if completed and not unsupported and not is_ensemble and not self._options.is_auto_complete_disabled:
             assert backend_class is not None, "completed says so"
             self._complete(backend_class, served)
             unsupported = unsupported_problems(self._config, self._source)
         written = self._config
         if backend_class is not None:
             self._normalise(backend_class)
-        self._validate(is_complete=completed)
+            self._settle_strategies(served)
+        self._validate(is_complete=completed or is_ensemble)
+        if is_ensemble and self._find_config is not None:
+            found = check_models(self._config, self._find_config, locations=self._locations, source=self._source)
+            self._problems += found
         self._raise(unsupported)
         assert backend_class is not None, "a config without a backend has a problem"
         return ModelDefinition(
@@ -166,8 +183,11 @@ class _Reading:
             namespace=self._layout.namespace,
             origin=self._layout.origin,
             backend_options=self._options.backend_options(self._config.backend),
+            strategies=self._strategies,
             missing_versions=self._missing_versions(),
             warnings=self._warnings(written, backend_class),
+            config_source=self._source,
+            locations=self._locations,
         )
 
     def _add(self, field_path: str, message: str, hint: str | None = None) -> None:
@@ -219,6 +239,29 @@ class _Reading:
         if not served:
             self._add("version_policy", f"no version to serve: the directory holds only {sorted(available)}")
         return {version: available[version] for version in sorted(served)}
+
+    def _settle_strategies(self, served: Mapping[int, Path]) -> None:
+        """The code by which each version forms its batches, where there is some and it may run."""
+        config, options = self._config, self._options
+        trusted = [directory / config.backend for directory in options.backend_directories]
+        field_path = key_path("parameters", STRATEGY_PARAMETER)
+        for version, directory in served.items():
+            try:
+                path = find_strategy(config, [directory, self._layout.directory, *trusted])
+            except ConfigError as error:
+                self._add(field_path, error.message)
+                return
+            if path is None:
+                continue
+            is_trusted = any(path.is_relative_to(place.resolve()) for place in options.backend_directories)
+            if not is_trusted and not options.allow_model_backends:
+                self._add(
+                    field_path,
+                    f"{path} decides how requests are batched, and is not allowed to run in the server",
+                    "vouch for all models of this server with --allow-model-backends, or put it in a backend directory",
+                )
+                return
+            self._strategies[version] = path
 
     def _missing_versions(self) -> tuple[int, ...]:
         if self._only_version is not None:

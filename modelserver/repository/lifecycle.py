@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
 from modelserver.repository.definition import ModelDefinition, describe_failure
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadSource, ModelLoader
@@ -40,10 +40,19 @@ ReadyTable = Mapping[int | None, "Model"]
 _DRAIN_NOTICE_S = 60.0
 
 
+async def _no_ensembles(name: str, _definition: ModelDefinition) -> None:
+    raise UnavailableError(f"model '{name}': there is nobody who knows the models of an ensemble")
+
+
+def _unbound(name: str, _loaded: LoadedVersion) -> ServerError:
+    return UnavailableError(f"model '{name}': there is nobody who knows the models of an ensemble")
+
+
 @dataclass(frozen=True, slots=True)
 class LifecycleContext:
     """What all models of a repository share.
 
+    `compose` loads the models that an ensemble needs, `bind` lets it call those that serve now (see `ensembles`).
     `publish` makes a ready table what `get` answers from (empty: the model is gone). `force_close` is set
     when waiting for requests in flight must end.
     """
@@ -53,6 +62,8 @@ class LifecycleContext:
     close_pool: Executor
     publish: Callable[[str, ReadyTable], None]
     force_close: asyncio.Event
+    compose: Callable[[str, ModelDefinition], Awaitable[None]] = _no_ensembles
+    bind: Callable[[str, LoadedVersion], ServerError | None] = _unbound
     overrides: OverrideStore | None = None
 
 
@@ -75,6 +86,8 @@ class ModelLifecycle:
         # Whether the model should be ready: the last operation that ended was a load.
         self._is_wanted = False
         self._is_stopped = False
+        # Ensembles whose models are there and do not fit.
+        self._mismatched: set[int] = set()
         self._operations = OperationQueue(name, self._perform)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -89,12 +102,33 @@ class ModelLifecycle:
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions that are ready, ascending."""
-        return tuple(sorted(self._loaded))
+        return tuple(sorted(version for version, loaded in self._loaded.items() if not loaded.model.fault))
 
     @property
     def models(self) -> list[Model]:
         """The ready models, ascending by version."""
         return [self._loaded[version].model for version in self.versions]
+
+    @property
+    def ensembles(self) -> list[LoadedVersion]:
+        """The loaded versions that are ensembles, whether or not their models are there."""
+        return [loaded for loaded in self._loaded.values() if loaded.model.is_ensemble]
+
+    @property
+    def pending_load(self) -> asyncio.Future[None] | None:
+        """The end of a load that is going on or waits, unless it will be undone."""
+        return self._operations.pending_load
+
+    def rebind(self) -> None:
+        """The models of an ensemble have changed: call the new ones, or do not serve."""
+        for loaded in self.ensembles:
+            before = (loaded.model.fault, loaded.model.composing)
+            self._bind(loaded)
+            if before[0] != loaded.model.fault:
+                verb = f"cannot serve: {loaded.model.fault}" if loaded.model.fault else "serves again"
+                logger.info("ensemble '%s' version %d %s", self.name, loaded.version, verb)
+            if before != (loaded.model.fault, loaded.model.composing):
+                self._publish()
 
     @property
     def is_known(self) -> bool:
@@ -108,8 +142,11 @@ class ModelLifecycle:
 
     @property
     def is_as_wanted(self) -> bool:
-        """Whether the model serves, or should not: an unloaded one, or one whose first load still runs."""
-        return bool(self._loaded) or not self._is_wanted
+        """Whether the model serves, or should not: an unloaded one, or one whose first load still runs.
+
+        An ensemble whose models were unloaded on request should not either.
+        """
+        return bool(self._loaded.keys() - self._mismatched) or not self._is_wanted
 
     def index(self) -> list[IndexEntry]:
         """One row per known version, ascending; one without a version if none is known."""
@@ -125,6 +162,11 @@ class ModelLifecycle:
         rows |= dict.fromkeys(self._loading, (ModelState.LOADING, ""))
         rows |= {
             version: (ModelState.READY, self._failures.get(version, general) or self._note) for version in self._loaded
+        }
+        rows |= {
+            version: (ModelState.UNAVAILABLE, loaded.model.fault)
+            for version, loaded in self._loaded.items()
+            if loaded.model.fault
         }
         if rows:
             return [IndexEntry(self.name, version, *rows[version]) for version in sorted(rows)]
@@ -172,6 +214,8 @@ class ModelLifecycle:
         source: LoadSource | None = None
         try:
             source = await self._in_load_pool(self._context.loader.read, self.name, request)
+            if source.definition.config.is_ensemble:
+                await self._context.compose(self.name, source.definition)
             await self._replace(source, request.version)
         except ServerError as error:
             self._note_failure(error, request.version)
@@ -229,6 +273,9 @@ class ModelLifecycle:
         try:
             self._check_still_wanted(version)
             await self._update_instances(plan.update, definition)
+            for loaded in fresh.values():
+                if loaded.model.is_ensemble and (error := self._bind(loaded)) is not None:
+                    raise error
         except ServerError:
             await self._close_all(fresh.values())
             raise
@@ -306,10 +353,18 @@ class ModelLifecycle:
         for loaded in retired:
             self._retire(loaded)
 
+    def _bind(self, loaded: LoadedVersion) -> ServerError | None:
+        error = self._context.bind(self.name, loaded)
+        self._mismatched.discard(loaded.version)
+        if isinstance(error, ConfigError):
+            self._mismatched.add(loaded.version)
+        return error
+
     def _publish(self) -> None:
-        table: dict[int | None, Model] = {version: loaded.model for version, loaded in self._loaded.items()}
-        if table:
-            table[None] = self._loaded[max(self._loaded)].model
+        versions = self.versions
+        table: dict[int | None, Model] = {version: self._loaded[version].model for version in versions}
+        if versions:
+            table[None] = table[versions[-1]]
         self._context.publish(self.name, table)
 
     def _retire(self, loaded: LoadedVersion) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.backend import Backend, BackendContext
+from modelserver.config.ensemble_models import FindConfig
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import InternalError, ServerError, UnavailableError
 from modelserver.repository.agents import AgentRun
@@ -67,7 +68,9 @@ class ModelLoader:
         *,
         num_retries: int = 0,
         overrides: OverrideStore | None = None,
+        find_config: Callable[[str], FindConfig] | None = None,
     ) -> None:
+        self._find_config = find_config
         self._overrides = overrides
         self._roots = tuple(roots)
         self._options = options
@@ -194,7 +197,13 @@ class ModelLoader:
                 run = AgentRun(layout.name, layout.directory, agents, options.agent_directory)
                 holdings = (*holdings, run)
                 layout = self._left_by(run, layout)
-            definition = read_definition(layout, options, config_json=config_json, only_version=request.version)
+            definition = read_definition(
+                layout,
+                options,
+                config_json=config_json,
+                only_version=request.version,
+                find_config=self._find_config(layout.key) if self._find_config is not None else None,
+            )
         except BaseException:
             _release(holdings)
             raise

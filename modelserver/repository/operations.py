@@ -63,7 +63,16 @@ class OperationQueue:
         self._name = name
         self._perform = perform
         self._waiting: list[_Operation] = []
+        self._running: _Operation | None = None
         self._runner: asyncio.Task[None] | None = None
+
+    @property
+    def pending_load(self) -> asyncio.Future[None] | None:
+        """The end of the load of the model that comes last, if nothing but that is to come."""
+        operations = [*([self._running] if self._running is not None else []), *self._waiting]
+        if operations and isinstance(operations[-1].request, LoadRequest):
+            return operations[-1].done
+        return None
 
     @property
     def runner(self) -> asyncio.Task[None] | None:
@@ -105,9 +114,11 @@ class OperationQueue:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                await self._carry_out(self._waiting.pop(0))
+                self._running = self._waiting.pop(0)
+                await self._carry_out(self._running)
+                self._running = None
         finally:
-            self._runner = None
+            self._running = self._runner = None
 
     async def _carry_out(self, operation: _Operation) -> None:
         try:

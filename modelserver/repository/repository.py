@@ -22,12 +22,14 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from modelserver.execution.facilities import Facilities
 from modelserver.execution.model import Model
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.cloud_opening import open_cloud_root
 from modelserver.repository.definition import check_has_version
+from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, name_roots, resolve_roots
-from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle
+from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.model_name import check_model_name
@@ -53,11 +55,19 @@ _AS_KEPT = LoadRequest(is_stored=True)
 class ModelRepository:
     """All models of the server. Made before the event loop runs, used from its thread only."""
 
-    def __init__(self, options: RepositoryOptions, *, load_model: LoadModel | None = None) -> None:
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        *,
+        load_model: LoadModel | None = None,
+        facilities: Facilities | None = None,
+    ) -> None:
         self._options = options
+        self._facilities = facilities
         self._load_model = load_model
         self._table = ModelTable(Namespaces())
         self._lifecycles = self._table.lifecycles
+        self._ensembles = Ensembles(self._table, self._ensure_loaded)
         self._force_close = asyncio.Event()
         self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
         self._close_pool = ThreadPoolExecutor(_NUM_CLOSE_THREADS, thread_name_prefix="model-close")
@@ -153,6 +163,7 @@ class ModelRepository:
             self._model_loader(),
             num_retries=options.load_retry_count,
             overrides=self._overrides,
+            find_config=self._ensembles.find_config,
         )
         try:
             survey = await self._in_scan_pool(self._catalog.survey)
@@ -233,15 +244,16 @@ class ModelRepository:
 
         A model or version that is not loaded is no error.
 
-        `unload_dependents` is about the models of an ensemble, of which there are none yet. Raises
-        UnavailableError unless the control mode is explicit.
+        `unload_dependents` unloads with an ensemble the models of its steps, but for those that another one needs.
+        Raises UnavailableError unless the control mode is explicit.
         """
-        del unload_dependents
         self._check_explicit("unload")
         check_model_name(name)
         named = self._named(name, repository)
         keys = self._table.namespaces.keys(named, self._lifecycles)
-        await _all(asyncio.shield(self._lifecycles[key].unload(version)) for key in keys)
+        if unload_dependents:
+            keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
+        await _all(asyncio.shield(self._lifecycles[key].unload(version)) for key in dict.fromkeys(keys))
 
     # Below: how.
 
@@ -271,6 +283,18 @@ class ModelRepository:
             )
         return keys or [named]
 
+    def _publish(self, key: str, table: ReadyTable) -> None:
+        self._table.publish(key, table)
+        self._ensembles.published(key)
+
+    async def _ensure_loaded(self, key: str) -> None:
+        """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere."""
+        if key not in self._lifecycles:
+            await self._in_scan_pool(self._check_exists, key, None)
+        lifecycle = self._lifecycle(key)
+        if not lifecycle.versions:
+            await asyncio.shield(lifecycle.pending_load or lifecycle.load(_AS_KEPT))
+
     def _shown(self, row: IndexEntry) -> IndexEntry:
         repository, name = self._table.namespaces.split(row.name)
         return replace(row, name=name, repository=repository)
@@ -288,8 +312,17 @@ class ModelRepository:
     def _lifecycle(self, name: str) -> ModelLifecycle:
         if name not in self._lifecycles:
             assert self._loader is not None, "models are loaded after start only"
+            if self._is_stopping:  # nobody would close the model
+                raise UnavailableError("the server is shutting down")
             context = LifecycleContext(
-                self._loader, self._load_pool, self._close_pool, self._table.publish, self._force_close, self._overrides
+                self._loader,
+                self._load_pool,
+                self._close_pool,
+                self._publish,
+                self._force_close,
+                self._ensembles.compose,
+                self._ensembles.bind,
+                self._overrides,
             )
             self._lifecycles[name] = ModelLifecycle(name, context)
         return self._lifecycles[name]
@@ -389,6 +422,7 @@ class ModelRepository:
             Model.load,
             loop=asyncio.get_running_loop(),
             default_max_queue_size=self._options.default_max_queue_size,
+            facilities=self._facilities,
         )
 
     def _abandon(self, late: Sequence[str]) -> None:

@@ -46,10 +46,6 @@ def _problem(source: str, field: str, message: str) -> Problem:
 
 
 def _refused(config: ModelConfig) -> Iterator[Finding]:
-    if config.is_ensemble:
-        yield "ensemble_scheduling" if config.ensemble_scheduling is not None else "platform", "ensembles"
-    if config.response_cache is not None and config.response_cache.enable:
-        yield "response_cache.enable", "a response cache"
     if config.model_operations is not None and config.model_operations.op_library_filename:
         yield "model_operations.op_library_filename", "custom operation libraries"
     if config.cc_model_filenames:

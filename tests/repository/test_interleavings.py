@@ -1,6 +1,7 @@
 """Random interleavings of loads, unloads, changes on disk and requests: nothing is lost and nothing leaks."""
 
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.repositories import IDENTITY_CONFIG, GatedLoader, infer, write_model
 
+from modelserver.config.message import config_to_json
+from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import NotFoundError, ServerError, UnavailableError
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -21,8 +24,12 @@ CONFIGS = [
     IDENTITY_CONFIG + "version_policy { all { } }",
     IDENTITY_CONFIG + "instance_group [ { count: 2 } ]",
     IDENTITY_CONFIG + 'parameters { key: "execute_delay_ms" value { string_value: "1" } }',
+    IDENTITY_CONFIG + "dynamic_batching { }",
+    IDENTITY_CONFIG
+    + "dynamic_batching { max_queue_delay_microseconds: 500 priority_levels: 2 default_priority_level: 1 }",
     "nonsense",
 ]
+OVERRIDE = json.dumps(config_to_json(parse_pbtxt(IDENTITY_CONFIG).config) | {"max_batch_size": 4})
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -32,6 +39,7 @@ class Interleavings(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.directory = tempfile.TemporaryDirectory()
+        self.kept = tempfile.TemporaryDirectory()
         self.root = Path(self.directory.name)
         for name in ("a", "b"):
             write_model(self.root, name)
@@ -42,7 +50,9 @@ class Interleavings(RuleBasedStateMachine):
 
     async def start(self) -> None:
         self.loader = GatedLoader()
-        options = RepositoryOptions((self.root,), ControlMode.EXPLICIT, load_models=("a",))
+        options = RepositoryOptions(
+            (self.root,), ControlMode.EXPLICIT, load_models=("a",), override_directory=Path(self.kept.name)
+        )
         self.repository = ModelRepository(options, load_model=self.loader)
         await self.repository.start()
 
@@ -59,6 +69,18 @@ class Interleavings(RuleBasedStateMachine):
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
         self.begin(self.operations, self.repository.unload(name))
+
+    @rule(name=NAMES, version=st.integers(1, 3))
+    def load_version(self, name: str, version: int) -> None:
+        self.begin(self.operations, self.repository.load(name, version=version))
+
+    @rule(name=NAMES, version=st.integers(1, 3))
+    def unload_version(self, name: str, version: int) -> None:
+        self.begin(self.operations, self.repository.unload(name, version=version))
+
+    @rule(name=NAMES, persists=st.sampled_from([None, True, False]))
+    def override(self, name: str, persists: bool | None) -> None:
+        self.begin(self.operations, self.repository.load(name, config_json=OVERRIDE, persists=persists))
 
     @rule(name=NAMES)
     def poll(self, name: str) -> None:
@@ -141,6 +163,7 @@ class Interleavings(RuleBasedStateMachine):
         assert sorted(map(id, self.loader.closed)) == sorted(map(id, self.loader.loaded))
         self.runner.close()
         self.directory.cleanup()
+        self.kept.cleanup()
 
 
 Interleavings.TestCase.settings = settings(

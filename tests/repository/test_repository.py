@@ -389,3 +389,14 @@ async def test_stop_during_a_load_leaves_no_model(tmp_path: Path, caplog: pytest
         await asyncio.to_thread(repository._load_pool.shutdown)
         await asyncio.to_thread(repository._close_pool.shutdown)
         assert len(loader.loaded) == 1
+
+
+async def test_a_load_that_meets_the_stop_loads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, "m")
+    loader = GatedLoader()
+    async with open_repository(tmp_path, loader=loader) as repository:
+        # While it is looked whether there is such a model, the stop begins.
+        monkeypatch.setattr(repository, "_check_exists", lambda *_: setattr(repository, "_is_stopping", True))
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await repository.load("m")
+    assert loader.loaded == []

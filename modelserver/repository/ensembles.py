@@ -1,0 +1,179 @@
+"""Which models belong to which ensembles, and what follows from that when one of them comes or goes.
+
+An ensemble is loaded after the models of its steps, which are loaded with it if they are not there. It serves as
+long as all of them do, and fit: whenever one is replaced, it goes on with the new one. Event loop thread only,
+but for `find_config`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from modelserver.config.ensemble_models import FindConfig, check_models
+from modelserver.config.problem import Problem, error_of
+from modelserver.config.schema import EnsembleStep, ModelConfig
+from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnavailableError
+from modelserver.repository.definition import ModelDefinition
+from modelserver.repository.namespaces import key_of
+from modelserver.repository.plan import LoadedVersion
+from modelserver.repository.table import ModelTable
+
+if TYPE_CHECKING:
+    from modelserver.execution.model import Model
+
+# Loads a model as it is in the repository, unless it serves or is being loaded. Raises NotFoundError for no such model.
+EnsureLoaded = Callable[[str], Awaitable[None]]
+
+
+class Ensembles:
+    """The ensembles of a repository, by key, and the keys of their models. `table` has all models."""
+
+    def __init__(self, table: ModelTable, ensure_loaded: EnsureLoaded) -> None:
+        self._table = table
+        self._ensure_loaded = ensure_loaded
+        # Of ensembles that are loaded, and of those that are being loaded.
+        self._composing: dict[str, frozenset[str]] = {}
+        self._coming: dict[str, frozenset[str]] = {}
+
+    def find_config(self, key: str) -> FindConfig:
+        """How the steps of ensemble `key` find the configs of models that serve now. From any thread."""
+
+        def find(step: EnsembleStep) -> ModelConfig | None:
+            model = self._find(key, step)
+            return model.config if model is not None else None
+
+        return find
+
+    async def compose(self, key: str, definition: ModelDefinition) -> None:
+        """See to it that the models of an ensemble's steps are loaded.
+
+        Raises InvalidArgumentError for those that are not there or cannot be loaded, and for an ensemble that
+        contains itself.
+        """
+        steps = _steps(definition.config)
+        keys = {self._key_of(key, step): index for index, step in reversed(list(enumerate(steps)))}
+        self._coming[key] = frozenset(keys)
+        try:
+            self._check_cycles(key, definition)
+            missing = [composing for composing in keys if composing not in self._table.ready]
+            results = await asyncio.gather(*map(self._ensure_loaded, missing), return_exceptions=True)
+        finally:
+            del self._coming[key]
+        problems = []
+        for composing, result in zip(missing, results, strict=True):
+            index = keys[composing]
+            if isinstance(result, ServerError):
+                what = "there is no model" if isinstance(result, NotFoundError) else "cannot load model"
+                message = f"{what} '{steps[index].model_name}': {result.message}"
+                problems.append(_problem(definition, index, message))
+            elif isinstance(result, BaseException):
+                raise result
+        if problems:  # no ConfigError, because it may be otherwise when it is tried again
+            raise InvalidArgumentError(error_of(problems, definition.config_source).message)
+
+    def bind(self, key: str, loaded: LoadedVersion) -> ServerError | None:
+        """Let an ensemble call the models that serve now; if it cannot it does not serve, and this is why."""
+        definition, model = loaded.definition, loaded.model
+        models: list[Model] = []
+        for index, step in enumerate(_steps(definition.config)):
+            found = self._find(key, step)
+            if found is None:
+                version = f" version {step.model_version}" if step.model_version > 0 else ""
+                message = f"step[{index}] needs model '{step.model_name}'{version}, which is not ready"
+                model.bind(None, message)
+                return UnavailableError(f"ensemble '{definition.name}': {message}")
+            models.append(found)
+        problems = self._problems(definition, models)
+        if problems:
+            error = error_of(problems, definition.config_source)
+            model.bind(None, error.message)
+            return error
+        if list(model.composing) != models:
+            model.bind(models)
+        return None
+
+    def published(self, key: str) -> None:
+        """The ready versions of a model have changed: so do the ensembles that it belongs to."""
+        lifecycle = self._table.lifecycles.get(key)
+        ensembles = lifecycle.ensembles if lifecycle is not None else []
+        steps = [step for loaded in ensembles for step in _steps(loaded.definition.config)]
+        if steps:
+            self._composing[key] = frozenset(self._key_of(key, step) for step in steps)
+        else:
+            self._composing.pop(key, None)
+        for ensemble, composing in tuple(self._composing.items()):
+            if key in composing:
+                self._table.lifecycles[ensemble].rebind()
+
+    def only_of(self, key: str) -> list[str]:
+        """The models of an ensemble, and theirs, that no other ensemble which is loaded needs."""
+        own: dict[str, None] = {}
+        left = [key]
+        while left:
+            ensemble = left.pop()
+            for composing in sorted(self._composing.get(ensemble, ())):
+                if composing not in own:
+                    own[composing] = None
+                    left.append(composing)
+        while shared := [composing for composing in own if self._users(composing) - {key, *own}]:
+            for composing in shared:
+                del own[composing]
+        return list(own)
+
+    def _users(self, key: str) -> set[str]:
+        return {ensemble for ensemble, composing in self._composing.items() if key in composing}
+
+    def _find(self, key: str, step: EnsembleStep) -> Model | None:
+        versions: Mapping[int | None, Model] = self._table.ready.get(self._key_of(key, step), {})
+        return versions.get(step.model_version if step.model_version > 0 else None)
+
+    def _key_of(self, ensemble: str, step: EnsembleStep) -> str:
+        """The key of a step's model: in the namespace that the step names, else the ensemble's, else the only one."""
+        namespaces = self._table.namespaces
+        if not namespaces.is_on:
+            return step.model_name
+        if step.model_namespace:
+            return key_of(step.model_namespace, step.model_name)
+        own = key_of(namespaces.split(ensemble)[0], step.model_name)
+        keys = namespaces.keys(step.model_name, tuple(self._table.lifecycles))
+        return keys[0] if len(keys) == 1 and own not in keys else own
+
+    def _check_cycles(self, key: str, definition: ModelDefinition) -> None:
+        """Raise ConfigError when the models of the ensemble, or theirs, lead back to it."""
+        path = self._path(key, key, (key,))
+        if path is not None:
+            steps = _steps(definition.config)
+            index = next(index for index, step in enumerate(steps) if self._key_of(key, step) == path[1])
+            message = f"ensembles contain each other: {' -> '.join(path)}"
+            raise error_of([_problem(definition, index, message)], definition.config_source)
+
+    def _path(self, start: str, target: str, path: tuple[str, ...]) -> tuple[str, ...] | None:
+        composing = self._coming.get(start) or self._composing.get(start, frozenset())
+        if target in composing:
+            return (*path, target)
+        for key in sorted(composing):
+            found = self._path(key, target, (*path, key)) if key not in path else None
+            if found is not None:
+                return found
+        return None
+
+    def _problems(self, definition: ModelDefinition, models: Iterable[Model]) -> tuple[Problem, ...]:
+        configs = {id(step): model.config for step, model in zip(_steps(definition.config), models, strict=True)}
+        return check_models(
+            definition.config,
+            lambda step: configs[id(step)],
+            locations=definition.locations,
+            source=definition.config_source,
+        )
+
+
+def _steps(config: ModelConfig) -> tuple[EnsembleStep, ...]:
+    return config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+
+
+def _problem(definition: ModelDefinition, index: int, message: str) -> Problem:
+    field = f"ensemble_scheduling.step[{index}].model_name"
+    line, column = definition.locations.find(field) or (None, None)
+    return Problem(definition.config_source, line, column, field, message)
