@@ -12,8 +12,9 @@ from modelserver.errors import ConfigError, NotFoundError, ServerError
 from modelserver.flags import nearest_hint
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.devices import gpu_ids
-from modelserver.repository.layout import IgnoredPath, ModelLayout, RepositoryScan, resolve_roots, scan_roots
+from modelserver.repository.layout import IgnoredPath, ModelLayout
 from modelserver.repository.options import DefinitionOptions
+from modelserver.repository.roots import RepositoryScan, resolve_roots, scan_roots
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from modelserver.discovery import backend_for_model_files
 from modelserver.repository.cloud_store import CloudUnavailableError
 from modelserver.repository.fingerprint import ModelFingerprint
-from modelserver.repository.layout import IgnoredPath, RepositoryRoot, RepositoryScan, fingerprint_model, scan_roots
+from modelserver.repository.layout import IgnoredPath, fingerprint_model
+from modelserver.repository.roots import RepositoryRoot, RepositoryScan, scan_roots
 
 logger = logging.getLogger(__name__)
 

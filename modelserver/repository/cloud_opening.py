@@ -10,8 +10,8 @@ from modelserver.repository.cloud_credentials import storage_options
 from modelserver.repository.cloud_root import CloudRoot
 from modelserver.repository.cloud_store import CloudStore
 from modelserver.repository.cloud_uri import CloudUri
-from modelserver.repository.layout import RepositoryRoot
 from modelserver.repository.options import RepositoryOptions
+from modelserver.repository.roots import RepositoryRoot
 
 # Triton's variables for where models of each cloud are copied to.
 _VARIABLES = {

@@ -1,26 +1,22 @@
-"""Where models lie: a pure reading of repository roots, without opening any file.
+"""Where one model's files lie: a pure reading of its directory, without opening any file.
 
-    <root>/<model>/config.pbtxt | configs/<config name>.pbtxt | <version>/<files>
+    <model>/config.pbtxt | configs/<config name>.pbtxt | <version>/<files>
 
-A root may also *be* one model (its directory holds a config, a version, or a lone model file). Symbolic
-links are followed; hidden entries are never models; nothing is ever written.
+Symbolic links are followed; hidden entries are no part of a model; nothing is ever written.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.cloud_root import CloudRoot, fingerprint_listing, versions_of
 from modelserver.repository.cloud_store import Listing
 from modelserver.repository.fingerprint import ModelFingerprint, TreeFingerprint, fingerprint_tree, is_ignored
-from modelserver.repository.model_name import check_model_name, name_problem
-from modelserver.repository.namespaces import SEPARATOR, key_of, repository_names
+from modelserver.repository.namespaces import key_of
 
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_DIRECTORY = "configs"
@@ -29,40 +25,6 @@ INCOMPLETE_MARKER = ".incomplete"
 
 _VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
 _VERSION_WITH_ZEROS = re.compile(r"0[0-9]+")
-
-# Says which backend, if any, recognises a file in the directory as its model.
-BackendFinder = Callable[[Path], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryRoot:
-    """A directory given by `--model-repository`; with `model_name` set it is that one model itself.
-
-    `name` is what clients call it; `is_namespace`: its models are told from others' by it. One with `cloud` lies in
-    an object store, and its `path` is only what it is called.
-    """
-
-    path: Path
-    model_name: str | None = None
-    name: str = ""
-    is_namespace: bool = False
-    cloud: CloudRoot | None = None
-
-    @property
-    def place(self) -> str:
-        """Where it is, for people and for metrics."""
-        return self.cloud.text if self.cloud is not None else str(self.path)
-
-    def key_of(self, model_name: str) -> str:
-        """What the server calls a model of this root: see `namespaces`."""
-        return key_of(self.name, model_name) if self.is_namespace else model_name
-
-    def name_of(self, key: str) -> str | None:
-        """The name of the model with this key, if it may be of this root."""
-        if not self.is_namespace:
-            return key
-        name = key.removeprefix(key_of(self.name, ""))
-        return name if name != key else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,137 +73,7 @@ class IgnoredPath:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryScan:
-    """What all roots hold, by key. A model found in several roots is in `duplicates` and not in `models`."""
-
-    models: Mapping[str, ModelLayout] = field(default_factory=dict)
-    duplicates: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    ignored: tuple[IgnoredPath, ...] = ()
-    # The names of the roots that hold a model.
-    repositories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted((*self.models, *self.duplicates)))
-
-    @property
-    def unreadable(self) -> tuple[str, ...]:
-        """Keys of what may be models, but cannot be read at the moment."""
-        return tuple(ignored.key for ignored in self.ignored if ignored.is_unreadable)
-
-
-def resolve_roots(
-    paths: Sequence[Path], *, model_name: str = "", find_backend: BackendFinder
-) -> tuple[RepositoryRoot, ...]:
-    """Decide of each path whether it is a repository or a single model, which is then called `model_name`.
-
-    It is a single model if no directory in it looks like one and it holds a config, a version, or a
-    file that a backend recognises. Raises NotFoundError for a path that is no directory, InvalidArgumentError
-    for one that cannot be read and for a name that is none or that nothing takes.
-    """
-    roots = tuple(_resolve_root(path, model_name, find_backend) for path in paths)
-    if model_name and not any(root.model_name for root in roots):
-        places = ", ".join(str(path) for path in paths)
-        raise InvalidArgumentError(
-            f"--model-name={model_name} is for the directory of a single model; there is none in: {places}"
-        )
-    return roots
-
-
-def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tuple[RepositoryRoot, ...]:
-    """The roots with the names that clients call them; with `are_namespaces` several may hold models of one name."""
-    names = repository_names([root.path for root in roots])
-    return tuple(replace(root, name=name, is_namespace=are_namespaces) for root, name in zip(roots, names, strict=True))
-
-
-def _resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
-    if not path.is_dir():
-        found = "it is a file" if path.exists() else "there is nothing at that path"
-        raise NotFoundError(f"model repository '{path}' is not a directory: {found}")
-    try:
-        subdirectories = _subdirectories(path)
-        if any(not _VERSION.fullmatch(name) and _may_be_model(path / name) for name in subdirectories):
-            return RepositoryRoot(path)
-        versions = [name for name in subdirectories if _is_version_directory(path / name)]
-        if (path / CONFIG_FILENAME).is_file() or versions or find_backend(path) is not None:
-            return RepositoryRoot(path, _single_name(path, model_name))
-    except OSError as error:
-        raise InvalidArgumentError(f"model repository '{path}' cannot be read: {error.strerror}") from error
-    return RepositoryRoot(path)
-
-
-def _single_name(directory: Path, model_name: str) -> str:
-    name = model_name or directory.absolute().name or "model"
-    if not model_name and name_problem(name) is not None:
-        raise InvalidArgumentError(
-            f"'{name}' holds a single model, but is no name for one ({name_problem(name)}): give one by --model-name"
-        )
-    check_model_name(name)
-    return name
-
-
-def scan_roots(roots: Sequence[RepositoryRoot], *, config_name: str, find_backend: BackendFinder) -> RepositoryScan:
-    """All models of all roots. Raises OSError when a root cannot be read."""
-    found: dict[str, list[ModelLayout]] = {}
-    ignored: list[IgnoredPath] = []
-    for root in roots:
-        for layout in _scan_root(root, config_name, find_backend, ignored):
-            layout = _placed(layout, root)
-            found.setdefault(layout.key, []).append(layout)
-    return RepositoryScan(
-        models={name: layouts[0] for name, layouts in sorted(found.items()) if len(layouts) == 1},
-        duplicates={
-            name: tuple(layout.directory for layout in layouts)
-            for name, layouts in sorted(found.items())
-            if len(layouts) > 1
-        },
-        ignored=tuple(ignored),
-        repositories={name: tuple(layout.repository for layout in layouts) for name, layouts in found.items()},
-    )
-
-
-def find_model(
-    roots: Sequence[RepositoryRoot], key: str, *, config_name: str, find_backend: BackendFinder
-) -> ModelLayout:
-    """The layout of one model, by its key, without reading any other.
-
-    The name has been checked. Raises NotFoundError when no root holds it, AlreadyExistsError when several do.
-    """
-    found = []
-    for root in roots:
-        name = root.name_of(key)
-        if name is None:
-            continue
-        if root.model_name == name:
-            found.append(_placed(_single_model(root.path, name, config_name, find_backend), root))
-        elif root.cloud is not None:
-            listing = root.cloud.refresh_model(name)
-            if listing is not None:
-                found.append(_placed(_remote_layout(root.cloud, name, listing, config_name), root))
-        elif root.model_name is None and (root.path / name).is_dir():
-            found.append(_placed(scan_model(root.path / name, name, config_name=config_name), root))
-    if not found:
-        near = difflib.get_close_matches(key, _keys_in(roots), n=3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        places = ", ".join(root.place for root in roots)
-        raise NotFoundError(f"no model '{key}' in the model repositories (looked in: {places}){hint}")
-    if len(found) > 1:
-        raise AlreadyExistsError(duplicate_reason(key, tuple(layout.directory for layout in found)))
-    return found[0]
-
-
-def duplicate_reason(name: str, directories: Sequence[Path]) -> str:
-    """Why a model that is in several repositories is not loaded."""
-    listed = ", ".join(str(directory) for directory in directories)
-    return f"model '{name}' is in more than one model repository, so none is loaded: {listed}"
-
-
-def _placed(layout: ModelLayout, root: RepositoryRoot) -> ModelLayout:
-    return replace(layout, repository=root.name, namespace=root.place if root.is_namespace else "")
-
-
-def _remote_layout(root: CloudRoot, name: str, listing: Listing, config_name: str) -> ModelLayout:
+def remote_layout(root: CloudRoot, name: str, listing: Listing, config_name: str) -> ModelLayout:
     """What is known of a model that is not copied yet."""
     directory = Path(f"{root.text}/{name}")
     configs = [f"{CONFIGS_DIRECTORY}/{config_name}.pbtxt"] if config_name else []
@@ -256,21 +88,11 @@ def _remote_layout(root: CloudRoot, name: str, listing: Listing, config_name: st
     )
 
 
-def _keys_in(roots: Sequence[RepositoryRoot]) -> list[str]:
-    keys = [root.key_of(root.model_name) for root in roots if root.model_name is not None]
-    for root in roots:
-        if root.cloud is not None:
-            keys += [root.key_of(name) for name in root.cloud.models]
-        elif root.model_name is None:
-            keys += [root.key_of(name) for name in _subdirectories(root.path) if name_problem(name) is None]
-    return keys
-
-
 def scan_model(directory: Path, name: str, *, config_name: str = "") -> ModelLayout:
     """The layout of one model's directory, whatever is in it. Raises OSError when it cannot be read."""
     versions: dict[int, Path] = {}
     ignored: list[IgnoredPath] = []
-    for entry in _subdirectories(directory):
+    for entry in subdirectories(directory):
         if _VERSION.fullmatch(entry):
             versions[int(entry)] = directory / entry
         elif _VERSION_WITH_ZEROS.fullmatch(entry):
@@ -297,43 +119,7 @@ def fingerprint_model(layout: ModelLayout) -> ModelFingerprint:
     return ModelFingerprint(layout.directory, fingerprint_tree(layout.directory, skip=skip), versions)
 
 
-def _scan_root(
-    root: RepositoryRoot, config_name: str, find_backend: BackendFinder, ignored: list[IgnoredPath]
-) -> list[ModelLayout]:
-    if root.cloud is not None:
-        return [_remote_layout(root.cloud, name, listing, config_name) for name, listing in root.cloud.models.items()]
-    if root.model_name is not None:
-        return [_single_model(root.path, root.model_name, config_name, find_backend)]
-    layouts = []
-    for name in _subdirectories(root.path):
-        directory = root.path / name
-        problem = name_problem(name)
-        if problem is None and root.is_namespace and SEPARATOR in name:
-            problem = f"with --model-namespacing it must not contain '{SEPARATOR}'"
-        if problem is not None:
-            ignored.append(IgnoredPath(directory, f"not a model name: {problem}"))
-            continue
-        try:
-            if _looks_like_model(directory):
-                layouts.append(scan_model(directory, name, config_name=config_name))
-                ignored.extend(layouts[-1].ignored)
-                continue
-            reason = f"not a model: it holds neither {CONFIG_FILENAME} nor a version directory"
-            ignored.append(IgnoredPath(directory, reason))
-        except OSError as error:
-            reason = f"it cannot be read: {error.strerror}"
-            ignored.append(IgnoredPath(directory, reason, is_unreadable=True, key=root.key_of(name)))
-    return layouts
-
-
-def _single_model(directory: Path, name: str, config_name: str, find_backend: BackendFinder) -> ModelLayout:
-    layout = replace(scan_model(directory, name, config_name=config_name), is_single=True)
-    if not layout.versions and find_backend(directory) is not None:
-        return replace(layout, versions={1: directory})
-    return layout
-
-
-def _subdirectories(directory: Path) -> list[str]:
+def subdirectories(directory: Path) -> list[str]:
     with os.scandir(directory) as entries:
         return sorted(entry.name for entry in entries if not is_ignored(entry.name) and _is_directory(entry))
 
@@ -345,28 +131,21 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _may_be_model(directory: Path) -> bool:
-    try:
-        return _looks_like_model(directory)
-    except OSError:
-        return False
-
-
-def _looks_like_model(directory: Path) -> bool:
+def looks_like_model(directory: Path) -> bool:
     """Raises OSError when that cannot be said."""
     if _config_file(directory, "") is not None or (directory / CONFIGS_DIRECTORY).is_dir():
         return True
     if (directory / INCOMPLETE_MARKER).exists():
         return True
-    return any(_VERSION.fullmatch(name) for name in _subdirectories(directory))
-
-
-def _is_version_directory(directory: Path) -> bool:
-    """Whether a numeric directory in a root is a version, and not a model with a number for a name."""
-    return _VERSION.fullmatch(directory.name) is not None and not (directory / CONFIG_FILENAME).exists()
+    return any(_VERSION.fullmatch(name) for name in subdirectories(directory))
 
 
 def _config_file(directory: Path, config_name: str) -> Path | None:
     candidates = [directory / CONFIGS_DIRECTORY / f"{config_name}.pbtxt"] if config_name else []
     candidates.append(directory / CONFIG_FILENAME)
     return next((path for path in candidates if path.is_file()), None)
+
+
+def is_version(name: str) -> bool:
+    """Whether a directory of that name in a model's is a version."""
+    return _VERSION.fullmatch(name) is not None

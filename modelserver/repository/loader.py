@@ -21,12 +21,13 @@ from modelserver.repository.config_changes import config_changes
 from modelserver.repository.definition import ModelDefinition, read_agents, read_definition
 from modelserver.repository.fingerprint import fingerprint_tree
 from modelserver.repository.holding import Holding
-from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, RepositoryRoot, find_model, scan_model
+from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, scan_model
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.replacement import ReplacementDirectory
+from modelserver.repository.roots import RepositoryRoot, find_model
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from modelserver.backend import ServerCalls
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import (
     AlreadyExistsError,
@@ -28,7 +29,6 @@ from modelserver.repository.catalog import Catalog
 from modelserver.repository.cloud_opening import open_cloud_root
 from modelserver.repository.definition import check_has_version
 from modelserver.repository.ensembles import Ensembles
-from modelserver.repository.layout import RepositoryRoot, duplicate_reason, find_model, name_roots, resolve_roots
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
@@ -37,6 +37,7 @@ from modelserver.repository.namespaces import Namespaces, key_of
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
+from modelserver.repository.roots import RepositoryRoot, duplicate_reason, find_model, name_roots, resolve_roots
 from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
 from modelserver.repository.table import ModelTable
@@ -65,6 +66,8 @@ class ModelRepository:
         self._options = options
         self._facilities = facilities
         self._load_model = load_model
+        # What backends may ask of the server: set before `start` by whoever has it.
+        self.server_calls: ServerCalls | None = None
         self._table = ModelTable(Namespaces())
         self._lifecycles = self._table.lifecycles
         self._ensembles = Ensembles(self._table, self._ensure_loaded)
@@ -423,6 +426,7 @@ class ModelRepository:
             loop=asyncio.get_running_loop(),
             default_max_queue_size=self._options.default_max_queue_size,
             facilities=self._facilities,
+            server=self.server_calls,
         )
 
     def _abandon(self, late: Sequence[str]) -> None:

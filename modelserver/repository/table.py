@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from modelserver.config.suggestion import suggest
 from modelserver.errors import NotFoundError, ServerError, UnavailableError
-from modelserver.repository.layout import duplicate_reason
 from modelserver.repository.lifecycle import ModelLifecycle, ReadyTable
 from modelserver.repository.namespaces import Namespaces
+from modelserver.repository.roots import duplicate_reason
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model

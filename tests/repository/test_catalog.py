@@ -7,14 +7,8 @@ from support.repositories import write_model
 from modelserver.repository import catalog
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.fingerprint import ModelFingerprint
-from modelserver.repository.layout import (
-    INCOMPLETE_MARKER,
-    IgnoredPath,
-    ModelLayout,
-    RepositoryRoot,
-    RepositoryScan,
-    fingerprint_model,
-)
+from modelserver.repository.layout import INCOMPLETE_MARKER, IgnoredPath, ModelLayout, fingerprint_model
+from modelserver.repository.roots import RepositoryRoot, RepositoryScan
 
 
 def catalog_of(*roots: Path) -> Catalog:

@@ -6,8 +6,9 @@ from support.repositories import IDENTITY_CONFIG, write_model
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import ConfigError, ErrorCode, InternalError, ServerError, UnsupportedError
 from modelserver.repository.definition import ModelDefinition, describe_failure, read_definition
-from modelserver.repository.layout import RepositoryRoot, find_model, scan_model
+from modelserver.repository.layout import scan_model
 from modelserver.repository.options import DefinitionOptions
+from modelserver.repository.roots import RepositoryRoot, find_model
 
 
 def read(directory: Path, config_json: str | None = None, **options: object) -> ModelDefinition:

@@ -7,16 +7,8 @@ from support.repositories import write_model
 
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from modelserver.repository.layout import (
-    INCOMPLETE_MARKER,
-    RepositoryRoot,
-    RepositoryScan,
-    find_model,
-    fingerprint_model,
-    resolve_roots,
-    scan_model,
-    scan_roots,
-)
+from modelserver.repository.layout import INCOMPLETE_MARKER, fingerprint_model, scan_model
+from modelserver.repository.roots import RepositoryRoot, RepositoryScan, find_model, resolve_roots, scan_roots
 
 
 def scan(*paths: Path, config_name: str = "", model_name: str = "") -> RepositoryScan:
