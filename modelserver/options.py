@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
+from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import (
     BOOL_EXPECTATION,
@@ -144,12 +145,12 @@ class ServerOptions:
 
     trace_config: tuple[str, ...] = field(default=(), metadata=flag(TRACING, "Settings of request tracing.", state=_NOT_YET, metavar="[MODE],KEY=VALUE"))
 
-    cache_config: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "Setting of a response cache.", state=_NOT_YET, metavar="CACHE,KEY=VALUE"))
-    cache_directory: str = field(default="", metadata=flag(CACHE, "Directory of cache implementations.", state=_NOT_YET, metavar="DIRECTORY"))
+    cache_config: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "The response cache for models with response_cache.enable, and its settings: local,size=BYTES and optionally ttl=SECONDS (ours); redis,host=NAME and what docs/response-cache.md lists. Repeat for several settings, or separate them by commas.", metavar="CACHE,KEY=VALUE"))
+    cache_directory: str = field(default="", metadata=flag(CACHE, "Directory of cache implementations; both of ours are built in.", state=_NOT_YET, metavar="DIRECTORY"))
     rate_limit: str = field(default="off", metadata=flag(CACHE, "Let instances run only when they hold the resources they name.", choices=("off", "execution_count"), state=_NOT_YET))
     rate_limit_resource: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "Resources that there are.", state=_NOT_YET, metavar="NAME:COUNT[:DEVICE]"))
 
-    allow_client_shm: bool = field(default=False, metadata=flag(MEMORY, "Let clients register shared memory.", state=_NOT_YET))
+    allow_client_shm: bool = field(default=False, metadata=flag(MEMORY, "Let clients register system shared memory, in which tensors of their requests then lie. Whoever can send requests can have any object of /dev/shm read and written that the server may open."))
     pinned_memory_pool_byte_size: int = field(default=256 << 20, metadata=flag(MEMORY, "Bytes of page-locked memory.", state=_NOT_YET, minimum=0))
     cuda_memory_pool_byte_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's memory pool.", state=_NOT_YET, metavar="GPU:BYTES"))
     cuda_virtual_address_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's address space.", state=_NOT_YET, metavar="GPU:BYTES"))
@@ -169,7 +170,7 @@ class ServerOptions:
     vertex_ai_default_model: str = field(default="", metadata=flag(CLOUDS, "Model that Vertex AI's predict route asks.", state=_NOT_YET, metavar="NAME"))
 
     strict_model_config: bool = field(default=False, metadata=flag(DEPRECATED, "true is --disable-auto-complete-config.", state=_OLD))
-    response_cache_byte_size: int = field(default=0, metadata=flag(DEPRECATED, "Use --cache-config.", state=_OLD, minimum=0))
+    response_cache_byte_size: int = field(default=0, metadata=flag(DEPRECATED, "As --cache-config=local,size=BYTES.", state=_OLD, minimum=0))
     trace_file: str = field(default="", metadata=flag(DEPRECATED, "Use --trace-config triton,file=.", state=_OLD, metavar="FILE"))
     trace_level: tuple[str, ...] = field(default=(), metadata=flag(DEPRECATED, "Use --trace-config level=.", state=_OLD, metavar="LEVEL"))
     trace_rate: int = field(default=1000, metadata=flag(DEPRECATED, "Use --trace-config rate=.", state=_OLD, minimum=0))
@@ -182,6 +183,7 @@ class ServerOptions:
             _split_backend_setting(text)
         for text in self.metrics_config:
             _split_metrics_setting(text)
+        parse_cache_config(self.cache_config, self.response_cache_byte_size)
         if self.load_model and self.model_control_mode != "explicit":
             raise InvalidArgumentError(
                 "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
@@ -212,6 +214,11 @@ class ServerOptions:
     def is_grpc_tls(self) -> bool:
         """The gRPC port has a certificate of its own; Triton's second flag includes the first."""
         return self.grpc_use_ssl or self.grpc_use_ssl_mutual
+
+    @property
+    def cache_settings(self) -> CacheSettings | None:
+        """The response cache that is asked for; None: none."""
+        return parse_cache_config(self.cache_config, self.response_cache_byte_size)
 
     @property
     def backend_options(self) -> dict[str, dict[str, str]]:
@@ -255,7 +262,7 @@ def ineffective(options: ServerOptions) -> list[Option]:
         option
         for option in option_table()
         if option.flag.state in silent
-        and option.name != "strict_model_config"
+        and option.name not in ("strict_model_config", "response_cache_byte_size")
         and getattr(options, option.name) != option.default
     ]
 

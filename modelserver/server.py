@@ -17,13 +17,16 @@ from importlib import metadata
 from pathlib import Path
 
 from modelserver.allocator import tune_malloc
+from modelserver.cache.opening import open_store
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
+from modelserver.execution.facilities import Facilities
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
 from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, http_limits, make_ports
+from modelserver.plane_calls import PlaneCalls
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
@@ -33,6 +36,7 @@ from modelserver.shared_memory import SharedMemory
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
+from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.address import authority
 from modelserver.wire.processes.server import FrontedPort
@@ -52,7 +56,8 @@ class Server:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.version = metadata.version("modelserver")
-        self.repository = ModelRepository(repository_options(options))
+        self.answers = open_store(options.cache_settings)
+        self.repository = ModelRepository(repository_options(options), facilities=Facilities(answers=self.answers))
         self.dataplane = DataPlane(
             self.repository,
             ServerMetadata(options.id, self.version, EXTENSIONS),
@@ -60,6 +65,7 @@ class Server:
             logs_requests=options.log_verbose > 0,
             shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
         )
+        self._model_metrics = ModelMetricsBoard()
         self.controlplane = ControlPlane(self.repository)
         # Set when a stage of the stop overran or was forced: threads or requests may be left.
         self.is_abandoned = False
@@ -107,9 +113,19 @@ class Server:
             logger.warning("%s", sentence)
         if self.options.tune_malloc:
             tune_malloc()
+        self.repository.server_calls = PlaneCalls(
+            asyncio.get_running_loop(),
+            self.dataplane,
+            self.controlplane,
+            self._model_metrics,
+            has_control=self.options.model_control_mode == "explicit",
+        )
         ports = make_ports(self.options, self._frontends(), self._counts)
         async with AsyncExitStack() as stack:
             await self._open(stack, ports, METRICS)
+            stack.callback(self.dataplane.shared_memory.close)
+            if self.answers is not None:
+                stack.push_async_callback(self.answers.close)
             self._on_stop(stack, "models", self.repository.stop)
             await self._open(stack, ports, HTTP, GRPC)
             await self.repository.start()
@@ -167,7 +183,9 @@ class Server:
             refusals=self.dataplane.refusals,
             host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
             wire=self._counts if options.wire == "native" else None,
+            answers=self.answers.counts if self.answers is not None else None,
             fronts=self._fronts,
+            model_metrics=self._model_metrics,
             options=MetricsOptions(
                 has_duration_counters=switches["counter_latencies"],
                 has_duration_histograms=switches["histogram_latencies"],

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.errors", "modelserver.core", "modelserver.pb"),
     (
+        "modelserver.cache",
         "modelserver.config",
         "modelserver.telemetry",
         "modelserver.flags",
@@ -26,7 +27,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.scheduling", "modelserver.backend", "modelserver.repoagent", "modelserver.source_module", "modelserver.discovery"),
     ("modelserver.execution",),
     ("modelserver.repository",),
-    ("modelserver.dataplane", "modelserver.controlplane", "modelserver.shared_memory"),
+    (
+        "modelserver.dataplane",
+        "modelserver.controlplane",
+        "modelserver.plane_calls",
+        "modelserver.shared_memory",
+        "modelserver.transfers",
+        "modelserver.classification",
+    ),
     ("modelserver.frontends",),
     (
         "modelserver.server",
@@ -44,6 +52,10 @@ LAYER_OF = {prefix: number for number, prefixes in enumerate(LAYERS) for prefix 
 BACKEND_EXCEPTIONS = {
     "modelserver_backends.python": {
         "modelserver.execution.process",  # its instances live in child processes, which the core supervises
+        "modelserver.execution.model_calls",  # and say whose calls of other models they make
+        "modelserver.execution.child_server",  # from there
+        "modelserver.execution.loop_thread",  # and, if they answer many requests at once, run a loop
+        "modelserver.core.response",
         "modelserver.execution.exception_text",  # and what a model raises or logs there
         "modelserver.execution.child_log",  # goes home in the core's way
         "modelserver.config.message",  # models get their config as Triton's JSON

@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from modelserver.backend import Backend, BackendContext
+from modelserver.backend import Backend, BackendContext, ServerCalls
+from modelserver.cache.store import AnswerStore
 from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock, SystemClock
@@ -20,9 +21,12 @@ from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError
 from modelserver.execution.ensemble_staff import EnsembleStaff
+from modelserver.execution.facilities import Facilities
+from modelserver.execution.generation import make_generation
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, read_labels
 from modelserver.execution.placement import plan_instances
+from modelserver.execution.response_cache import ResponseCache
 from modelserver.execution.staff import InstanceInfo, Staff, dismiss
 from modelserver.scheduling.batcher import Batcher
 from modelserver.telemetry.statistics import ModelStatistics
@@ -57,9 +61,12 @@ class Model:
         self._idle = asyncio.Event()
         self._num_holders = 0
         self._is_stopping = False
+        self._cache: ResponseCache | None = None
+        self._generation = b""
         # Why a model that is loaded cannot serve: an ensemble whose models are not all there. Empty for any other.
         self.fault = ""
-        self._composing: tuple[Model, ...] = ()
+        # The models that an ensemble calls now.
+        self.composing: tuple[Model, ...] = ()
 
     @classmethod
     def load(
@@ -70,12 +77,15 @@ class Model:
         loop: asyncio.AbstractEventLoop,
         clock: Clock | None = None,
         default_max_queue_size: int = 0,
+        facilities: Facilities | None = None,
+        server: ServerCalls | None = None,
     ) -> Model:
         """Load, create and warm up; the model answers from here on. Blocking, called from a load-pool thread.
 
         Raises ServerError with the reason, after freeing what was made. `default_max_queue_size` bounds
-        queues whose config does not (0: unbounded).
+        queues whose config does not (0: unbounded). `server` is what its backend may ask of the server.
         """
+        context = replace(context, server=server)
         started_s = time.monotonic()
         clock = clock or SystemClock()
         config = context.config
@@ -107,13 +117,15 @@ class Model:
         model = cls(backend, staff, signature=signature, statistics=statistics)
         model.load_duration_s = time.monotonic() - started_s
         model.labels = labels
+        model._open_cache((facilities or Facilities()).answers, loop, clock)
         logger.info("%s is loaded, %d instances, %.3f s", what, len(plans), model.load_duration_s)
         return model
 
     @property
     def inflight(self) -> int:
         """Requests that are queued or executing. Read on the event loop thread."""
-        return self._staff.scheduler.inflight
+        num_waiting = self._cache.num_waiting if self._cache is not None else 0
+        return self._staff.scheduler.inflight + num_waiting
 
     @property
     def num_sequences(self) -> int:
@@ -134,7 +146,8 @@ class Model:
 
         Raises UnavailableError (stopped, or queue full) or CancelledError: then the caller answers.
         """
-        return self._staff.scheduler.submit(request)
+        cache = self._cache
+        return self._staff.scheduler.submit(request) if cache is None else cache.submit(request)
 
     def infer(self, request: InferRequest) -> ResponseStream:
         """Check and submit a request that comes from within the server: an ensemble's step. Raises ServerError."""
@@ -144,7 +157,7 @@ class Model:
 
     def is_ready(self) -> bool:
         """Whether every instance can execute now, or if it is an ensemble, those of its models."""
-        if self.fault or not all(model.is_ready() for model in self._composing):
+        if self.fault or not all(model.is_ready() for model in self.composing):
             return False
         return all(member.loaded.instance.is_ready() for member in self._staff.members)
 
@@ -158,19 +171,19 @@ class Model:
         return isinstance(self._staff, EnsembleStaff)
 
     def bind(self, models: Sequence[Model] | None, fault: str = "") -> None:
-        """Let the steps of an ensemble call these models from now on; without them it is not ready, and `fault` says why.
+        """Let the steps of an ensemble call these models from now on; until then it takes no requests.
 
-        Event loop thread; until then an ensemble takes no requests.
+        Without models it is not ready, and `fault` says why. Event loop thread.
         """
         assert isinstance(self._staff, EnsembleStaff), "only ensembles have steps"
-        self._composing = tuple(models or ())
+        self.composing = tuple(models or ())
         self.fault = fault
         self.is_decoupled = self._staff.bind(models, fault)
         if self.is_decoupled and not self.config.is_decoupled:
             self.config = replace(self.config, model_transaction_policy=ModelTransactionPolicy(decoupled=True))
 
     def hold(self) -> None:
-        """Keep it taking requests until `release`, whatever becomes of it: of an ensemble's requests. Event loop thread."""
+        """Keep it taking requests, of an ensemble's steps, until `release`. Event loop thread."""
         self._num_holders += 1
 
     def release(self) -> None:
@@ -178,7 +191,7 @@ class Model:
         self._num_holders -= 1
         if not self._num_holders:
             if self._is_stopping:
-                self._staff.stop()
+                self._stop()
             self._idle.set()
 
     def stop(self) -> None:
@@ -188,7 +201,13 @@ class Model:
         """
         self._is_stopping = True
         if not self._num_holders:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._cache is None:
             self._staff.stop()
+        else:
+            self._cache.stop(then=self._staff.stop)
 
     async def drain(self, timeout_s: float | None) -> bool:
         """Wait until every accepted request is answered, and nobody holds the model; False when time is up first."""
@@ -197,10 +216,48 @@ class Model:
                 while self.inflight or self.num_sequences or self._num_holders:
                     self._idle.clear()
                     self._staff.scheduler.on_idle = self._idle.set
+                    if self._cache is not None:
+                        self._cache.on_idle = self._idle.set
                     await self._idle.wait()
         except TimeoutError:
             return False
         return True
+
+    def _open_cache(self, store: AnswerStore | None, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        """Keep answers, if the config wants that and the server has a place for them. Called from a load-pool thread."""
+        wish = self.config.response_cache
+        if store is not None:
+            self._generation = make_generation(self._backend.context, is_shared=store.is_shared)
+        if wish is None or not wish.enable:
+            return
+        if store is None:
+            logger.warning(
+                "model '%s' has response_cache.enable, and the server no cache: nothing is cached. Give it "
+                "--cache-config, such as --cache-config=local,size=1073741824",
+                self.name,
+            )
+            return
+        self._cache = ResponseCache(
+            store,
+            lambda: self.generation,
+            lambda request: self._staff.scheduler.submit(request),
+            model_name=self.name,
+            statistics=self.statistics,
+            loop=loop,
+            clock=clock,
+        )
+
+    @property
+    def generation(self) -> bytes:
+        """Stands in keys of cached answers for all that answers depend on: this load, and those of an ensemble's models."""
+        if not self.composing:
+            return self._generation
+        return b"".join([self._generation, *(model.generation for model in self.composing)])
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether answers are kept."""
+        return self._cache is not None
 
     def update_instances(self, config: ModelConfig) -> None:
         """Follow a config that differs in `instance_group`, and in what `update_scheduling` does, only.

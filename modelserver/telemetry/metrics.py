@@ -13,9 +13,12 @@ from typing import Protocol
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
+from modelserver.cache.store import StoreCounts
 from modelserver.config.schema import ModelConfig
+from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.statistics import ModelStatistics, StatisticsSnapshot
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
@@ -194,8 +197,11 @@ class ServerMetrics:
         host: HostGauges | None = None,
         wire: WireCounts | None = None,
         fronts: Callable[[], Sequence[FrontGauges]] = list,
+        answers: StoreCounts | None = None,
+        model_metrics: ModelMetricsBoard | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
+        self._model_metrics = model_metrics
         self._models = models
         self._load_counts = load_counts
         self._server_version = server_version
@@ -203,24 +209,28 @@ class ServerMetrics:
         self._host = host
         self._wire = wire
         self._fronts = fronts
+        self._answers = answers
         self._options = options or MetricsOptions()
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> list[Metric]:
         """Every family, in a fixed order; those of models have no sample while there is no model."""
-        samples = [
-            _Sample(
-                _labels(model),
-                model.statistics.snapshot(),
-                model.load_duration_s,
-            )
-            for model in self._models()
-        ]
+        models = list(self._models())
+        samples = [_Sample(_labels(model), model.statistics.snapshot(), model.load_duration_s) for model in models]
         families = [*map(_family_maker(samples), _COUNTS), _failures(samples)]
         if self._options.has_duration_counters:
             families += map(_family_maker(samples), _DURATIONS)
         histograms = (*_HISTOGRAMS, _BATCH_ROWS) if self._options.has_duration_histograms else (_BATCH_ROWS,)
         families += [_histogram(name, text, samples, pick) for name, text, pick in histograms]
+        if self._answers is not None:
+            families += cache_families(
+                self._answers,
+                [
+                    (sample.labels, sample.numbers)
+                    for model, sample in zip(models, samples, strict=True)
+                    if model.config.response_cache is not None and model.config.response_cache.enable
+                ],
+            )
         families += _load_families(self._load_counts())
         families.append(_refusal_family(self._refusals))
         if self._wire is not None:
@@ -228,6 +238,8 @@ class ServerMetrics:
         families += front_families(self._fronts())
         if self._host is not None:
             families += _host_families(self._host)
+        if self._model_metrics is not None:
+            families += self._model_metrics.families()
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")
         info.add_sample(info.name, {"version": self._server_version}, 1)
         return [*families, info, *self._process.collect()]

@@ -1,0 +1,71 @@
+"""What makes two requests equal: the same model as it was loaded, the same inputs, and the same wishes.
+
+Not the request's id, its priority, its timeout and its deadline: no answer depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from modelserver.core.request import InferRequest
+from modelserver.core.tensor import Buffer, Tensor, tensor_to_bytes
+
+# A client that sets this parameter to true gets an answer that is neither taken from a cache nor put in one.
+NO_CACHE_PARAMETER = "modelserver_no_cache"
+
+_KEY_BYTES = 16
+_CHECK_BYTES = 32
+
+
+class RequestKey:
+    """Identifies equal requests. Keeps nothing of their inputs.
+
+    `digest` (128 bits) finds an answer; `head` and `check` (256 further bits) prove that it is for an equal request.
+    All are of BLAKE2b, of which nobody knows two messages with the same value.
+    """
+
+    __slots__ = ("check", "digest", "generation", "head")
+
+    def __init__(self, generation: bytes, head: bytes, inputs: Iterable[Buffer]) -> None:
+        self.generation = generation
+        self.head = head
+        state = blake2b(generation, digest_size=_KEY_BYTES + _CHECK_BYTES)
+        # Lengths stand before what varies, so that no two lists of parts run together to the same bytes.
+        state.update(len(generation).to_bytes(8, "little") + len(head).to_bytes(8, "little"))
+        state.update(head)
+        for data in inputs:
+            state.update(len(data).to_bytes(8, "little"))
+            state.update(data)
+        digest = state.digest()
+        self.digest = digest[:_KEY_BYTES]
+        self.check = digest[_KEY_BYTES:]
+
+    def is_equal(self, head: bytes, check: bytes) -> bool:
+        """Whether what was kept of another request with the same digest says that it was equal."""
+        return self.check == check and self.head == head
+
+
+def make_key(request: InferRequest, generation: bytes) -> RequestKey:
+    """The key of a checked request to the model that `generation` stands for. From any thread."""
+    tensors = [request.inputs[name] for name in sorted(request.inputs)]
+    parameters = request.parameters
+    head = repr((
+        [(tensor.name, tensor.datatype.value, tensor.data.shape) for tensor in tensors],
+        request.outputs,
+        sorted(parameters.items()) if parameters else (),
+        (request.sequence_id, request.sequence_start, request.sequence_end),
+    ))  # fmt: skip
+    return RequestKey(generation, head.encode(), map(tensor_to_bytes, tensors))
+
+
+def input_size(request: InferRequest) -> int:
+    """Bytes that have to be looked at to make the key; of BYTES tensors only the references, as they are not joined."""
+    return sum(tensor.data.nbytes for tensor in request.inputs.values())
+
+
+def tensor_size(tensor: Tensor) -> int:
+    """Bytes of memory that a tensor takes, the elements of BYTES included."""
+    data = tensor.data
+    num_bytes: int = data.nbytes
+    return num_bytes if data.dtype != object else num_bytes + sum(element.__sizeof__() for element in data.ravel())
