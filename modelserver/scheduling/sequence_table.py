@@ -351,7 +351,7 @@ class SequenceTable:
             sequence = entry.sequence
             slot = sequence.slot
             queue = _owner(slot).queue if slot is not None else None
-            if queue is not None and entry is sequence.head:
+            if queue is not None and queue.find(entry.request) is not None:
                 queue.remove(entry)
             entry.is_queued = False
             sequence.entries.remove(entry)
