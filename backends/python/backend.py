@@ -18,6 +18,7 @@ from modelserver.backend import (
     UnsupportedError,
 )
 from modelserver.config.message import config_from_json, config_to_json
+from modelserver.execution.model_calls import CallOrigin
 from modelserver.execution.process import ProcessInstance, ProcessOptions, Recipe, call_in_process
 
 _HOSTED = f"{__package__}.hosted_model"
@@ -62,11 +63,6 @@ class PythonBackend(Backend):
 
     def load(self) -> None:
         _refuse_environment(self.context)
-        if self.context.config.is_decoupled:
-            raise UnsupportedError(
-                f"model '{self.context.model_name}': the Python backend does not serve decoupled models yet: "
-                "remove model_transaction_policy { decoupled: true }"
-            )
         self.context.model_file(_MODEL_FILE)
 
     def create_instance(self, placement: Placement) -> BatchInstance:
@@ -86,6 +82,7 @@ class PythonBackend(Backend):
                     "model_name": context.model_name,
                 },
                 "outputs": {output.name: output.data_type.value for output in config.output if output.data_type},
+                "is_decoupled": config.is_decoupled,
             },
         )
         num_instances = max(1, sum(max(1, group.count) for group in config.instance_group))
@@ -94,7 +91,16 @@ class PythonBackend(Backend):
             execute_timeout_s=context.float_parameter("EXECUTE_TIMEOUT_SECONDS") or None,
             environment=_environment(num_instances),
         )
-        return ProcessInstance(placement.name, recipe, options)
+        server = context.server
+        return ProcessInstance(
+            placement.name,
+            recipe,
+            options,
+            loop=server.loop if server is not None else None,
+            server=server,
+            origin=CallOrigin(placement.name, context.model_name, num_instances),
+            answers_later=config.is_decoupled or may_answer_later(context.model_file(_MODEL_FILE)),
+        )
 
 
 def may_complete_config(path: Path) -> bool:
@@ -110,6 +116,14 @@ def may_complete_config(path: Path) -> bool:
     if not classes or classes[-1].bases or classes[-1].decorator_list:
         return True
     return any("auto_complete_config" in ast.dump(node) for node in classes[-1].body)
+
+
+def may_answer_later(path: Path) -> bool:
+    """Whether a model's own files mention response senders, which cost each request a little."""
+    try:
+        return any(b"get_response_sender" in source.read_bytes() for source in path.parent.rglob("*.py"))
+    except OSError:
+        return True
 
 
 def _refuse_environment(context: BackendContext) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from modelserver.backend import (
+    Answers,
     BatchInstance,
     Datatype,
     InferRequest,
@@ -22,12 +24,19 @@ from modelserver.backend import (
     ServerError,
     Tensor,
 )
+from modelserver.core.response import RESCHEDULE
 from modelserver.execution.exception_text import describe_exception
+from modelserver.execution.loop_thread import LoopThread
 
 from . import triton_python_backend_utils as pb_utils
+from .pb_call import Execution, Phase, current_parent
+from .pb_request import InferenceRequest
+from .pb_sender import Convert
 
 
-def create_instance(path: str, args: dict[str, str], outputs: dict[str, str]) -> BatchInstance:
+def create_instance(
+    path: str, args: dict[str, str], outputs: dict[str, str], is_decoupled: bool = False
+) -> BatchInstance:
     """The instance of the model at `path`, initialized with `args`.
 
     `outputs` maps the config's output names to their datatypes.
@@ -40,7 +49,8 @@ def create_instance(path: str, args: dict[str, str], outputs: dict[str, str]) ->
         raise InvalidArgumentError(f"{path}: class TritonPythonModel has no method execute(self, requests)")
     instance_class = ProbedPythonInstance if hasattr(model, "is_ready") else PythonInstance
     datatypes = {name: Datatype(value) for name, value in outputs.items()}
-    return instance_class(model, args["model_instance_name"], datatypes)
+    Execution.phase = Phase.SERVING
+    return instance_class(model, args["model_instance_name"], datatypes, is_decoupled=is_decoupled)
 
 
 def complete_config(path: str, model_directory: str, model_config: str) -> dict[str, Any]:
@@ -85,33 +95,64 @@ def import_model(path: Path, model_directory: Path) -> Any:
 class PythonInstance(BatchInstance):
     """Turns batches into the model's requests, and checks what it answers."""
 
-    def __init__(self, model: Any, name: str, outputs: Mapping[str, Datatype]) -> None:
+    def __init__(self, model: Any, name: str, outputs: Mapping[str, Datatype], *, is_decoupled: bool) -> None:
         self._model = model
         self._name = name
         self._outputs = outputs
         self._output_names = list(outputs)
+        self._is_decoupled = is_decoupled
+        # Runs the model's coroutines: to their end, or in a thread of its own, many at once.
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._background: LoopThread | None = None
 
-    def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+    def execute(self, requests: Sequence[InferRequest]) -> Answers:
+        number = getattr(requests[0], "number", 0)
+        Execution.parent = number if len(requests) == 1 else -number
         try:
-            responses = self._complete(self._model.execute([self._wrap(request) for request in requests]))
-            return self._check(responses, requests)
+            wrapped = [
+                InferenceRequest.of(request, self._output_names, self._converter(request)) for request in requests
+            ]
+            result = self._model.execute(wrapped)
+            if not self._is_decoupled:
+                return self._check(self._complete(result), requests, wrapped)
+            if inspect.iscoroutine(result):
+                self._spawn(result, requests)
+            elif result is not None:
+                raise self._returned_value()
         except Exception as error:
             traceback.print_exc()
-            raise InternalError(
-                f"Failed to process the request(s) for model '{self._name}', message: {describe_exception(error)}"
-            ) from error
+            raise self._failure(error) from error
+        if any(request.is_rescheduled for request in wrapped):
+            return [RESCHEDULE if request.is_rescheduled else None for request in wrapped]
+        return None
 
     def close(self) -> None:
+        Execution.phase = Phase.FINISHING
         try:
             if hasattr(self._model, "finalize"):
                 self._complete(self._model.finalize())
         finally:
+            if self._background is not None:
+                self._background.stop()
             if self._loop is not None:
                 self._loop.close()
 
-    def _wrap(self, request: InferRequest) -> pb_utils.InferenceRequest:
-        return pb_utils.InferenceRequest.of(request, self._output_names)
+    def _converter(self, request: InferRequest) -> Convert:
+        wanted = request.outputs
+
+        def convert(response: pb_utils.InferenceResponse) -> InferResponse | ServerError:
+            return self._response(response, wanted)
+
+        return convert
+
+    def _returned_value(self) -> Exception:
+        text = f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+        return pb_utils.TritonModelException(text)
+
+    def _failure(self, error: BaseException) -> InternalError:
+        return InternalError(
+            f"Failed to process the request(s) for model '{self._name}', message: {describe_exception(error)}"
+        )
 
     def _complete(self, result: Any) -> Any:
         """What the model returned; a coroutine is run to its end first."""
@@ -119,9 +160,35 @@ class PythonInstance(BatchInstance):
             return result
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(result)
+        return self._loop.run_until_complete(_awaited(result))
 
-    def _check(self, responses: Any, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any], requests: Sequence[InferRequest]) -> None:
+        """Let a decoupled model answer while the next batches are executed."""
+        if self._background is None:
+            self._background = LoopThread("execute")
+        senders = [request.sender for request in requests]
+        parent = Execution.parent
+
+        async def run() -> None:
+            current_parent.set(parent)
+            try:
+                result = await coroutine
+                if result is not None:
+                    raise self._returned_value()
+            except Exception as error:
+                traceback.print_exc()
+                failure = self._failure(error)
+                for sender in senders:
+                    with contextlib.suppress(ServerError):  # those that have ended
+                        sender.finish(failure)
+
+        asyncio.run_coroutine_threadsafe(run(), self._background.loop)
+
+    def _check(
+        self, responses: Any, requests: Sequence[InferRequest], wrapped: Sequence[InferenceRequest]
+    ) -> list[InferResponse | ServerError | None]:
+        if responses is None and any(request.is_rescheduled for request in wrapped):
+            responses = [None] * len(requests)
         if not isinstance(responses, list):
             raise pb_utils.TritonModelException(
                 f"Expected a list in the execute return, found type '{type(responses).__name__}'"
@@ -131,19 +198,37 @@ class PythonInstance(BatchInstance):
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}"
             )
-        for response in responses:
-            if not isinstance(response, pb_utils.InferenceResponse):
+        return [
+            self._entry(response, request, view)
+            for response, request, view in zip(responses, requests, wrapped, strict=True)
+        ]
+
+    def _entry(
+        self, response: Any, request: InferRequest, view: InferenceRequest
+    ) -> InferResponse | ServerError | None:
+        if view.is_rescheduled:
+            if response is not None:
                 raise pb_utils.TritonModelException(
-                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    "Expected a None object in the execute function return list for reschduled request, found type "
                     f"'{type(response).__name__}'"
                 )
-        return [self._response(response, request) for response, request in zip(responses, requests, strict=True)]
+            return RESCHEDULE
+        if response is None and getattr(request, "own_line", None) is not None:
+            return None
+        if not isinstance(response, pb_utils.InferenceResponse):
+            raise pb_utils.TritonModelException(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response).__name__}'"
+            )
+        return self._response(response, request.outputs)
 
-    def _response(self, response: pb_utils.InferenceResponse, request: InferRequest) -> InferResponse | ServerError:
+    def _response(
+        self, response: pb_utils.InferenceResponse, requested: tuple[str, ...] | None
+    ) -> InferResponse | ServerError:
         error = response.error()
         if error is not None:
             return error.server_error()
-        wanted = self._outputs if request.outputs is None else request.outputs
+        wanted = self._outputs if requested is None else requested
         try:
             tensors = [self._output(tensor) for tensor in response.output_tensors() if tensor.name() in wanted]
         except ServerError as refusal:
@@ -168,3 +253,7 @@ class ProbedPythonInstance(PythonInstance):
 
     def is_ready(self) -> bool:
         return bool(self._complete(self._model.is_ready()))
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result

@@ -36,6 +36,11 @@ _ERROR_CODES = {
 }
 
 
+_NUMBERS = {code: number for number, code in _ERROR_CODES.items()} | {
+    ErrorCode.PAYLOAD_TOO_LARGE: _Code.INVALID_ARG,
+}
+
+
 class TritonError:
     """The error of one response: it fails that request alone."""
 
@@ -60,13 +65,13 @@ class TritonError:
     def code(self) -> int:
         return self._code
 
+    @classmethod
+    def of(cls, error: ServerError) -> TritonError:
+        """A server's error as a model sees it."""
+        return cls(error.message, _NUMBERS[error.code])
+
     def server_error(self) -> ServerError:
         return ServerError(self._message, code=_ERROR_CODES[self._code])
 
     def __str__(self) -> str:
         return self._message
-
-
-def unsupported(name: str) -> TritonModelException:
-    """For what Triton's utilities offer and this server does not yet."""
-    return TritonModelException(f"pb_utils.{name} is not supported yet by this server's Python backend")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from modelserver.backend import InferRequest
 
-from .pb_error import TritonModelException, unsupported
-from .pb_response import check_parameters
+from .pb_call import ResponseIterator, call, call_async
+from .pb_error import TritonModelException
+from .pb_response import InferenceResponse, check_parameters
+from .pb_sender import Convert, InferenceResponseSender
 from .pb_tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -52,6 +54,7 @@ class InferenceRequest:
     """A request of a batch, or one that the model makes itself."""
 
     __slots__ = (
+        "_convert",
         "_correlation_id",
         "_flags",
         "_inputs",
@@ -60,6 +63,7 @@ class InferenceRequest:
         "_outputs",
         "_parameters",
         "_preferred_memory",
+        "_release_flags",
         "_request",
         "_request_id",
         "_timeout",
@@ -84,8 +88,12 @@ class InferenceRequest:
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(f"inputs of an InferenceRequest must be Tensor objects, got {tensor!r}")
+        if not isinstance(correlation_id, int | str) or isinstance(correlation_id, bool):
+            raise TritonModelException("Correlation ID must be integer or string")
         check_parameters(parameters)
         self._request: InferRequest | None = None
+        self._convert: Convert | None = None
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._inputs: list[Tensor] | None = list(inputs)
         self._outputs: Sequence[str] = list(requested_output_names)
         self._parameters = parameters
@@ -99,10 +107,15 @@ class InferenceRequest:
         self._trace = trace or InferenceTrace()
 
     @classmethod
-    def of(cls, request: InferRequest, output_names: Sequence[str]) -> InferenceRequest:
-        """The model's view of a request; `output_names` are what it wants when it does not say."""
+    def of(cls, request: InferRequest, output_names: Sequence[str], convert: Convert | None = None) -> InferenceRequest:
+        """The model's view of a request; `output_names` are what it wants when it does not say.
+
+        `convert` is for its response sender.
+        """
         self = cls.__new__(cls)
         self._request = request
+        self._convert = convert
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._inputs = None
         self._outputs = output_names if request.outputs is None else request.outputs
         self._flags = (
@@ -165,14 +178,47 @@ class InferenceRequest:
         """Whether the caller has gone or given up; asked of the server anew each time."""
         return self._request is not None and self._request.is_cancelled
 
-    def exec(self, decoupled: bool = False) -> NoReturn:  # noqa: ARG002
-        raise unsupported("InferenceRequest.exec (calling other models)")
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Let the server answer this request; blocks. With `decoupled` an iterator of responses.
 
-    def async_exec(self, decoupled: bool = False) -> NoReturn:  # noqa: ARG002
-        raise unsupported("InferenceRequest.async_exec (calling other models)")
+        Whatever goes wrong with the request is in the response's `error()`.
+        """
+        return call(self._made(), decoupled=decoupled)
 
-    def get_response_sender(self) -> NoReturn:
-        raise unsupported("InferenceRequest.get_response_sender (decoupled responses)")
+    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """As `exec`, for a coroutine."""
+        return await call_async(self._made(), decoupled=decoupled)
 
-    def set_release_flags(self, flags: int) -> NoReturn:  # noqa: ARG002
-        raise unsupported("InferenceRequest.set_release_flags (rescheduling)")
+    def get_response_sender(self) -> InferenceResponseSender:
+        """How to answer this request later, or many times."""
+        if self._request is None or self._convert is None:
+            raise TritonModelException("get_response_sender() is for requests that the model is to answer")
+        return InferenceResponseSender(self._request.sender, self._convert)
+
+    def set_release_flags(self, flags: int) -> None:
+        """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: execute this request again (models with iterative sequences)."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"unknown release flags {flags}")
+        self._release_flags = flags
+
+    @property
+    def is_rescheduled(self) -> bool:
+        """Whether the model wants to execute the request again."""
+        return self._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+    def _made(self) -> InferRequest:
+        """The request as the server takes it."""
+        if self._request is not None:
+            raise TritonModelException("a request that came to the model cannot be sent on: make an InferenceRequest")
+        return InferRequest(
+            model_name=self._model_name,
+            version=None if self._model_version < 0 else self._model_version,
+            inputs={tensor.name(): tensor.core_tensor() for tensor in self.inputs()},
+            id=self._request_id,
+            outputs=tuple(self._outputs) or None,
+            parameters=self._parameters or {},
+            timeout_us=self._timeout,
+            sequence_id=self._correlation_id,
+            sequence_start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            sequence_end=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        )

@@ -1,14 +1,13 @@
-"""What `import triton_python_backend_utils as pb_utils` gives a model: Triton's names, over this server.
-
-What the server does not support yet is here too and raises TritonModelException with its name.
-"""
+"""What `import triton_python_backend_utils as pb_utils` gives a model: Triton's names, over this server."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from .pb_call import ResponseIterator
 from .pb_config import ModelConfig
+from .pb_control import is_model_ready, load_model, unload_model
 from .pb_datatype import (
     NUMPY_TO_TRITON_TYPE,
     TRITON_STRING_TO_NUMPY,
@@ -19,8 +18,9 @@ from .pb_datatype import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from .pb_error import TritonError, TritonModelException, unsupported
+from .pb_error import TritonError, TritonModelException
 from .pb_logger import Logger, LogLevel
+from .pb_metric import Metric, MetricFamily
 from .pb_request import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
@@ -32,6 +32,7 @@ from .pb_request import (
     PreferredMemory,
 )
 from .pb_response import InferenceResponse
+from .pb_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
 from .pb_tensor import Tensor
 
 __all__ = [
@@ -77,7 +78,6 @@ __all__ = [
     "using_decoupled_model_transaction_policy",
 ]
 
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 TRITONSERVER_MEMORY_CPU_PINNED = MemoryType.TRITONSERVER_MEMORY_CPU_PINNED
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
@@ -121,48 +121,6 @@ def set_model_directory(path: Path) -> None:
     """Called by the server before it imports the model."""
     global _model_directory
     _model_directory = path
-
-
-def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> NoReturn:  # noqa: ARG001
-    raise unsupported("load_model")
-
-
-def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:  # noqa: ARG001
-    raise unsupported("unload_model")
-
-
-def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:  # noqa: ARG001
-    raise unsupported("is_model_ready")
-
-
-class InferenceResponseSender:
-    """Decoupled responses come later."""
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        raise unsupported("InferenceResponseSender")
-
-
-class ResponseIterator:
-    """Calling decoupled models comes later."""
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        raise unsupported("ResponseIterator")
-
-
-class MetricFamily:
-    """Custom metrics come later."""
-
-    COUNTER, GAUGE, HISTOGRAM = range(3)
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        raise unsupported("MetricFamily")
-
-
-class Metric:
-    """Custom metrics come later."""
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        raise unsupported("Metric")
 
 
 def _entry_named(model_config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | None:

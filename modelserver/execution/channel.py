@@ -11,6 +11,8 @@ import contextlib
 import select
 import socket
 import struct
+import threading
+from collections import deque
 from typing import Final
 
 import msgspec
@@ -28,6 +30,9 @@ _DATAGRAM_BYTES: Final = 64 << 10
 _PREFIX: Final = struct.Struct("<QQQQ")
 _INLINE: Final = (1 << 64) - 1
 
+# A number that one side leaves for the other at the start of its arena, readable after its end.
+_MARK: Final = struct.Struct("<Q")
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
@@ -43,7 +48,10 @@ class PeerGoneError(Exception):
 
 
 class Channel:
-    """Sends messages with tensors, receives them. Used by one thread at a time; arrays may die on any thread."""
+    """Sends messages with tensors, receives them.
+
+    Any thread may send, and one at a time receive; arrays may die on any thread.
+    """
 
     def __init__(self, connection: socket.socket, outgoing: SharedBuffer, incoming: SharedBuffer) -> None:
         self._connection = connection
@@ -51,9 +59,100 @@ class Channel:
         self.arena = Arena(outgoing)
         self._is_closed = False
         self._buffer = memoryview(bytearray(_DATAGRAM_BYTES))
+        # Guards the arena, and lets one message out at a time.
+        self._lock = threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._mark: memoryview = memoryview(bytearray(_MARK.size))
+
+    def keep_mark(self) -> None:
+        """Make room for `set_mark`: the first lease of the arena, for good."""
+        offset = self.arena.allocate(_MARK.size)
+        assert offset == 0, "the mark is where the peer looks for it"
+        self._mark = self.arena.buffer.view(offset, _MARK.size).data
+
+    def set_mark(self, number: int) -> None:
+        """Leave a number that the peer can read even when this process dies at once."""
+        _MARK.pack_into(self._mark, 0, number)
+
+    def read_mark(self) -> int:
+        """The last number of the peer's `set_mark`; 0 before the first."""
+        return self._leases.peek(_MARK)
+
+    @property
+    def num_unreturned(self) -> int:
+        """Leases that the peer waits to hear of."""
+        return self._leases.num_returned
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether one side still uses memory of the other."""
+        return self.arena.num_leases > 0 or self._leases.num_alive > 0
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `try_send` left messages behind for which the peer's queue has no room yet."""
+        return bool(self._unsent)
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
         """Send one message and empty `payload`; blocks while the peer's queue is full. Raises PeerGoneError."""
+        with self._lock:
+            datagram = self._encode(message, payload)
+            try:
+                self._connection.send(datagram)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise PeerGoneError(was_unread=True) from error
+
+    def send_if_free(self, message: Message) -> bool:
+        """As `send`, unless some thread, perhaps this one, is in the middle of sending: then False."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._connection.send(self._encode(message, None))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise PeerGoneError(was_unread=True) from error
+        finally:
+            self._lock.release()
+        return True
+
+    def try_send(self, message: Message, payload: Payload | None = None) -> None:
+        """As `send`, without blocking: what finds no room is kept for `send_unsent`."""
+        with self._lock:
+            self._unsent.append(self._encode(message, payload))
+        self.send_unsent()
+
+    def send_unsent(self) -> None:
+        """Send what is left behind, as far as there is room. Raises PeerGoneError."""
+        unsent = self._unsent
+        with self._lock:
+            while unsent:
+                try:
+                    self._connection.send(unsent[0], socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                except (BrokenPipeError, ConnectionResetError) as error:
+                    raise PeerGoneError(was_unread=True) from error
+                unsent.popleft()
+
+    def discard_unsent(self) -> None:
+        """Forget what `try_send` left behind."""
+        self._unsent.clear()
+
+    def receive(self) -> Received:
+        """The next message and its payload, out of which `packing.unpack` makes tensors.
+
+        Raises PeerGoneError, and TimeoutError when a receive timeout is set and passes.
+        """
+        return self._receive(0)
+
+    def try_receive(self) -> Received | None:
+        """As `receive`; None when there is no message."""
+        try:
+            return self._receive(socket.MSG_DONTWAIT)
+        except TimeoutError:
+            return None
+
+    def _encode(self, message: Message, payload: Payload | None) -> bytes:
+        """The datagram of a message. Called with the lock held."""
         if self._is_closed:
             raise PeerGoneError(was_unread=True)
         payload_at, payload_bytes, content = _INLINE, 0, b""
@@ -74,24 +173,19 @@ class Channel:
             self.arena.buffer.view(record_at, record_bytes)[:] = np.frombuffer(record, np.uint8)
             record = b""
         prefix = _PREFIX.pack(payload_at, payload_bytes, record_at, record_bytes)
-        try:
-            self._connection.send(b"".join((prefix, content, record)))
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise PeerGoneError(was_unread=True) from error
+        return b"".join((prefix, content, record))
 
-    def receive(self) -> Received:
-        """The next message and its payload, out of which `packing.unpack` makes tensors.
-
-        Raises PeerGoneError, and TimeoutError when a receive timeout is set and passes.
-        """
+    def _receive(self, flags: int) -> Received:
         buffer = self._buffer
         try:
-            count = self._connection.recv_into(buffer)
+            count = self._connection.recv_into(buffer, 0, flags)
         except ConnectionResetError as error:
             # The kernel says "reset" when the peer went with datagrams in its queue.
             raise PeerGoneError(was_unread=True) from error
         except BlockingIOError as error:
             raise TimeoutError("no message within the receive timeout") from error
+        except OSError as error:
+            raise PeerGoneError(was_unread=False) from error
         if count == 0:
             raise PeerGoneError(was_unread=False)
         payload_at, payload_bytes, record_at, record_bytes = _PREFIX.unpack_from(buffer)
@@ -106,8 +200,10 @@ class Channel:
             message = _decoder.decode(buffer[position:count])
         else:
             message = _decoder.decode(self._leases.view(record_at, record_bytes).data)
-        for offset in message.released:
-            self.arena.free(offset)
+        if message.released:
+            with self._lock:
+                for offset in message.released:
+                    self.arena.free(offset)
         return message, payload
 
     def wait(self, timeout_s: float) -> bool:
@@ -118,8 +214,13 @@ class Channel:
 
     def trim(self) -> None:
         """Give back memory that a quiet time does not need, here and at the peer. Raises PeerGoneError."""
-        self.arena.trim()
-        self.send(Trim())
+        self.trim_arena()
+        self.try_send(Trim())
+
+    def trim_arena(self) -> None:
+        """Give back memory here."""
+        with self._lock:
+            self.arena.trim()
 
     def set_receive_timeout(self, timeout_s: float | None) -> None:
         """Let `receive` give up after `timeout_s`, without a system call more per message."""

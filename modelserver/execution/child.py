@@ -13,18 +13,19 @@ import os
 import signal
 import socket
 import sys
-import threading
+import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from types import FrameType
 from typing import Any
 
-from modelserver.backend import BatchInstance, InferRequest, InternalError, ServerError
-from modelserver.execution.channel import Channel, PeerGoneError
+from modelserver.backend import BatchInstance, InferRequest, InternalError, ResponseSender, ServerError
+from modelserver.execution import child_server
+from modelserver.execution.channel import Channel, PeerGoneError, Received
+from modelserver.execution.child_exchange import Exchange
+from modelserver.execution.child_line import ChildLine
 from modelserver.execution.exception_text import describe_exception
 from modelserver.execution.messages import (
-    Answer,
     AskReady,
     Began,
     Begin,
@@ -32,7 +33,6 @@ from modelserver.execution.messages import (
     Execute,
     Executed,
     Finish,
-    Query,
     Readiness,
     RequestRecord,
     ResponseRecord,
@@ -43,117 +43,23 @@ from modelserver.execution.records import response_record
 from modelserver.execution.resident import Resident
 from modelserver.execution.shared_buffer import ByteView, SharedBuffer
 
+# What was executed is answered together while it took no longer than this: were the process to die, it would be lost.
+_FLUSH_NS = 150_000
+
 
 class HostedRequest(InferRequest):
     """A request in a child process; whether it is cancelled is asked of the server, where the caller is known."""
 
-    __slots__ = ("_ask",)
-    _ask: Callable[[], bool] | None
+    __slots__ = ("exchange", "number", "own_line")
+    number: int
+    exchange: Exchange
+    own_line: ResponseSender | None
 
-    @property
-    def is_cancelled(self) -> bool:
-        return self._ask is not None and self._ask()
-
-    @is_cancelled.setter
-    def is_cancelled(self, _value: bool) -> None:
-        # The dataclass's __init__ sets the default; the answer stays with the server.
-        self._ask = None
-
-    def ask_cancelled_with(self, ask: Callable[[], bool] | None) -> None:
-        self._ask = ask
-
-
-class Host:
-    """The child's side of the conversation. The main thread runs it; other threads may only ask (`_ask`)."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        # Held while the channel is used during a batch: the model may ask from threads of its own.
-        self._asking = threading.Lock()
-        self._batch_number = 0
-
-    def run(self) -> int:
-        """Serve until the server says so; the exit status."""
-        begin, _ = self._channel.receive()
-        assert isinstance(begin, Begin), f"the first message must be Begin, got {begin!r}"
-        try:
-            sys.path[:0] = begin.python_path
-            result = _resolve(begin.target)(**begin.arguments)
-        except Exception as error:
-            traceback.print_exc()
-            self._channel.send(Began(error=_error_record(error)))
-            return 1
-        if begin.is_call:
-            self._channel.send(Began(result=result))
-            return 0
-        if isinstance(result, Resident):
-            self._channel.send(Began())
-            return result.run()
-        assert isinstance(result, BatchInstance), f"{begin.target} must return a BatchInstance, got {result!r}"
-        self._channel.send(Began(has_readiness=type(result).is_ready is not BatchInstance.is_ready))
-        self._serve(result)
-        return 0
-
-    def _serve(self, instance: BatchInstance) -> None:
-        while True:
-            message, payload = self._channel.receive()
-            if isinstance(message, Execute):
-                answer, content = self._execute(instance, message, payload)
-                # Nothing of the batch may keep its lease while the answer says what was released.
-                del message, payload
-                self._channel.send(answer, content)
-                del answer, content
-            elif isinstance(message, AskReady):
-                self._channel.send(Readiness(number=message.number, is_ready=_is_ready(instance)))
-            elif isinstance(message, Trim):
-                self._channel.arena.trim()
-            elif isinstance(message, Finish):
-                instance.close()
-                return
-            else:
-                raise AssertionError(f"unexpected message {message!r}")
-
-    def _execute(
-        self, instance: BatchInstance, message: Execute, payload: bytearray | ByteView
-    ) -> tuple[Executed, Payload]:
-        content = Payload()
-        answer = Executed()
-        try:
-            first = 0
-            for size in message.sizes:
-                records = message.requests[first : first + size]
-                responses, error = self._execute_batch(instance, first, records, payload, content)
-                answer.responses += responses
-                answer.errors.append(error)
-                first += size
-        finally:
-            with self._asking:
-                self._batch_number += 1
-        return answer, content
-
-    def _execute_batch(
-        self,
-        instance: BatchInstance,
-        first: int,
-        records: list[RequestRecord],
-        payload: bytearray | ByteView,
-        content: Payload,
-    ) -> tuple[list[ResponseRecord], ErrorRecord | None]:
-        """One batch, whose first request has the index `first` among all of the message."""
-        try:
-            requests = [self._request(first + index, record, payload) for index, record in enumerate(records)]
-            responses = instance.execute(requests) or ()
-            answered = [response_record(response, content) for response in responses if response is not None]
-            if len(answered) != len(requests):
-                raise InternalError(f"{len(answered)} responses for {len(requests)} requests")
-        except Exception as error:
-            if not isinstance(error, ServerError):
-                traceback.print_exc()
-            return [], _error_record(error)
-        return answered, None
-
-    def _request(self, index: int, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:
-        request = HostedRequest(
+    def __init__(self, exchange: Exchange, record: RequestRecord, payload: bytearray | ByteView) -> None:
+        self.exchange = exchange
+        self.number = record.number
+        self.own_line = None
+        super().__init__(
             model_name=record.model_name,
             version=record.version,
             inputs={tensor.name: unpack(tensor, payload) for tensor in record.inputs},
@@ -167,19 +73,129 @@ class Host:
             sequence_start=record.sequence_start,
             sequence_end=record.sequence_end,
             rows=record.rows,
+            is_decoupled=record.is_decoupled,
         )
-        request.ask_cancelled_with(partial(self._ask, self._batch_number, "is_cancelled", index))
-        return request
 
-    def _ask(self, batch_number: int, topic: str, argument: Any) -> Any:
-        """The server's answer to a question about a batch; None when the batch has already been answered."""
-        with self._asking:
-            if batch_number != self._batch_number:
-                return None
-            self._channel.send(Query(topic=topic, argument=argument))
-            answer, _ = self._channel.receive()
-            assert isinstance(answer, Answer), f"expected an Answer, got {answer!r}"
-            return answer.value
+    @property
+    def is_cancelled(self) -> bool:
+        return self.exchange.is_cancelled(self.number)
+
+    @is_cancelled.setter
+    def is_cancelled(self, _value: bool) -> None:
+        """The dataclass's __init__ sets the default; the answer stays with the server."""
+
+    @property
+    def sender(self) -> ResponseSender:
+        """How to answer later, or more than once: as on the server's side, but it may be taken at any time."""
+        return self.own_line or self.take_sender()
+
+    def take_sender(self) -> ResponseSender:
+        """Make the sender, once."""
+        self.exchange.keep_line(self.number)
+        self.own_line = ResponseSender(ChildLine(self.exchange, self.number, is_decoupled=self.is_decoupled))
+        return self.own_line
+
+
+class Host:
+    """The child's side of the conversation. The main thread runs it; others use the exchange as well."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._exchange = Exchange(channel)
+
+    def run(self) -> int:
+        """Serve until the server says so; the exit status."""
+        begin, _ = self._exchange.next_message()
+        assert isinstance(begin, Begin), f"the first message must be Begin, got {begin!r}"
+        # Which batch has been begun, for the case that this process dies.
+        self._channel.keep_mark()
+        try:
+            sys.path[:0] = begin.python_path
+            child_server.exchange = self._exchange
+            result = _resolve(begin.target)(**begin.arguments)
+        except Exception as error:
+            traceback.print_exc()
+            self._exchange.send(Began(error=_error_record(error)))
+            return 1
+        if begin.is_call:
+            self._exchange.send(Began(result=result))
+            return 0
+        if isinstance(result, Resident):
+            self._exchange.send(Began())
+            return result.run()
+        assert isinstance(result, BatchInstance), f"{begin.target} must return a BatchInstance, got {result!r}"
+        self._exchange.send(Began(has_readiness=type(result).is_ready is not BatchInstance.is_ready))
+        self._serve(result)
+        return 0
+
+    def _serve(self, instance: BatchInstance) -> None:
+        while True:
+            received = [self._exchange.next_message()]
+            message = received[0][0]
+            if isinstance(message, Execute):
+                del message
+                self._execute(instance, received)
+            elif isinstance(message, AskReady):
+                self._exchange.send(Readiness(number=message.number, is_ready=_is_ready(instance)))
+            elif isinstance(message, Trim):
+                self._channel.trim_arena()
+            elif isinstance(message, Finish):
+                instance.close()
+                return
+            else:
+                raise AssertionError(f"unexpected message {message!r}")
+
+    def _execute(self, instance: BatchInstance, received: list[Received]) -> None:
+        """Execute the batches of one message, which is taken out of `received`."""
+        message, payload = received.pop()
+        assert isinstance(message, Execute), "the caller has looked"
+        requests = message.requests
+        first = 0
+        content = Payload()
+        answer = Executed(number=message.number)
+        began_ns = time.monotonic_ns()
+        for position, size in enumerate(message.sizes):
+            self._channel.set_mark(message.number + position)
+            is_last = position == len(message.sizes) - 1
+            batch = requests if is_last and not position else requests[first : first + size]
+            first += size
+            if is_last:
+                # Nothing of the batches may keep its lease while the answer says what was released.
+                numbers = range(requests[0].number, requests[-1].number + 1)
+                message.requests = requests = []
+            responses, error = self._execute_batch(instance, batch, payload, content)
+            answer.responses += responses
+            answer.errors.append(error)
+            del batch, responses, error
+            if is_last:
+                del payload
+                self._exchange.close_lines(numbers)
+                self._exchange.send(answer, content)
+            elif time.monotonic_ns() - began_ns > _FLUSH_NS:
+                self._exchange.send(answer, content)
+                content, answer = Payload(), Executed(number=message.number + position + 1)
+                began_ns = time.monotonic_ns()
+
+    def _execute_batch(
+        self, instance: BatchInstance, records: list[RequestRecord], payload: bytearray | ByteView, content: Payload
+    ) -> tuple[list[ResponseRecord | None], ErrorRecord | None]:
+        try:
+            requests = [HostedRequest(self._exchange, record, payload) for record in records]
+            responses = instance.execute(requests)
+            if responses is None:
+                responses = [None] * len(requests)
+            answered = [None if response is None else response_record(response, content) for response in responses]
+            if len(answered) != len(requests):
+                raise InternalError(f"{len(answered)} responses for {len(requests)} requests")
+            for request, record in zip(requests, answered, strict=True):
+                if record is None and request.own_line is None:
+                    # Whoever keeps the request may still take its sender; if nobody does, the request fails.
+                    request.take_sender()
+        except Exception as error:
+            if not isinstance(error, ServerError):
+                traceback.print_exc()
+            return [], _error_record(error)
+        return answered, None
 
 
 def _resolve(target: str) -> Callable[..., Any]:

@@ -51,8 +51,13 @@ class ExitReport:
 class ChildProcess:
     """A started interpreter that runs `child.py`. One thread watches it (`watch`), another may use `channel`."""
 
-    def __init__(self, name: str, environment: Mapping[str, str], descriptors: Sequence[int] = ()) -> None:
-        """`descriptors` are inherited under their numbers. Raises OSError when no process can be started."""
+    def __init__(
+        self, name: str, environment: Mapping[str, str], descriptors: Sequence[int] = (), *, interpreter: str = ""
+    ) -> None:
+        """`descriptors` are inherited under their numbers; `interpreter` is a Python other than the server's.
+
+        Raises OSError when no process can be started.
+        """
         self.name = name
         self.exit_report: ExitReport | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -66,7 +71,7 @@ class ChildProcess:
         try:
             # -P: the directory that the server was started in is no place to import a model's modules from.
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", _ENTRY, name, *map(str, passed)],
+                [interpreter or sys.executable, "-P", _ENTRY, name, *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -90,6 +95,11 @@ class ChildProcess:
         self._poll = select.poll()
         self._poll.register(self._output, select.POLLIN)
         self._poll.register(self._pidfd, select.POLLIN)
+
+    @property
+    def num_begun(self) -> int:
+        """The number of the last batch that the child has begun to execute; 0 before the first."""
+        return self.channel.read_mark()
 
     def begin(self, message: Begin, timeout_s: float) -> Began:
         """Tell the new child what to build and wait for it, logging its output. Raises ServerError when that fails."""

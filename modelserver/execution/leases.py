@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import weakref
 from collections import deque
 
@@ -36,12 +37,29 @@ class Leases:
         """Whether the peer waits to hear of a lease."""
         return bool(self._returned)
 
+    @property
+    def num_returned(self) -> int:
+        """Leases that the peer waits to hear of."""
+        return len(self._returned)
+
+    @property
+    def num_alive(self) -> int:
+        """Leases of which an array is still alive here."""
+        return len(self._roots)
+
     def take_returned(self) -> list[int]:
         """The leases that died since the last call: the peer may use them again as soon as it hears of them."""
         if not self._returned:
             return []
         count = len(self._returned)
         return [self._returned.popleft() for _ in range(count)]
+
+    def peek(self, number: struct.Struct) -> int:
+        """A number at the start of the peer's memory; 0 when there is no memory yet."""
+        if self._incoming.size() < number.size:
+            return 0
+        value: int = number.unpack_from(self._incoming.view(0, number.size).data)[0]
+        return value
 
     def close(self) -> None:
         """Close the descriptor; arrays that are alive stay valid."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from modelserver.core.response import ParameterValue
+from modelserver.core.transfer import Transfer
 from modelserver.errors import ErrorCode, InternalError, ServerError
 
 
@@ -54,14 +55,20 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
     sequence_start: bool
     sequence_end: bool
     rows: int
+    # By which either side names the request later; 0 where neither does.
+    number: int = 0
+    is_decoupled: bool = False
+    # Of what comes from a client, between the processes of a server.
+    transfer: Transfer | None = None
 
 
 class ResponseRecord(msgspec.Struct, array_like=True, frozen=True):
-    """One InferResponse."""
+    """One InferResponse; or the wish to execute the request again."""
 
     outputs: list[TensorRecord]
     error: ErrorRecord | None
     parameters: dict[str, ParameterValue] | None
+    is_reschedule: bool = False
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -83,13 +90,15 @@ class Begin(Message, tag=1):
 
 
 class Execute(Message, tag=2):
-    """Execute batches one after the other; answered by one `Executed`, possibly after `Query` messages.
+    """Execute batches one after the other; each is answered within an `Executed`.
 
-    `sizes` are the numbers of requests in each, which follow each other in `requests`.
+    `sizes` are the numbers of requests in each, which follow each other in `requests`. `number` is that of the
+    first batch.
     """
 
     requests: list[RequestRecord] = []
     sizes: list[int] = []
+    number: int = 0
 
 
 class AskReady(Message, tag=3):
@@ -98,18 +107,45 @@ class AskReady(Message, tag=3):
     number: int = 0
 
 
-class Answer(Message, tag=4):
-    """The server's answer to a `Query`."""
-
-    value: Any = None
-
-
 class Trim(Message, tag=6):
     """There is no traffic: give back memory. No answer."""
 
 
 class Finish(Message, tag=5):
     """Close the instance and exit."""
+
+
+class Cancelled(Message, tag=7):
+    """The caller of a request has left."""
+
+    number: int = 0
+
+
+class Room(Message, tag=8):
+    """Whether more responses of a request may be sent now."""
+
+    number: int = 0
+    has_room: bool = True
+
+
+class Reply(Message, tag=9):
+    """A response, with tensors, of what the model asked for by the `Call` of this number."""
+
+    number: int = 0
+    response: ResponseRecord | None = None
+    is_final: bool = True
+
+
+class Told(Message, tag=10):
+    """The answer to an `Ask`: a value, or an error."""
+
+    number: int = 0
+    value: Any = None
+    error: ErrorRecord | None = None
+
+
+class Released(Message, tag=4):
+    """Only brings back leases, when nothing else is to be said."""
 
 
 # ---- child to server
@@ -124,10 +160,14 @@ class Began(Message, tag=11):
 
 
 class Executed(Message, tag=12):
-    """For each batch an error or None; and one response for each request of those without, in order."""
+    """Batches from `number` on: for each an error or None; and one entry for each request of those without, in order.
 
-    responses: list[ResponseRecord] = []
+    The entry None leaves the answer to `Sent` messages.
+    """
+
+    responses: list[ResponseRecord | None] = []
     errors: list[ErrorRecord | None] = []
+    number: int = 0
 
 
 class Readiness(Message, tag=13):
@@ -135,11 +175,55 @@ class Readiness(Message, tag=13):
     is_ready: bool = True
 
 
-class Query(Message, tag=14):
-    """A question about the batches in execution: `topic` "is_cancelled" with the index of the request among all."""
+class Sent(Message, tag=14):
+    """A response that a model sent by itself. `is_dropped`: the model let go of the request without ending it."""
 
+    number: int = 0
+    response: ResponseRecord | None = None
+    is_final: bool = False
+    is_dropped: bool = False
+
+
+class Call(Message, tag=15):
+    """The model wants another model, or itself, to answer a request; `Reply` messages bring the responses."""
+
+    number: int = 0
+    request: RequestRecord | None = None
+    is_decoupled: bool = False
+    # The request in whose answer this is a step, if known: 0 else.
+    parent: int = 0
+
+
+class CancelCall(Message, tag=16):
+    """The model no longer wants the responses of a `Call`."""
+
+    number: int = 0
+
+
+class Ask(Message, tag=17):
+    """Something about the server that is not inference; answered by `Told` unless the number is 0."""
+
+    number: int = 0
     topic: str = ""
-    argument: Any = None
+    arguments: dict[str, Any] = {}
 
 
-AnyMessage = Begin | Execute | AskReady | Answer | Trim | Finish | Began | Executed | Readiness | Query
+AnyMessage = (
+    Begin
+    | Execute
+    | AskReady
+    | Trim
+    | Finish
+    | Cancelled
+    | Room
+    | Reply
+    | Told
+    | Released
+    | Began
+    | Executed
+    | Readiness
+    | Sent
+    | Call
+    | CancelCall
+    | Ask
+)

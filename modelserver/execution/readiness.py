@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
-from modelserver.execution.child_process import ChildProcess
-from modelserver.execution.messages import AskReady, Readiness
+from modelserver.execution.messages import Readiness
 
 # How long the readiness endpoint may hold the event loop for an idle child's answer.
 _READINESS_WAIT_S = 0.05
 # An answer to the readiness question that takes longer means "no".
 _READINESS_LIMIT_S = 5.0
+
+
+class Asked(Protocol):
+    """What a probe needs of the conversation with a child."""
+
+    def ask_ready(self, number: int) -> None: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Handle what the child says within that time; whether there was something."""
 
 
 class ReadinessProbe:
@@ -28,18 +37,19 @@ class ReadinessProbe:
             return False
         return self._is_ready
 
-    def ask(self, child: ChildProcess) -> None:
-        """Put the question, unless it is open, and wait a moment for the answer. The caller holds the channel."""
+    def ask(self, conversation: Asked) -> None:
+        """Put the question, unless it is open, and wait a moment for the answer. Called from the loop thread."""
         if self._asked_at_s is None:
             self._number += 1
             self._asked_at_s = time.monotonic()
-            child.channel.send(AskReady(number=self._number))
-        if child.channel.wait(_READINESS_WAIT_S):
-            message, _ = child.channel.receive()
-            assert isinstance(message, Readiness), f"expected Readiness, got {message!r}"
-            self.record(message)
+            conversation.ask_ready(self._number)
+        until_s = time.monotonic() + _READINESS_WAIT_S
+        while self._asked_at_s is not None and (left_s := until_s - time.monotonic()) > 0:
+            if not conversation.wait(left_s):
+                return
 
     def record(self, message: Readiness) -> None:
+        """The child's answer has come."""
         if message.number == self._number:
             self._is_ready = message.is_ready
             self._asked_at_s = None

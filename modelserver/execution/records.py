@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, ServerError
+from modelserver.core.response import RESCHEDULE
 from modelserver.execution.messages import ErrorRecord, RequestRecord, ResponseRecord
 from modelserver.execution.packing import Payload, unpack
 from modelserver.execution.shared_buffer import ByteView
 
 
-def request_record(request: InferRequest, payload: Payload) -> RequestRecord:
+def request_record(request: InferRequest, payload: Payload, number: int = 0) -> RequestRecord:
     """The record of a request; its tensors join `payload`. Raises InvalidArgumentError for what cannot travel."""
     parameters = dict(request.parameters) if request.parameters else {}
     for key, value in parameters.items():
@@ -28,6 +29,8 @@ def request_record(request: InferRequest, payload: Payload) -> RequestRecord:
         sequence_start=request.sequence_start,
         sequence_end=request.sequence_end,
         rows=request.rows,
+        number=number,
+        is_decoupled=request.is_decoupled,
     )
 
 
@@ -35,6 +38,8 @@ def response_of(record: ResponseRecord, payload: bytearray | ByteView) -> InferR
     """What the record says, with tensors that are views of `payload`."""
     if record.error is not None:
         return record.error.error()
+    if record.is_reschedule:
+        return RESCHEDULE
     outputs = [unpack(tensor, payload) for tensor in record.outputs]
     return InferResponse(outputs, parameters=record.parameters)
 
@@ -43,6 +48,8 @@ def response_record(response: InferResponse | ServerError, payload: Payload) -> 
     """The record of a response; its tensors join `payload`."""
     if isinstance(response, ServerError):
         return ResponseRecord([], ErrorRecord.of(response), None)
+    if response is RESCHEDULE:
+        return ResponseRecord([], None, None, is_reschedule=True)
     if response.error is not None:
         return ResponseRecord([], ErrorRecord.of(response.error), None)
     parameters = dict(response.parameters) if response.parameters is not None else None

@@ -49,6 +49,10 @@ class SharedBuffer:
         """Bytes mapped in this process."""
         return self._mapped_bytes
 
+    def size(self) -> int:
+        """Bytes that the buffer has now, whoever made it so long."""
+        return os.fstat(self.fd).st_size
+
     def grow(self, nbytes: int) -> None:
         """Make the buffer at least `nbytes` long. Raises OSError when there is no memory for it."""
         os.ftruncate(self.fd, nbytes)

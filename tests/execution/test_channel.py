@@ -11,7 +11,7 @@ import pytest
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
 from modelserver.execution.channel import Channel, PeerGoneError
-from modelserver.execution.messages import Answer, AskReady, Execute, RequestRecord
+from modelserver.execution.messages import AskReady, Execute, RequestRecord, Told
 from modelserver.execution.packing import Payload, unpack
 from modelserver.execution.shared_buffer import SharedBuffer
 
@@ -64,14 +64,14 @@ def test_a_lease_returns_only_when_the_last_view_died(pair: tuple[Channel, Chann
     send(near, np.full(MIB, 1, np.uint8))
     kept = receive(far)[10:20].reshape(2, 5)
     for number in range(2, 6):
-        far.send(Answer())
+        far.send(Told())
         near.receive()
         send(near, np.full(MIB, number, np.uint8))
         assert receive(far)[0] == number
     assert kept.tolist() == [[1] * 5] * 2
     del kept
     gc.collect()
-    far.send(Answer())
+    far.send(Told())
     near.receive()
     assert near.arena.num_leases == 0
     near.arena.check_integrity()
@@ -82,7 +82,7 @@ def test_steady_traffic_uses_one_place(pair: tuple[Channel, Channel]) -> None:
     for number in range(50):
         send(near, np.full(MIB, number, np.uint8))
         assert receive(far)[-1] == number
-        far.send(Answer())
+        far.send(Told())
         near.receive()
     assert near.arena.touched_bytes == MIB
 

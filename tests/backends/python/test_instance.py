@@ -13,7 +13,6 @@ import pytest
 from support.contexts import context_of, instance_of, request_of
 from support.python_models import write_model
 
-from modelserver.backend import UnsupportedError
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
@@ -328,7 +327,6 @@ def test_an_output_of_another_datatype_fails_its_request_alone(model: ProcessIns
         ("wrong_type", "Expected an 'InferenceResponse' object in the execute function return list, found type 'dict'"),
         ("no_list", "Expected a list in the execute return, found type 'NoneType'"),
         ("too_few", r"do not match .* InferenceRequest\(s\) size is:2, and InferenceResponse\(s\) size is:1"),
-        ("call_another", r"pb_utils\.InferenceRequest\.exec .* is not supported yet"),
     ],
 )
 def test_an_exception_fails_every_request_of_the_batch(model: ProcessInstance, do: str, message: str) -> None:
@@ -364,9 +362,10 @@ def test_a_model_that_cannot_start_fails_its_load(
         start(source)
 
 
-def test_decoupled_models_are_refused_by_name(start: Callable[..., ProcessInstance]) -> None:
-    with pytest.raises(UnsupportedError, match="does not serve decoupled models yet"):
-        start("class TritonPythonModel: ...", "model_transaction_policy { decoupled: true }")
+def test_without_a_server_around_calls_of_other_models_are_answered_with_an_error(model: ProcessInstance) -> None:
+    (entry,) = model.execute([request("call_another")])
+    assert isinstance(entry, ServerError)
+    assert entry.message == "models can be called from within a server only"
 
 
 def test_a_timeout_that_is_no_number_is_a_config_error(directory: Path) -> None:

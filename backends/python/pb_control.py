@@ -1,0 +1,42 @@
+"""Loading and unloading of other models from within a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelserver.backend import ServerError
+from modelserver.execution import child_server
+
+from .pb_call import Execution, Phase
+from .pb_error import TritonModelException
+
+
+def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
+    """Load or reload a model; returns when it serves. `config` is JSON, `files` are `{"file:1/model.py": bytes}`.
+
+    Works in `--model-control-mode=explicit` only. Raises TritonModelException.
+    """
+    _ask("Failed to load model: ", "load_model", name=model_name, config=config, files=files or {})
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model; it finishes what it has accepted. Raises TritonModelException."""
+    _ask("Failed to unload model: ", "unload_model", name=model_name, unload_dependents=unload_dependents)
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether the model can answer now; false for one that nobody knows."""
+    return bool(
+        _ask("Failed to check model readiness: ", "is_model_ready", name=model_name, version=str(model_version))
+    )
+
+
+def _ask(failure: str, topic: str, **arguments: Any) -> Any:
+    if Execution.phase is Phase.FINISHING:
+        raise TritonModelException(f"{failure}not possible in finalize")
+    try:
+        return child_server.ask(topic, **arguments)
+    except ServerError as error:
+        raise TritonModelException(f"{failure}{error.message}") from error
+    except RuntimeError as error:
+        raise TritonModelException(f"{failure}possible inside a model only") from error

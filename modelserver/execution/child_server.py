@@ -1,0 +1,152 @@
+"""What code in a child process may ask of the server: inference by other models, and control of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any
+
+from modelserver.backend import InferRequest, InferResponse, ServerError
+from modelserver.execution.child_exchange import Exchange
+from modelserver.execution.messages import Ask, Call, CancelCall, Reply, Told
+from modelserver.execution.packing import Payload
+from modelserver.execution.records import request_record, response_of
+from modelserver.execution.shared_buffer import ByteView
+
+# The conversation of this process; None in the server itself. Set once, before the first code of a model runs.
+exchange: Exchange | None = None
+
+
+def this_exchange() -> Exchange:
+    """The exchange of this child process. Raises RuntimeError in any other process."""
+    if exchange is None:
+        raise RuntimeError("the server can be asked from within its child processes only")
+    return exchange
+
+
+class _Arrivals:
+    """What has come for a call and was not read yet. Apart from `Responses`, so that these may die."""
+
+    def __init__(self) -> None:
+        self.replies: deque[tuple[Reply, bytearray | ByteView]] = deque()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.wake = asyncio.Event()
+
+    def take(self, message: Reply | Told, payload: bytearray | ByteView) -> None:
+        """Called by the exchange."""
+        assert isinstance(message, Reply), f"a call is answered by Reply, got {message!r}"
+        self.replies.append((message, payload))
+        if self.loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self.wake.set)
+
+    def pop(self) -> tuple[Reply, bytearray | ByteView] | None:
+        return self.replies.popleft() if self.replies else None
+
+
+class Responses:
+    """The responses of one call, in order: to be iterated by a thread, or by coroutines of one event loop.
+
+    Nothing is kept of a call whose `Responses` have died or were cancelled; the server is told.
+    """
+
+    def __init__(self, request: InferRequest, *, is_decoupled: bool, parent: int, is_async: bool = False) -> None:
+        self.is_over = True
+        self._exchange = this_exchange()
+        self._arrivals = _Arrivals()
+        self._is_async = is_async
+        if is_async:
+            self._arrivals.loop = asyncio.get_running_loop()
+        payload = Payload()
+        record = request_record(request, payload)
+        self._number = self._exchange.expect(self._arrivals, is_async=is_async)
+        self.is_over = False
+        try:
+            self._exchange.send(
+                Call(number=self._number, request=record, is_decoupled=is_decoupled, parent=parent), payload
+            )
+        except BaseException:
+            self._end()
+            raise
+
+    def cancel(self) -> None:
+        """No further response is wanted. Safe to repeat, from any thread."""
+        if not self.is_over:
+            self._end()
+            self._exchange.send(CancelCall(number=self._number))
+
+    def next(self) -> InferResponse | ServerError | None:
+        """The next response, waiting for it; None after the last."""
+        while not self.is_over:
+            if (response := self._response(*self._exchange.wait(self._arrivals.pop))) is not None:
+                return response
+        return None
+
+    async def next_async(self) -> InferResponse | ServerError | None:
+        """As `next`, for a coroutine of the loop that it was made on."""
+        arrivals = self._arrivals
+        while not self.is_over:
+            while (arrived := arrivals.pop()) is None:
+                arrivals.wake.clear()
+                if not arrivals.replies:
+                    await arrivals.wake.wait()
+            if (response := self._response(*arrived)) is not None:
+                return response
+        return None
+
+    def _response(self, message: Reply, payload: bytearray | ByteView) -> InferResponse | ServerError | None:
+        """The response; None for a final mark that comes alone."""
+        if message.is_final:
+            self._end()
+        if message.response is None:
+            return None
+        response = response_of(message.response, payload)
+        if isinstance(response, InferResponse):
+            response.is_final = message.is_final
+        return response
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._exchange.forget(self._number, is_async=self._is_async)
+
+    def __del__(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._exchange.abandon(self._number, is_async=self._is_async)
+            self._exchange.post(CancelCall(number=self._number))
+
+
+class _Question:
+    def __init__(self) -> None:
+        self.answer: Told | None = None
+
+    def take(self, message: Reply | Told, _payload: bytearray | ByteView) -> None:
+        assert isinstance(message, Told), f"a question is answered by Told, got {message!r}"
+        self.answer = message
+
+
+def ask(topic: str, **arguments: Any) -> Any:
+    """The server's answer; blocks. Raises the ServerError that it answers."""
+    exchange = this_exchange()
+    question = _Question()
+    number = exchange.expect(question)
+    try:
+        exchange.send(Ask(number=number, topic=topic, arguments=arguments))
+        answer = exchange.wait(lambda: question.answer)
+    finally:
+        exchange.forget(number)
+    if answer.error is not None:
+        raise answer.error.error()
+    return answer.value
+
+
+def tell(topic: str, **arguments: Any) -> None:
+    """As `ask`, for what needs no answer."""
+    this_exchange().send(Ask(topic=topic, arguments=arguments))
+
+
+def tell_soon(topic: str, **arguments: Any) -> None:
+    """As `tell`, from a destructor."""
+    if exchange is not None:
+        exchange.post(Ask(topic=topic, arguments=arguments))

@@ -1,0 +1,287 @@
+"""The server's end of the conversation with one child process, on an event loop.
+
+Everything here runs on that loop's thread. Whatever the child says, and its end, is handled as it comes; nothing
+waits for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from modelserver.backend import InferRequest, InferResponse, ResponseSender, ServerError
+from modelserver.execution.channel import PeerGoneError
+from modelserver.execution.child_process import ChildProcess
+from modelserver.execution.flight import Flight
+from modelserver.execution.messages import (
+    AnyMessage,
+    Ask,
+    AskReady,
+    Began,
+    Call,
+    CancelCall,
+    Cancelled,
+    Execute,
+    Executed,
+    Message,
+    Readiness,
+    Released,
+    Room,
+    Sent,
+)
+from modelserver.execution.packing import Payload
+from modelserver.execution.records import response_of
+from modelserver.execution.shared_buffer import ByteView
+
+logger = logging.getLogger(__name__)
+
+# Messages of one child that are handled before others get their turn.
+_MESSAGES_PER_TURN = 64
+# Dead leases that the child is told of even if there is nothing else to say.
+_MANY_LEASES = 8
+
+
+class Listener(Protocol):
+    """Whom the child's words concern that are not answers."""
+
+    def on_began(self, began: Began) -> None: ...
+
+    def on_readiness(self, message: Readiness) -> None: ...
+
+    def on_progress(self) -> None:
+        """A batch was answered, or the first of some was sent."""
+
+    def on_call(self, message: Call, payload: bytearray | ByteView) -> None: ...
+
+    def on_cancel_call(self, number: int) -> None: ...
+
+    def on_ask(self, message: Ask) -> None: ...
+
+    def on_caller_left(self, number: int) -> None: ...
+
+
+class Conversation:
+    """One child's flights, and the requests that it answers by itself."""
+
+    def __init__(self, child: ChildProcess, loop: asyncio.AbstractEventLoop, listener: Listener) -> None:
+        self.child = child
+        self._channel = child.channel
+        self._fd = child.channel.fileno()
+        self._loop = loop
+        self._listener = listener
+        self._flights: dict[int, Flight] = {}
+        self._senders: dict[int, ResponseSender] = {}
+        self._last_batch = 0
+        self._last_request = 0
+        self._is_reading = True
+        self._is_writing = False
+        loop.add_reader(self._fd, self.read)
+
+    @property
+    def num_flights(self) -> int:
+        """Batches that were sent and not answered."""
+        return len(self._flights)
+
+    def request(self, number: int) -> InferRequest | None:
+        """The request of this number, if it belongs to a batch that is being executed."""
+        for flight in self._flights.values():
+            if number in flight.numbers:
+                return flight.sent()[number - flight.numbers.start]
+        return None
+
+    def send(self, message: Message, payload: Payload | None = None) -> None:
+        """Send soon. When the child is gone this does nothing: `end` tells everyone."""
+        try:
+            self._channel.try_send(message, payload)
+        except PeerGoneError:
+            return
+        if self._channel.has_unsent and not self._is_writing and self._is_reading:
+            self._is_writing = True
+            self._loop.add_writer(self._fd, self._write)
+
+    def send_flights(self, flights: Sequence[Flight]) -> None:
+        """Send batches in one message."""
+        payload = Payload()
+        records, sizes = [], []
+        first_batch = self._last_batch + 1
+        sent: list[Flight] = []
+        for flight in flights:
+            of_flight = flight.write(self._last_request + 1, payload)
+            if not of_flight:
+                flight.finish([])
+                continue
+            self._last_request += len(of_flight)
+            self._last_batch += 1
+            self._flights[self._last_batch] = flight
+            records += of_flight
+            sizes.append(len(of_flight))
+            sent.append(flight)
+        if not sizes:
+            return
+        is_first = len(self._flights) == len(sizes)
+        for flight in sent:
+            for number, request in zip(flight.numbers, flight.sent(), strict=True):
+                if request.is_cancelled:  # known before the model can ask
+                    self.send(Cancelled(number=number))
+        self.send(Execute(requests=records, sizes=sizes, number=first_batch), payload)
+        for flight in sent:
+            self._follow(flight)
+        if is_first:
+            self._listener.on_progress()
+
+    def ask_ready(self, number: int) -> None:
+        self.send(AskReady(number=number))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Handle what the child says within that time; whether there was something."""
+        if not self._is_reading or not self._channel.wait(timeout_s):
+            return False
+        self.read()
+        return True
+
+    def read(self) -> None:
+        """Handle what has come."""
+        channel = self._channel
+        try:
+            for _ in range(_MESSAGES_PER_TURN):
+                received = channel.try_receive()
+                if received is None:
+                    break
+                self._handle(*received)
+                del received
+        except PeerGoneError:
+            self._stop_reading()
+            return
+        if channel.num_unreturned > _MANY_LEASES:
+            self.send(Released())
+
+    def end(self, begun: int, failure: ServerError) -> list[Flight]:
+        """The child has ended, with `begun` the last batch that it began: the flights that it never saw.
+
+        All others, and the requests that it was to answer later, get what it said last, or the failure.
+        """
+        while self._is_reading:
+            self.read()
+        self._channel.discard_unsent()
+        unseen: list[Flight] = []
+        flights, self._flights = self._flights, {}
+        for number, flight in flights.items():
+            if number > begun:
+                unseen.append(flight)
+                for request_number in flight.numbers:
+                    self._senders.pop(request_number, None)
+            else:
+                flight.finish(failure)
+        senders, self._senders = self._senders, {}
+        for sender in senders.values():
+            _finish(sender, failure)
+        return unseen
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._fd)
+            if self._is_writing:
+                self._is_writing = False
+                self._loop.remove_writer(self._fd)
+
+    def _write(self) -> None:
+        try:
+            self._channel.send_unsent()
+        except PeerGoneError:
+            self._channel.discard_unsent()
+        if not self._channel.has_unsent:
+            self._is_writing = False
+            self._loop.remove_writer(self._fd)
+
+    def _follow(self, flight: Flight) -> None:
+        """Be told when callers leave, and keep the senders of those that are answered later."""
+        for number, request in zip(flight.numbers, flight.sent(), strict=True):
+            sender = request.own_sender
+            on_cancel = partial(self._on_caller_left, number)
+            if sender is None:
+                request.on_cancel = on_cancel
+            else:
+                self._senders[number] = sender
+                sender.watch(on_cancel=on_cancel, on_room=partial(self._on_room, number))
+
+    def _on_caller_left(self, number: int, _request: object = None) -> None:
+        self.send(Cancelled(number=number))
+        self._listener.on_caller_left(number)
+
+    def _on_room(self, number: int) -> None:
+        self.send(Room(number=number, has_room=True))
+
+    def _handle(self, message: AnyMessage, payload: bytearray | ByteView) -> None:
+        if isinstance(message, Executed):
+            self._on_executed(message, payload)
+        elif isinstance(message, Sent):
+            self._on_sent(message, payload)
+        elif isinstance(message, Call):
+            self._listener.on_call(message, payload)
+        elif isinstance(message, CancelCall):
+            self._listener.on_cancel_call(message.number)
+        elif isinstance(message, Ask):
+            self._listener.on_ask(message)
+        elif isinstance(message, Readiness):
+            self._listener.on_readiness(message)
+        elif isinstance(message, Began):
+            self._listener.on_began(message)
+        elif not isinstance(message, Released):
+            logger.error("%s: unexpected message %s from the child process", self.child.name, type(message).__name__)
+
+    def _on_executed(self, message: Executed, payload: bytearray | ByteView) -> None:
+        position = 0
+        records = message.responses
+        for number, error in enumerate(message.errors, message.number):
+            flight = self._flights.pop(number)
+            if error is not None:
+                failure = error.error()
+                for request_number in flight.numbers:
+                    self._senders.pop(request_number, None)
+                flight.finish(failure)
+                continue
+            count = len(flight.numbers)
+            entries: list[InferResponse | ServerError | None] = []
+            for record in records[position : position + count]:
+                if record is None:
+                    entries.append(None)
+                else:
+                    entries.append(response_of(record, payload))
+                    if self._senders:
+                        self._senders.pop(flight.numbers[len(entries) - 1], None)
+            position += count
+            flight.finish(entries)
+        self._listener.on_progress()
+
+    def _on_sent(self, message: Sent, payload: bytearray | ByteView) -> None:
+        number = message.number
+        sender = self._senders.get(number)
+        if sender is None:  # the request has been ended by the server
+            return
+        if message.is_final:
+            del self._senders[number]
+        if message.is_dropped:
+            return
+        response = None if message.response is None else response_of(message.response, payload)
+        try:
+            if message.is_final:
+                sender.finish(response)
+            elif response is not None:
+                sender.send(response, wait=False)
+                if not sender.has_room:
+                    self.send(Room(number=number, has_room=False))
+        except ServerError as error:
+            logger.error("%s: %s", self.child.name, error.message)
+            self._senders.pop(number, None)
+            self.send(Cancelled(number=number))
+
+
+def _finish(sender: ResponseSender, failure: ServerError) -> None:
+    try:
+        sender.finish(failure)
+    except ServerError:
+        logger.debug("a request had ended before its process did")

@@ -1,0 +1,206 @@
+"""What a child process asks of the server that hosts it: inference by other models, and control of them.
+
+Everything here runs on the loop thread of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from modelserver.backend import InferRequest, InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
+from modelserver.core.stream import ResponseStream
+from modelserver.execution.messages import Ask, Call, ErrorRecord, Message, Reply, RequestRecord, ResponseRecord, Told
+from modelserver.execution.packing import Payload, unpack
+from modelserver.execution.records import response_record
+from modelserver.execution.shared_buffer import ByteView
+
+logger = logging.getLogger(__name__)
+
+
+class Send(Protocol):
+    def __call__(self, message: Message, payload: Payload | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Who calls: an instance, and its model with the number of its instances, to see calls that wait for themselves."""
+
+    instance: str
+    model: str = ""
+    num_instances: int = 0
+
+
+class CalledRequest(InferRequest):
+    """A request that a model made; `callers` are the instances that wait for its answer, the first first."""
+
+    __slots__ = ("callers",)
+    callers: tuple[CallOrigin, ...]
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    request: InferRequest
+    parent: int
+
+
+class ModelCalls:
+    """The calls of one child that are not answered yet."""
+
+    def __init__(
+        self,
+        send: Send,
+        server: ServerCalls | None,
+        origin: CallOrigin,
+        executed: Callable[[int], InferRequest | None],
+    ) -> None:
+        self._send = send
+        self._server = server
+        self._origin = origin
+        self._executed = executed
+        self._open: dict[int, _OpenCall] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._token = object()  # whose metrics they are
+
+    def begin(self, message: Call, payload: bytearray | ByteView) -> None:
+        """Let the server answer a request of the model; each response goes back as a `Reply`."""
+        number = message.number
+        record = message.request
+        assert record is not None, "a call without a request"
+        try:
+            if self._server is None:
+                raise UnavailableError("models can be called from within a server only")
+            request = _request_of(record, payload, self._callers(message.parent))
+            self._check_waits_for_itself(request)
+            stream = self._server.infer(request)
+        except ServerError as error:
+            self._reply(number, error, is_final=True)
+            return
+        if request.is_decoupled and not message.is_decoupled:
+            request.cancel()
+            self._reply(number, _decoupled_error(record.model_name), is_final=True)
+            return
+        self._open[number] = _OpenCall(request, message.parent)
+        self._follow(number, stream)
+
+    def cancel(self, number: int) -> None:
+        """The model no longer wants the responses."""
+        call = self._open.pop(number, None)
+        if call is not None:
+            call.request.cancel()
+
+    def cancel_for(self, parent: int) -> None:
+        """Whoever asked for the request of that number has left: so do the calls that were made for it."""
+        for call in list(self._open.values()):
+            if call.parent == parent:
+                call.request.cancel()
+
+    def answer(self, message: Ask) -> None:
+        """Answer what is not inference, now or later."""
+        server = self._server
+        if server is None:
+            self._tell(message, error=UnavailableError(f"{message.topic} works within a server only"))
+            return
+        if message.topic.startswith("metric_"):
+            self._answer_now(message, lambda: server.metrics.ask(self._token, message.topic, message.arguments))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer_later(server, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def end(self) -> None:
+        """The child is gone: nobody wants what it asked for."""
+        calls, self._open = self._open, {}
+        for call in calls.values():
+            call.request.cancel()
+        if self._server is not None:
+            self._server.metrics.forget(self._token)
+
+    def _follow(self, number: int, stream: ResponseStream) -> None:
+        def on_response(response: InferResponse) -> None:
+            if number not in self._open:
+                return
+            if response.is_final:
+                del self._open[number]
+            is_mark = response.is_final and response.error is None and not response.outputs and not response.parameters
+            self._reply(number, None if is_mark else response, is_final=response.is_final)
+
+        stream.subscribe(on_response)
+
+    def _callers(self, parent: int) -> tuple[CallOrigin, ...]:
+        request = self._executed(parent) if parent else None
+        if request is None:
+            return ()
+        return (*(request.callers if isinstance(request, CalledRequest) else ()), self._origin)
+
+    def _check_waits_for_itself(self, request: CalledRequest) -> None:
+        """Refuse a call of a model each of whose instances waits for the answer: it would wait for ever."""
+        waiting = {caller.instance for caller in request.callers if caller.model == request.model_name}
+        limits = [caller.num_instances for caller in request.callers if caller.model == request.model_name]
+        if waiting and len(waiting) >= limits[-1] > 0:
+            chain = " -> ".join([*(caller.model for caller in request.callers), request.model_name])
+            raise UnavailableError(
+                f"calling model '{request.model_name}' would wait for ever: all its {limits[-1]} instances wait for "
+                f"the answer ({chain}); give it more instances (instance_group), or do not call in a circle"
+            )
+
+    def _reply(self, number: int, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
+        payload = Payload()
+        record: ResponseRecord | None = None
+        try:
+            record = None if response is None else response_record(response, payload)
+        except ServerError as error:
+            record = ResponseRecord([], ErrorRecord.of(error), None)
+        self._send(Reply(number=number, response=record, is_final=is_final), payload)
+
+    def _answer_now(self, message: Ask, call: Callable[[], Any]) -> None:
+        try:
+            self._tell(message, value=call())
+        except ServerError as error:
+            self._tell(message, error=error)
+
+    async def _answer_later(self, server: ServerCalls, message: Ask) -> None:
+        try:
+            self._tell(message, value=await server.ask(message.topic, message.arguments))
+        except ServerError as error:
+            self._tell(message, error=error)
+        except Exception as error:
+            logger.exception("%s of %s failed", message.topic, self._origin.instance)
+            self._tell(message, error=InternalError(f"{message.topic} failed: {type(error).__name__}: {error}"))
+
+    def _tell(self, message: Ask, *, value: Any = None, error: ServerError | None = None) -> None:
+        if message.number:
+            record = ErrorRecord.of(error) if error is not None else None
+            self._send(Told(number=message.number, value=value, error=record))
+        elif error is not None:
+            logger.error("%s: %s: %s", self._origin.instance, message.topic, error.message)
+
+
+def _request_of(record: RequestRecord, payload: bytearray | ByteView, callers: tuple[CallOrigin, ...]) -> CalledRequest:
+    request = CalledRequest(
+        model_name=record.model_name,
+        version=record.version,
+        inputs={tensor.name: unpack(tensor, payload) for tensor in record.inputs},
+        id=record.id,
+        outputs=record.outputs,
+        parameters=record.parameters,
+        priority=record.priority,
+        timeout_us=record.timeout_us,
+        deadline_ns=record.deadline_ns,
+        sequence_id=record.sequence_id,
+        sequence_start=record.sequence_start,
+        sequence_end=record.sequence_end,
+    )
+    request.callers = callers
+    return request
+
+
+def _decoupled_error(name: str) -> InternalError:
+    return InternalError(
+        f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
+        "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
+        "decoupled models."
+    )
