@@ -8,6 +8,7 @@ decoupled and forms no batches.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,8 +39,8 @@ class RepeatInstance(BatchInstance):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._closing = threading.Event()
-        self._threads: set[threading.Thread] = set()
+        self._is_closing = False
+        self._threads: dict[threading.Thread, threading.Event] = {}  # with what wakes them early
 
     def execute(self, requests: Sequence[InferRequest]) -> None:
         for request in requests:
@@ -49,20 +50,24 @@ class RepeatInstance(BatchInstance):
                 text = f"expected IN and DELAY to have equal shape, got {len(values)} and {len(delays)} elements"
                 sender.finish(InvalidArgumentError(text))
                 continue
-            thread = threading.Thread(target=self._answer, args=(sender, values, delays), name=f"{self._name}-answers")
-            self._threads.add(thread)
+            wake = threading.Event()
+            arguments = (sender, wake, values, delays)
+            thread = threading.Thread(target=self._answer, args=arguments, name=f"{self._name}-answers")
+            self._threads[thread] = wake
             thread.start()
-            self._closing.wait(float(wait[0]) * _MS)
+            time.sleep(float(wait[0]) * _MS)
 
     def close(self) -> None:
-        self._closing.set()
-        for thread in list(self._threads):
+        self._is_closing = True
+        for thread, wake in list(self._threads.items()):
+            wake.set()
             thread.join()
 
-    def _answer(self, sender: ResponseSender, values: Array, delays: Array) -> None:
+    def _answer(self, sender: ResponseSender, wake: threading.Event, values: Array, delays: Array) -> None:
+        sender.watch(on_cancel=wake.set)
         try:
             for index, value in enumerate(values):
-                if self._closing.wait(float(delays[index]) * _MS) or sender.is_cancelled:
+                if wake.wait(float(delays[index]) * _MS) or self._is_closing:
                     break
                 sender.send(
                     InferResponse(
@@ -76,7 +81,7 @@ class RepeatInstance(BatchInstance):
         except InternalError:
             pass  # the server has ended the request: nobody waits for the rest
         finally:
-            self._threads.discard(threading.current_thread())
+            del self._threads[threading.current_thread()]
 
 
 class RepeatBackend(Backend):

@@ -105,6 +105,8 @@ def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> li
 def _tensor(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Tensor:
     assert spec.data_type is not None, "a loaded model's inputs have datatypes"
     data = value if isinstance(value, list) else [value]
+    if is_batched and num_levels(data) == len(spec.dims) > 1:
+        data = [data]
     shape = _shape(spec, data, is_batched=is_batched)
     count = prod(shape)
     if count * (spec.data_type.itemsize or 4) > limits.max_body_bytes:
@@ -119,13 +121,11 @@ def _shape(spec: ModelInput, data: list[Any], *, is_batched: bool) -> tuple[int,
     """The shape that the elements have in the model's eyes.
 
     Of a flat list the innermost variable dimension takes as many as there are, other variable ones are 1. Nested
-    lists say their shape, the batch dimension may be left out.
+    lists say their shape.
     """
     dims = (-1, *spec.dims) if is_batched else tuple(spec.dims)
     if num_levels(data) > 1:
         nested = _nested_shape(data)
-        if is_batched and len(nested) == len(dims) - 1:
-            return (1, *nested)
         if len(nested) == len(dims):
             return nested
         raise _shape_error(spec, f"an array of {len(nested)} levels")
