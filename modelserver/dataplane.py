@@ -10,13 +10,16 @@ from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
+from modelserver.core.transfer import Transfer
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
+from modelserver.shared_memory import CudaSharedMemory, Region, SharedMemory
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics import StatisticsSnapshot
+from modelserver.transfers import TransferStream, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class DataPlane:
         *,
         strict_readiness: bool = True,
         logs_requests: bool = False,
+        shared_memory: SharedMemory | None = None,
     ) -> None:
         self._repository = repository
         self._metadata = metadata
@@ -65,6 +69,8 @@ class DataPlane:
         self._logs_requests = logs_requests
         self.is_shutting_down = False
         self.refusals = RefusalCounts()
+        self.shared_memory = shared_memory or SharedMemory()
+        self.cuda_shared_memory = CudaSharedMemory()
 
     def infer(self, request: InferRequest) -> ResponseStream:
         """Check the request and hand it to its model; the stream brings the responses or the error.
@@ -73,12 +79,18 @@ class DataPlane:
         not fit the config, a full queue, a server that is shutting down.
         """
         try:
-            if self.is_shutting_down:
-                raise UnavailableError("the server is shutting down and accepts no new requests")
-            model = self._repository.get(request.model_name, request.version)
+            model = None
+            if request.sequence_id and not request.sequence_start:
+                model = self._repository.sequence_holder(request.model_name, request.version, request.sequence_id)
+            if model is None:
+                if self.is_shutting_down:
+                    raise UnavailableError("the server is shutting down and accepts no new requests")
+                model = self._repository.get(request.model_name, request.version)
             request.version = model.version  # replies name the version that answers
             if model.is_decoupled:
                 request.is_decoupled = True
+            transfer = request.transfer
+            regions = () if transfer is None else resolve(request, transfer, self.shared_memory)
             form = request.form
             if form is None:
                 model.signature.check(request)
@@ -92,7 +104,26 @@ class DataPlane:
             if self._logs_requests:
                 log_refusal(request, error)
             raise
-        return self._submit_logged(model, request) if self._logs_requests else model.submit(request)
+        if transfer is None and not self._logs_requests:
+            return model.submit(request)
+        if transfer is None:
+            return self._submit_logged(model, request)
+        return self._submit_transfer(model, request, transfer, regions)
+
+    def _submit_transfer(
+        self, model: Model, request: InferRequest, transfer: Transfer, regions: Sequence[Region]
+    ) -> ResponseStream:
+        reader = request.stream
+        request.stream = stream = TransferStream(request, transfer, model, regions, self.shared_memory)
+        try:
+            if self._logs_requests:
+                self._submit_logged(model, request)
+            else:
+                model.submit(request)
+        except ServerError:
+            stream.release()
+            raise
+        return reader
 
     def _submit_logged(self, model: Model, request: InferRequest) -> ResponseStream:
         request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after the log has begun

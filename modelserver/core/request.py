@@ -10,6 +10,7 @@ from modelserver.core.sender import ResponseSender
 from modelserver.core.sequence_state import SequenceState
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
+from modelserver.core.transfer import Transfer
 from modelserver.errors import InternalError
 
 
@@ -65,6 +66,8 @@ class InferRequest:
     own_sender: ResponseSender | None = None
     # The implicit state of its sequence; set by the scheduler of a model that has some.
     state: SequenceState | None = None
+    # What does not travel in its message; the data plane sees to it.
+    transfer: Transfer | None = None
     # Fills the row of an idle slot in a batch of sequences: nobody sent it, and nobody reads its answer.
     is_padding: bool = False
 

@@ -91,7 +91,7 @@ def apply_settings(request: InferRequest, settings: Mapping[str, Any]) -> None:
         setattr(request, name, value)
 
 
-_SETTINGS = ("parameters", "priority", "timeout_us", "sequence_id", "sequence_start", "sequence_end")
+_SETTINGS = ("parameters", "priority", "timeout_us", "sequence_id", "sequence_start", "sequence_end", "transfer")
 
 
 class Curiosity:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
+from modelserver.core.relay import RelayStream
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError
 
 logger = logging.getLogger(__name__)
@@ -16,17 +16,16 @@ logger = logging.getLogger(__name__)
 _LONGEST_TEXT = 100
 
 
-class LoggedStream(ResponseStream):
+class LoggedStream(RelayStream):
     """Stands before a request's stream, passes all on to it, and writes the line with the last response.
 
     Keeps what the line says and not the request, which keeps the stream.
     """
 
-    __slots__ = ("_arrival_ns", "_head", "_reader")
+    __slots__ = ("_arrival_ns", "_head")
 
     def __init__(self, request: InferRequest) -> None:
-        super().__init__()
-        self._reader = request.stream
+        super().__init__(request.stream)
         self._head = _head(request)
         self._arrival_ns = request.arrival_ns
 

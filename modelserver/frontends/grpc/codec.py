@@ -70,9 +70,10 @@ def decode_infer_request(
         _decode_id(split.id),
         head.outputs,
     )
+    request.transfer = head.transfer
     if split.has_parameters:
         apply_parameters(request, head.parameters)
-    elif raws and learn is not None:
+    elif raws and learn is not None and head.transfer is None:
         learn(message, split.head, head)
     return request
 
@@ -183,7 +184,7 @@ def _too_many(head: RequestHead, limits: GrpcLimits) -> ServerError:
 
 def _is_lone(request: InferRequest, response: InferResponse) -> bool:
     """Whether this is the usual response, and the hot one, of which all but the data is known bytes."""
-    return len(response.outputs) == 1 and not request.id and not response.parameters
+    return len(response.outputs) == 1 and not request.id and not response.parameters and request.transfer is None
 
 
 def _lone_stream_parts(request: InferRequest, output: Tensor, *, is_final: bool) -> Sequence[Buffer]:
@@ -215,9 +216,10 @@ def _response_parts(
     if parameters:
         parts.append(parameter_fields(parameters))
     raws: list[Buffer] = []
+    placed = request.transfer.placed if request.transfer is not None else ()
     for output in outputs:
         parts.append(envelope.output_field(output.name, output.datatype.value, output.data.shape))
-        raw = _raw_bytes(output)
+        raw = b"" if output.name in placed else _raw_bytes(output)
         raws += (envelope.raw_output_head(len(raw)), raw)
     parts += raws
     return parts

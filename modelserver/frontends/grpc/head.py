@@ -10,8 +10,9 @@ from math import prod
 from google.protobuf.message import DecodeError
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.grpc.parameters import refuse_tensor_parameters
+from modelserver.frontends.grpc.parameters import CLASSIFICATION, REGION, class_count, region_slice
 from modelserver.pb import grpc_service_pb2 as pb
 
 # What NumPy 1.x can hold; 2.x could do 64.
@@ -36,7 +37,7 @@ class InputHead:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """Checked as far as that is possible without the data and the model."""
+    """Checked as far as that is possible without the data and the model. `inputs` are those that are in the message."""
 
     model_name: str
     version: int | None
@@ -44,6 +45,7 @@ class RequestHead:
     outputs: tuple[str, ...] | None
     parameters: Mapping[str, pb.InferParameter]
     has_contents: bool
+    transfer: Transfer | None = None
 
 
 def read_head(serialized: bytes) -> RequestHead:
@@ -55,8 +57,11 @@ def read_head(serialized: bytes) -> RequestHead:
         wire = pb.ModelInferRequest.FromString(serialized)
     except DecodeError:
         raise InvalidArgumentError("the message is not a serialized inference.ModelInferRequest") from None
-    inputs = tuple(_input_head(tensor) for tensor in wire.inputs)
-    _check_unique([tensor.name for tensor in inputs])
+    places = [region_slice(f"input '{tensor.name}'", tensor.parameters) for tensor in wire.inputs]
+    heads = [_input_head(tensor) for tensor in wire.inputs]
+    _check_unique([tensor.name for tensor in heads])
+    inputs = tuple(tensor for tensor, place in zip(heads, places, strict=True) if place is None)
+    elsewhere = tuple(_region_input(tensor, place) for tensor, place in zip(heads, places, strict=True) if place)
     return RequestHead(
         wire.model_name,
         decode_version(wire.model_version),
@@ -64,6 +69,7 @@ def read_head(serialized: bytes) -> RequestHead:
         _requested_outputs(wire.outputs) if wire.outputs else None,
         wire.parameters,
         any(tensor.contents is not None for tensor in inputs),
+        _transfer(elsewhere, wire.outputs),
     )
 
 
@@ -84,7 +90,6 @@ def _input_head(tensor: pb.ModelInferRequest.InferInputTensor) -> InputHead:
     name = tensor.name
     if len(name) > MAX_NAME_LEN:
         raise InvalidArgumentError(f"an input's name is longer than {MAX_NAME_LEN} characters: '{name[:40]}...'")
-    refuse_tensor_parameters(f"input '{name}'", tensor.parameters)
     datatype = _DATATYPES.get(tensor.datatype)
     if datatype is None:
         raise InvalidArgumentError(
@@ -114,6 +119,29 @@ def _check_unique(names: Sequence[str]) -> None:
 
 
 def _requested_outputs(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
-    for output in outputs:
-        refuse_tensor_parameters(f"requested output '{output.name}'", output.parameters)
     return tuple(output.name for output in outputs)
+
+
+def _region_input(tensor: InputHead, place: RegionSlice) -> RegionInput:
+    if tensor.contents is not None:
+        raise InvalidArgumentError(f"input '{tensor.name}': contents must not be specified when using '{REGION}'")
+    return RegionInput(tensor.name, tensor.datatype, tensor.shape, place)
+
+
+def _transfer(
+    inputs: tuple[RegionInput, ...], outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]
+) -> Transfer | None:
+    """What does not come and go in the message."""
+    placed: dict[str, RegionSlice] = {}
+    class_counts: dict[str, int] = {}
+    for output in outputs:
+        what = f"requested output '{output.name}'"
+        count = class_count(what, output.parameters)
+        place = region_slice(what, output.parameters)
+        if count and place is not None:
+            raise InvalidArgumentError(f"{what}: Output can't set both '{REGION}' and '{CLASSIFICATION}'")
+        if count:
+            class_counts[output.name] = count
+        if place is not None:
+            placed[output.name] = place
+    return Transfer(inputs, placed, class_counts) if inputs or placed or class_counts else None

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from modelserver.core.request import InferRequest
 from modelserver.core.response import ParameterValue
-from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.core.transfer import RegionSlice
+from modelserver.errors import InvalidArgumentError
 from modelserver.pb import grpc_service_pb2 as pb
 
 # The one key of the `triton_` family that a client may set: it wants decoupled streams to end with an empty response.
@@ -21,7 +22,8 @@ _RESERVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "priority": ("priority", _UNSIGNED),
     "timeout": ("timeout_us", _UNSIGNED),
 }
-_SHARED_MEMORY_KEYS = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+REGION = "shared_memory_region"
+CLASSIFICATION = "classification"
 
 
 def apply_parameters(request: InferRequest, parameters: Mapping[str, pb.InferParameter]) -> None:
@@ -60,19 +62,40 @@ def _checked(key: str, kind: str, kinds: tuple[str, ...], value: ParameterValue)
     return value
 
 
-def refuse_tensor_parameters(what: str, parameters: Mapping[str, pb.InferParameter]) -> None:
-    """Refuse the extensions asked for by a tensor's parameters that this server does not have.
+def region_slice(what: str, parameters: Mapping[str, pb.InferParameter]) -> RegionSlice | None:
+    """Where a tensor lies or shall go, if in a region; `what` names it.
 
-    `what` names the tensor in the message. Parameters that mean nothing here are ignored, as in Triton.
+    Raises InvalidArgumentError. Parameters that mean nothing here are ignored, as in Triton.
     """
-    for key in _SHARED_MEMORY_KEYS:
-        if key in parameters:
-            raise UnsupportedError(
-                f"{what}: parameter '{key}' asks for shared memory, which this server does not support; "
-                "send and receive tensors in the message"
-            )
-    if "classification" in parameters:
-        raise UnsupportedError(f"{what}: parameter 'classification': this server does not support classification")
+    if REGION not in parameters:
+        return None
+    region = parameters[REGION]
+    if region.WhichOneof("parameter_choice") != "string_param":
+        raise InvalidArgumentError(f"{what}: invalid value type for '{REGION}' parameter, expected string_param")
+    if "shared_memory_byte_size" not in parameters:
+        raise InvalidArgumentError(f"{what}: parameter 'shared_memory_byte_size' must come with '{REGION}'")
+    offset = _size(what, parameters, "shared_memory_offset")
+    return RegionSlice(region.string_param, offset, _size(what, parameters, "shared_memory_byte_size"))
+
+
+def class_count(what: str, parameters: Mapping[str, pb.InferParameter]) -> int:
+    """How many classes of an output are wanted; 0 where it is the tensor that is."""
+    return _size(what, parameters, CLASSIFICATION)
+
+
+def _size(what: str, parameters: Mapping[str, pb.InferParameter], key: str) -> int:
+    if key not in parameters:
+        return 0
+    parameter = parameters[key]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind not in _UNSIGNED:
+        raise InvalidArgumentError(
+            f"{what}: invalid value type for '{key}' parameter, expected {' or '.join(_UNSIGNED)}, got {kind}"
+        )
+    value: int = getattr(parameter, kind)
+    if value < 0:
+        raise InvalidArgumentError(f"{what}: invalid value for '{key}' parameter, expected 0 or more, got {value}")
+    return value
 
 
 def encode_parameter(value: ParameterValue) -> pb.InferParameter:

@@ -19,6 +19,7 @@ from modelserver.frontends.grpc.head import decode_version
 from modelserver.frontends.grpc.health import Health
 from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from modelserver.frontends.grpc.reflection import Reflection
+from modelserver.frontends.grpc.regions import Regions
 from modelserver.frontends.grpc.stream import InferStream
 from modelserver.frontends.grpc.tasks import Tasks
 from modelserver.frontends.grpc.unary import UnaryReply
@@ -86,12 +87,7 @@ class GrpcFrontend:
             "RepositoryIndex": answered(pb.RepositoryIndexRequest, self._repository_index),
             "RepositoryModelLoad": awaited(pb.RepositoryModelLoadRequest, self._load, self._tasks),
             "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
-            "SystemSharedMemoryStatus": answered(pb.SystemSharedMemoryStatusRequest, _system_regions),
-            "SystemSharedMemoryRegister": answered(pb.SystemSharedMemoryRegisterRequest, _no_shared_memory),
-            "SystemSharedMemoryUnregister": answered(pb.SystemSharedMemoryUnregisterRequest, _unregister_system),
-            "CudaSharedMemoryStatus": answered(pb.CudaSharedMemoryStatusRequest, _cuda_regions),
-            "CudaSharedMemoryRegister": answered(pb.CudaSharedMemoryRegisterRequest, _no_shared_memory),
-            "CudaSharedMemoryUnregister": answered(pb.CudaSharedMemoryUnregisterRequest, _unregister_cuda),
+            **Regions(self._dataplane).methods(),
             "TraceSetting": answered(pb.TraceSettingRequest, _no_trace_settings),
             "LogSettings": answered(pb.LogSettingsRequest, _no_log_settings),
         }
@@ -187,38 +183,6 @@ def _repository_parameters(request: _RepositoryRequest) -> dict[str, bool | int 
             raise InvalidArgumentError(f"parameter '{key}' has no value")
         parameters[key] = getattr(parameter, kind)
     return parameters
-
-
-# Clients ask for regions, and unregister all of them, before they know whether there are any.
-
-
-def _system_regions(request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
-    _refuse_region("system", request.name)
-    return pb.SystemSharedMemoryStatusResponse()
-
-
-def _cuda_regions(request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-    _refuse_region("cuda", request.name)
-    return pb.CudaSharedMemoryStatusResponse()
-
-
-def _unregister_system(request: pb.SystemSharedMemoryUnregisterRequest) -> pb.SystemSharedMemoryUnregisterResponse:
-    _refuse_region("system", request.name)
-    return pb.SystemSharedMemoryUnregisterResponse()
-
-
-def _unregister_cuda(request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
-    _refuse_region("cuda", request.name)
-    return pb.CudaSharedMemoryUnregisterResponse()
-
-
-def _refuse_region(kind: str, name: str) -> None:
-    if name:
-        raise NotFoundError(f"Unable to find {kind} shared memory region: '{name}'")
-
-
-def _no_shared_memory(_: object) -> pb.SystemSharedMemoryRegisterResponse:
-    raise UnsupportedError("client shared memory is not supported by this server; send tensors in the message")
 
 
 def _no_trace_settings(_: object) -> pb.TraceSettingResponse:

@@ -58,6 +58,7 @@ def decode_infer(
             f"{len(body) - offset} bytes after the last binary input"
         )
     request = InferRequest(model_name, version, inputs, head.id, head.outputs)
+    request.transfer = head.transfer
     is_binary = apply_parameters(request, head.parameters) if head.parameters else False
     return request, OutputForm(is_binary, head.listed)
 
@@ -68,7 +69,7 @@ def encode_infer(request: InferRequest, response: InferResponse, form: OutputFor
     Raises InvalidArgumentError for an output that has no JSON form and was requested as JSON.
     """
     outputs = response.outputs
-    if len(outputs) == 1 and not response.parameters:
+    if len(outputs) == 1 and not response.parameters and request.transfer is None:
         # The usual answer, and the hot one; the same bytes as below.
         output = outputs[0]
         names = request.outputs
@@ -100,10 +101,13 @@ def _encode(
     rows: list[dict[str, Any]] = []
     blobs: list[Buffer] = []
     has_binary = False
+    placed = request.transfer.placed if request.transfer is not None else ()
     listed = form.listed
     for tensor in outputs:
         row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.data.shape}
-        if form.is_binary if listed is None else listed.get(tensor.name, form.is_binary):
+        if tensor.name in placed:
+            pass  # the client finds it in shared memory
+        elif form.is_binary if listed is None else listed.get(tensor.name, form.is_binary):
             blob = tensor_to_bytes(tensor)
             row["parameters"] = {"binary_data_size": len(blob)}
             blobs.append(blob)

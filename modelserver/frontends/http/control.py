@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.body import check_size, with_plain_body
 from modelserver.frontends.http.documents import index_document
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.inference import parse_version
-from modelserver.frontends.http.json_text import check_depth
+from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import error_response, json_response
 
@@ -36,7 +34,7 @@ class Control:
         """The rows of all models, or with `{"ready": true}` in the body of those that are ready."""
 
         def answer(body: Buffer) -> None:
-            document = _parse_object(body, self._limits)
+            document = parse_object(body, self._limits)
             ready_only = document.get("ready", False)
             if not isinstance(ready_only, bool):
                 raise InvalidArgumentError("'ready' in the index request must be a boolean")
@@ -88,23 +86,8 @@ async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None], 
     exchange.respond(response)
 
 
-def _parse_object(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
-    """A body that is empty or a JSON object."""
-    text = bytes(body)
-    if not text.strip():
-        return {}
-    check_depth(text, limits.max_json_depth)
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidArgumentError(f"the request's JSON is malformed: {error}") from error
-    if not isinstance(document, dict):
-        raise InvalidArgumentError("the request's JSON must be an object")
-    return document
-
-
 def _parse_parameters(body: Buffer, limits: HttpLimits) -> dict[str, Parameter]:
-    parameters = _parse_object(body, limits).get("parameters")
+    parameters = parse_object(body, limits).get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):

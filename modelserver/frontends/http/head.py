@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 
 from modelserver.core.datatype import Datatype
-from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, UnsupportedError
+from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.json_text import check_depth, has_non_finite, parse_non_finite
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.request_parameters import size_parameter
+from modelserver.frontends.http.tensor_transfer import CLASSIFICATION, REGION, class_count, region_slice
 
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
 _MAX_TENSOR_BYTES = 2**63 - 1
@@ -73,13 +75,17 @@ class InputHead:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What the JSON says. `listed` is whether each requested output shall be binary; None when none is named."""
+    """What the JSON says. `listed` is whether each requested output shall be binary; None when none is named.
+
+    `inputs` are those whose data the request brings.
+    """
 
     inputs: tuple[InputHead, ...]
     id: str
     parameters: Mapping[str, Any] | None
     outputs: tuple[str, ...] | None
     listed: Mapping[str, bool] | None
+    transfer: Transfer | None = None
 
 
 class HeadReader:
@@ -102,18 +108,25 @@ class HeadReader:
         if len(parsed.inputs) > limits.max_tensors or (outputs and len(outputs) > limits.max_tensors):
             raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
         names: set[str] = set()
-        inputs = []
+        inputs: list[InputHead] = []
+        elsewhere: list[RegionInput] = []
         for item in parsed.inputs:
             if item.name in names:
                 raise InvalidArgumentError(f"input '{item.name}' already exists in request")
             names.add(item.name)
-            inputs.append(_input_head(item, limits))
+            place = _place(item) if item.parameters else None
+            if place is None:
+                inputs.append(_input_head(item, limits))
+            else:
+                datatype, _ = _datatype_and_count(item, limits)
+                elsewhere.append(RegionInput(item.name, datatype, item.shape, place))
         return RequestHead(
             tuple(inputs),
             parsed.id or "",
             parsed.parameters,
             tuple([output.name for output in outputs]) if outputs else None,
             {output.name: _output_is_binary(output) for output in outputs} if outputs else None,
+            _transfer(elsewhere, outputs or ()),
         )
 
 
@@ -158,13 +171,48 @@ def _parse(text: bytes, max_depth: int) -> _Request:
         raise InvalidArgumentError(f"the inference request is not valid: {error}") from error
 
 
+def _place(item: _Input) -> RegionSlice | None:
+    """Where the input's data is, if in a region and then nowhere else."""
+    parameters = item.parameters or {}
+    place = region_slice(f"input '{item.name}'", parameters)
+    if place is not None:
+        others = ["'data'"] * _has_data(item) + ["'binary_data_size'"] * ("binary_data_size" in parameters)
+        if others:
+            raise InvalidArgumentError(
+                f"input '{item.name}' must set only one of the following fields: 'data', 'binary_data_size' in "
+                f"'parameters', '{REGION}' in 'parameters'. But set {' '.join(others)} '{REGION}'"
+            )
+    return place
+
+
+def _transfer(inputs: Sequence[RegionInput], outputs: Sequence[_Output]) -> Transfer | None:
+    """What does not come and go in the body."""
+    placed: dict[str, RegionSlice] = {}
+    class_counts: dict[str, int] = {}
+    for output in outputs:
+        if not output.parameters:
+            continue
+        owner = f"output '{output.name}'"
+        count = class_count(owner, output.parameters)
+        place = region_slice(owner, output.parameters)
+        if count:
+            class_counts[output.name] = count
+        if place is not None:
+            _check_placed(owner, output.parameters, count)
+            placed[output.name] = place
+    return Transfer(tuple(inputs), placed, class_counts) if inputs or placed or class_counts else None
+
+
+def _check_placed(owner: str, parameters: Mapping[str, Any], count: int) -> None:
+    if count:
+        raise InvalidArgumentError(f"{owner}: Output can't set both '{REGION}' and '{CLASSIFICATION}'")
+    if parameters.get("binary_data"):
+        raise InvalidArgumentError(f"{owner}: Output can't set both '{REGION}' and 'binary_data'")
+
+
 def _binary_size(item: _Input) -> int | None:
     """The bytes that the input has after the header; None when its data is JSON."""
     parameters = item.parameters or {}
-    if "shared_memory_region" in parameters:
-        raise UnsupportedError(
-            f"input '{item.name}': this server has no shared memory regions; send the data as JSON or binary"
-        )
     size = size_parameter(f"input '{item.name}'", parameters, "binary_data_size")
     if size is not None and _has_data(item):
         raise InvalidArgumentError(f"input '{item.name}': only one of 'data' and 'binary_data_size' may be set")
@@ -204,9 +252,6 @@ def _output_is_binary(output: _Output) -> bool:
     parameters = output.parameters
     if not parameters:
         return False
-    for name, what in (("shared_memory_region", "shared memory regions"), ("classification", "classification")):
-        if name in parameters:
-            raise UnsupportedError(f"output '{output.name}': this server does not have {what} yet")
     is_binary = parameters.get("binary_data", False)
     if not isinstance(is_binary, bool):
         raise InvalidArgumentError(f"output '{output.name}': parameter 'binary_data' must be a boolean")

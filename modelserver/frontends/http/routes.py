@@ -13,6 +13,7 @@ from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, InferHead, parse_version
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 # What this frontend makes true of the protocol's extensions; server metadata lists them in Triton's order.
 EXTENSIONS = (
+    "classification",
     "model_repository",
     # Kept as long as there are no ensembles: then no model has dependents, and clients that ask for it are served.
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -41,8 +44,6 @@ _UNSUPPORTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("trace", "POST", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
     ("logging", "GET", ("/v2/logging",)),
     ("logging", "POST", ("/v2/logging",)),
-    ("system_shared_memory", "POST", ("/v2/systemsharedmemory/region/{region}/register",)),
-    ("cuda_shared_memory", "POST", ("/v2/cudasharedmemory/region/{region}/register",)),
 )
 
 
@@ -57,7 +58,12 @@ class HttpFrontend:
         generate = Generate(dataplane, self.limits)
         self._answer_infer = inference.answer
         self._router = Router(
-            (*self._table(inference, control), *_generate_routes(generate), *_unsupported_routes(), *_region_routes())
+            (
+                *self._table(inference, control),
+                *_generate_routes(generate),
+                *_unsupported_routes(),
+                *Regions(dataplane, self.limits).routes(),
+            )
         )
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
@@ -173,24 +179,3 @@ def _unsupported_routes() -> tuple[Route, ...]:
 
 def _refuse(extension: str, _exchange: HttpExchange, **_arguments: str) -> None:
     raise UnsupportedError(f"this server does not have the '{extension}' extension")
-
-
-def _region_routes() -> tuple[Route, ...]:
-    """Clients ask for regions, and unregister all of them, before they know whether there are any."""
-    return tuple(
-        route
-        for kind in ("system", "cuda")
-        for method, verb, document in (("GET", "status", []), ("POST", "unregister", {}))
-        for route in (
-            Route(method, f"/v2/{kind}sharedmemory/{verb}", partial(_answer_constant, document)),
-            Route(method, f"/v2/{kind}sharedmemory/region/{{region}}/{verb}", partial(_refuse_region, kind)),
-        )
-    )
-
-
-def _refuse_region(kind: str, _exchange: HttpExchange, region: str) -> None:
-    raise NotFoundError(f"Unable to find {kind} shared memory region: '{region}'")
-
-
-def _answer_constant(document: object, exchange: HttpExchange) -> None:
-    exchange.respond(json_response(document))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -93,7 +94,9 @@ class RemoteRequests:
             )
             return
         try:
-            head, content = self._pack(response)
+            transfer = request.transfer
+            placed = () if transfer is None else transfer.placed
+            head, content = self._pack_placed(response, placed) if placed else self._pack(response)
         except Exception as error:
             self._requests.pop(call, None)
             request.cancel()
@@ -113,6 +116,18 @@ class RemoteRequests:
         payload = Payload()
         head = _encode(response_record(response, payload))
         return head, self._link.tensors(payload)
+
+    def _pack_placed(self, response: InferResponse, placed: Collection[str]) -> tuple[bytes, Content]:
+        """As `_pack`, without the bytes of the outputs that the client finds in shared memory."""
+        payload = Payload()
+        records = [
+            TensorRecord(tensor.name, tensor.datatype.value, tensor.shape, 0, 0)
+            if tensor.name in placed
+            else payload.add(tensor)
+            for tensor in response.outputs
+        ]
+        parameters = dict(response.parameters) if response.parameters is not None else None
+        return _encode(ResponseRecord(records, None, parameters)), self._link.tensors(payload)
 
     def _request(self, message: Infer) -> InferRequest:
         head = message.head
@@ -134,6 +149,7 @@ class RemoteRequests:
             record.sequence_end,
             stream=(_PacedAnswerStream if message.is_paced else _AnswerStream)(self, message.call),
             form=form,
+            transfer=record.transfer,
         )
 
     def _read_head(self, head: bytes) -> Head:

@@ -7,13 +7,15 @@ from itertools import count
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
-from modelserver.execution.messages import ErrorRecord, ResponseRecord
+from modelserver.execution.messages import ErrorRecord, ResponseRecord, TensorRecord
 from modelserver.execution.packing import Payload, Unpacker
 from modelserver.execution.records import request_record
 from modelserver.wire.processes.link import INLINE_BYTES, Link
@@ -27,8 +29,26 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_response = msgspec.msgpack.Decoder(ResponseRecord).decode
 
 
+class AbsentTensor:
+    """In place of an output that the core has put where the client wants it: no bytes come."""
+
+    __slots__ = ("_tensor", "name")
+
+    def __init__(self, record: TensorRecord) -> None:
+        datatype = Datatype(record.datatype)
+        self.name = record.name
+        self._tensor = Tensor(record.name, datatype, np.broadcast_to(np.zeros((), datatype.numpy), record.shape))
+
+    def __call__(self, _payload: object) -> Tensor:
+        return self._tensor
+
+
+def _unpacker(record: TensorRecord) -> Unpacker | AbsentTensor:
+    return AbsentTensor(record) if record.nbytes == 0 and 0 not in record.shape else Unpacker(record)
+
+
 # What equal heads of responses say, ready for use.
-Head = tuple[tuple[Unpacker, ...], dict[str, ParameterValue] | None]
+Head = tuple[tuple[Unpacker | AbsentTensor, ...], dict[str, ParameterValue] | None]
 
 
 class _SentHead:
@@ -117,7 +137,7 @@ class RemoteDataPlane:
         payload = Payload()
         record = request_record(request, payload)
         try:
-            head = _encode(msgspec.structs.replace(record, id="", deadline_ns=None))
+            head = _encode(msgspec.structs.replace(record, id="", deadline_ns=None, transfer=request.transfer))
         except UnicodeEncodeError:
             raise InvalidArgumentError("a name or parameter of the request is not UTF-8") from None
         if form is not None and all(tensor.datatype is not Datatype.BYTES for tensor in inputs.values()):
@@ -126,7 +146,7 @@ class RemoteDataPlane:
 
     def _read_head(self, head: bytes) -> Head:
         record = _decode_response(head)
-        found = (tuple(map(Unpacker, record.outputs)), record.parameters)
+        found: Head = (tuple(map(_unpacker, record.outputs)), record.parameters)
         if len(head) <= _MAX_REMEMBERED_BYTES and not record.parameters:
             if len(self._heads) >= _MAX_REMEMBERED:
                 self._heads.clear()

@@ -11,7 +11,8 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor, encode_bytes_elements
-from modelserver.errors import InvalidArgumentError, NotFoundError, PayloadTooLargeError, ServerError, UnsupportedError
+from modelserver.core.transfer import RegionSlice
+from modelserver.errors import InvalidArgumentError, NotFoundError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import codec
 from modelserver.frontends.grpc.codec import GrpcLimits, decode_infer_request
 from modelserver.pb import grpc_service_pb2 as pb
@@ -235,20 +236,28 @@ def test_version_must_be_a_number(version: str) -> None:
     assert "model version must be a number" in refusal(message(model_version=version)).message
 
 
-@pytest.mark.parametrize("num_raws", [0, 1])
-def test_shared_memory_inputs_are_unsupported(num_raws: int) -> None:
-    parameters = {"shared_memory_region": pb.InferParameter(string_param="r")}
-    inputs = [tensor("a", parameters=parameters), tensor("b")]
-    error = refusal(message(inputs=inputs, raw_input_contents=[bytes(8)] * num_raws))
-    assert isinstance(error, UnsupportedError)
-    assert "input 'a'" in error.message
+REGION = {
+    "shared_memory_region": pb.InferParameter(string_param="r"),
+    "shared_memory_byte_size": pb.InferParameter(int64_param=8),
+}
 
 
-@pytest.mark.parametrize("key", ["classification", "shared_memory_region"])
-def test_output_extensions_are_unsupported(key: str) -> None:
-    outputs = [{"name": "y", "parameters": {key: pb.InferParameter(int64_param=1)}}]
-    error = refusal(message(outputs=outputs))
-    assert isinstance(error, UnsupportedError)
+def test_raw_contents_are_those_of_the_inputs_that_are_not_in_a_region() -> None:
+    inputs = [tensor("a", parameters=REGION), tensor("b")]
+    request = decode(message(inputs=inputs, raw_input_contents=[bytes(8)]))
+    assert list(request.inputs) == ["b"]
+    assert request.transfer is not None
+    assert [item.name for item in request.transfer.inputs] == ["a"]
+    assert "expected 1 entries" in refusal(message(inputs=inputs, raw_input_contents=[bytes(8)] * 2)).message
+
+
+def test_outputs_in_regions_and_as_classes() -> None:
+    count = {"classification": pb.InferParameter(int64_param=3)}
+    outputs = [{"name": "y", "parameters": REGION}, {"name": "z", "parameters": count}]
+    transfer = decode(message(outputs=outputs)).transfer
+    assert transfer is not None
+    assert (transfer.placed, transfer.class_counts) == ({"y": RegionSlice("r", 0, 8)}, {"z": 3})
+    error = refusal(message(outputs=[{"name": "y", "parameters": REGION | count}]))
     assert "requested output 'y'" in error.message
 
 

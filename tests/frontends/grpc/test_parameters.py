@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 
 from modelserver.core.request import InferRequest
-from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.core.transfer import RegionSlice
+from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.parameters import (
     apply_parameters,
+    class_count,
     encode_parameter,
     parameter_fields,
-    refuse_tensor_parameters,
+    region_slice,
 )
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -98,22 +100,39 @@ def test_the_one_triton_key_of_clients_is_kept() -> None:
     assert request.parameters == {"triton_enable_empty_final_response": True}
 
 
+REGION = kind(string_param="r")
+SIZE = kind(uint64_param=8)
+
+
+def test_a_slice_of_a_region_has_an_offset_of_zero_unless_told() -> None:
+    parameters = {"shared_memory_region": REGION, "shared_memory_byte_size": kind(int64_param=8)}
+    assert region_slice("input 'x'", parameters) == RegionSlice("r", 0, 8)
+    assert region_slice("input 'x'", parameters | {"shared_memory_offset": SIZE}) == RegionSlice("r", 8, 8)
+
+
 @pytest.mark.parametrize(
-    ("key", "what"),
+    "parameters",
     [
-        ("classification", "classification"),
-        ("shared_memory_region", "shared memory"),
-        ("shared_memory_byte_size", "shared memory"),
-        ("shared_memory_offset", "shared memory"),
+        {"shared_memory_region": REGION},
+        {"shared_memory_region": SIZE, "shared_memory_byte_size": SIZE},
+        {"shared_memory_region": REGION, "shared_memory_byte_size": REGION},
+        {"shared_memory_region": REGION, "shared_memory_byte_size": kind(int64_param=-1)},
+        {
+            "shared_memory_region": REGION,
+            "shared_memory_byte_size": SIZE,
+            "shared_memory_offset": kind(bool_param=True),
+        },
     ],
 )
-def test_tensor_extensions_that_are_missing_are_refused_by_name(key: str, what: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"input 'x': parameter '{key}'.*{what}"):
-        refuse_tensor_parameters("input 'x'", {key: kind(int64_param=1)})
+def test_what_is_no_slice_is_refused(parameters: dict[str, pb.InferParameter]) -> None:
+    with pytest.raises(InvalidArgumentError, match="input 'x'"):
+        region_slice("input 'x'", parameters)
 
 
 def test_tensor_parameters_without_meaning_are_ignored() -> None:
-    refuse_tensor_parameters("input 'x'", {"binary_data": kind(bool_param=True)})
+    parameters = {"binary_data": kind(bool_param=True)}
+    assert region_slice("input 'x'", parameters) is None
+    assert class_count("output 'x'", parameters) == 0
 
 
 @pytest.mark.parametrize(

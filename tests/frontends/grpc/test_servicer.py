@@ -353,19 +353,20 @@ async def test_there_are_no_shared_memory_regions(methods: Methods, kind: str) -
     reply_class = getattr(pb, f"{kind}SharedMemoryUnregisterResponse")
     assert await call_unary(methods, f"{kind}SharedMemoryUnregister", b"", reply_class)
     request = pb.SystemSharedMemoryStatusRequest(name="r")
-    for verb in ("Status", "Unregister"):
+    error = await refused(methods, f"{kind}SharedMemoryStatus", request)
+    assert (error.status, error.message) == (
+        Status.NOT_FOUND,
+        f"Unable to find {kind.lower()} shared memory region: 'r'",
+    )
+    for verb in ("Register", "Unregister"):
         error = await refused(methods, f"{kind}SharedMemory{verb}", request)
-        assert (error.status, error.message) == (
-            Status.NOT_FOUND,
-            f"Unable to find {kind.lower()} shared memory region: 'r'",
-        )
+        assert error.status is Status.UNIMPLEMENTED
+        assert "--allow-client-shm=true" in error.message
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("SystemSharedMemoryRegister", "shared memory is not supported"),
-        ("CudaSharedMemoryRegister", "shared memory is not supported"),
         ("TraceSetting", "trace settings are not supported"),
         ("LogSettings", "log settings cannot be read or changed"),
     ],

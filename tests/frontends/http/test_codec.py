@@ -16,7 +16,8 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
-from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError, UnsupportedError
+from modelserver.core.transfer import RegionSlice
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.http.codec import OutputForm, encode_infer
 from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.limits import HttpLimits
@@ -254,16 +255,38 @@ def test_broken_binary_strings_are_refused(raw: bytes) -> None:
         _decode(text + raw, len(text))
 
 
+_REGION = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+
+
+def test_inputs_and_outputs_in_regions_are_told_apart_from_those_in_the_body() -> None:
+    document = _input(data=None, parameters=_REGION | {"shared_memory_offset": 4})
+    document["outputs"] = [
+        {"name": "y", "parameters": _REGION},
+        {"name": "z", "parameters": {"classification": 3}},
+    ]
+    request, _ = _decode_object(document)
+    assert request.inputs == {}
+    transfer = request.transfer
+    assert transfer is not None
+    assert [(item.name, item.place) for item in transfer.inputs] == [("x", RegionSlice("r", 4, 8))]
+    assert (transfer.placed, transfer.class_counts) == ({"y": RegionSlice("r", 0, 8)}, {"z": 3})
+
+
 @pytest.mark.parametrize(
     "document",
     [
-        _input(data=None, parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8}),
-        _input() | {"outputs": [{"name": "y", "parameters": {"shared_memory_region": "r"}}]},
-        _input() | {"outputs": [{"name": "y", "parameters": {"classification": 3}}]},
+        _input(parameters=_REGION),
+        _input(data=None, parameters=_REGION | {"binary_data_size": 8}),
+        _input(data=None, parameters={"shared_memory_region": "r"}),
+        _input(data=None, parameters=_REGION | {"shared_memory_region": 7}),
+        _input(data=None, parameters=_REGION | {"shared_memory_offset": -1}),
+        _input() | {"outputs": [{"name": "y", "parameters": _REGION | {"classification": 3}}]},
+        _input() | {"outputs": [{"name": "y", "parameters": _REGION | {"binary_data": True}}]},
+        _input() | {"outputs": [{"name": "y", "parameters": {"classification": -3}}]},
     ],
 )
-def test_extensions_that_are_not_there_are_unsupported(document: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=r"[xy]"):
+def test_what_contradicts_a_region_is_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'[xy]'"):
         _decode_object(document)
 
 

@@ -150,10 +150,10 @@ def test_head_is_served_where_get_is(frontend: HttpFrontend) -> None:
 def test_there_are_no_regions(frontend: HttpFrontend, kind: str) -> None:
     assert ask_now(frontend, "GET", f"/v2/{kind}sharedmemory/status").json() == []
     assert ask_now(frontend, "POST", f"/v2/{kind}sharedmemory/unregister").status == 200
-    for method, verb in (("GET", "status"), ("POST", "unregister")):
-        answer = ask_now(frontend, method, f"/v2/{kind}sharedmemory/region/r/{verb}")
-        assert (answer.status, answer.error) == (404, f"Unable to find {kind} shared memory region: 'r'")
-    assert ask_now(frontend, "POST", f"/v2/{kind}sharedmemory/region/r/register", b"{}").status == 501
+    answer = ask_now(frontend, "GET", f"/v2/{kind}sharedmemory/region/r/status")
+    assert (answer.status, answer.error) == (404, f"Unable to find {kind} shared memory region: 'r'")
+    for verb in ("register", "unregister"):
+        assert ask_now(frontend, "POST", f"/v2/{kind}sharedmemory/region/r/{verb}", b"{}").status == 501
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_extensions_that_are_not_there_say_so(frontend: HttpFrontend, method: st
 
 
 def test_only_what_is_there_is_advertised() -> None:
-    for absent in ("classification", "sequence", "system_shared_memory", "cuda_shared_memory", "trace", "logging"):
+    for absent in ("cuda_shared_memory",):
         assert absent not in EXTENSIONS
     assert {"binary_tensor_data", "parameters", "statistics"} <= set(EXTENSIONS)
 

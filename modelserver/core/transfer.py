@@ -1,0 +1,38 @@
+"""What of a request does not travel in its message: tensors in shared memory, and outputs as classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from modelserver.core.datatype import Datatype
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSlice:
+    """Bytes of a region that a client has registered under the name `region`."""
+
+    region: str
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInput:
+    """An input whose elements lie in a region."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    place: RegionSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Inputs that are in regions; outputs that are to go there, by name; and outputs of which the best classes
+    are wanted, and how many. It is never changed: equal requests may share one.
+    """
+
+    inputs: tuple[RegionInput, ...] = ()
+    placed: Mapping[str, RegionSlice] = field(default_factory=dict)
+    class_counts: Mapping[str, int] = field(default_factory=dict)

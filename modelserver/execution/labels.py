@@ -1,0 +1,31 @@
+"""The names of an output's classes, from the files that a config names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from modelserver.config.schema import ModelConfig
+from modelserver.errors import InvalidArgumentError
+
+Labels = Mapping[str, tuple[str, ...]]
+
+
+def read_labels(config: ModelConfig, directory: Path) -> Labels:
+    """By output, one label per line of its `label_filename`, which is relative to the model's directory.
+
+    Raises InvalidArgumentError for a file that cannot be read.
+    """
+    return {
+        output.name: _read(config.name, output.name, directory / output.label_filename)
+        for output in config.output
+        if output.label_filename
+    }
+
+
+def _read(model: str, output: str, path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidArgumentError(f"model '{model}', output '{output}': label file '{path}': {reason}") from None

@@ -1,0 +1,65 @@
+"""The shared memory extensions over gRPC: regions that clients register."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from modelserver.frontends.grpc.call import Method
+from modelserver.frontends.grpc.edge import answered
+from modelserver.pb import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+
+class Regions:
+    """Answers the methods of system and CUDA shared memory. Called from the event loop thread."""
+
+    def __init__(self, dataplane: DataPlane) -> None:
+        self._dataplane = dataplane
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name within the service."""
+        return {
+            "SystemSharedMemoryStatus": answered(pb.SystemSharedMemoryStatusRequest, self._status),
+            "SystemSharedMemoryRegister": answered(pb.SystemSharedMemoryRegisterRequest, self._register),
+            "SystemSharedMemoryUnregister": answered(pb.SystemSharedMemoryUnregisterRequest, self._unregister),
+            "CudaSharedMemoryStatus": answered(pb.CudaSharedMemoryStatusRequest, self._cuda_status),
+            "CudaSharedMemoryRegister": answered(pb.CudaSharedMemoryRegisterRequest, self._cuda_register),
+            "CudaSharedMemoryUnregister": answered(pb.CudaSharedMemoryUnregisterRequest, self._cuda_unregister),
+        }
+
+    def _status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+        regions = {
+            row.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(
+                name=row.name, key=row.key, offset=row.offset, byte_size=row.num_bytes
+            )
+            for row in self._dataplane.shared_memory.statuses(request.name)
+        }
+        return pb.SystemSharedMemoryStatusResponse(regions=regions)
+
+    def _register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
+        self._dataplane.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Clients unregister all of them before they know whether there are any."""
+        self._dataplane.shared_memory.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        self._dataplane.cuda_shared_memory.statuses(request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    def _cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
+        self._dataplane.shared_memory.check_allowed()
+        self._dataplane.cuda_shared_memory.register(
+            request.name, request.raw_handle, request.device_id, request.byte_size
+        )
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    def _cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+        if request.name:
+            self._dataplane.shared_memory.check_allowed()
+        return pb.CudaSharedMemoryUnregisterResponse()

@@ -1,0 +1,226 @@
+"""System shared memory that clients have registered: named regions, in which tensors of requests may lie.
+
+Who registers a region is trusted not to make its file smaller afterwards: its memory is read where it lies. That it is
+still large enough is looked at in each use.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelserver.core.tensor import Buffer
+from modelserver.errors import (
+    AlreadyExistsError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ServerError,
+    UnsupportedError,
+)
+
+# POSIX shared memory objects are files of this directory.
+DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open of the C library looks, no temporary file of ours
+# Regions of Triton's own Python backend; its clients know that these are refused.
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+_MAX_NAME_BYTES = 255
+# A cudaIpcMemHandle_t.
+CUDA_HANDLE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStatus:
+    """A region as its client described it; sizes in bytes."""
+
+    name: str
+    key: str
+    offset: int
+    num_bytes: int
+
+
+class Region:
+    """A registered region, and how many requests in flight use it. Event loop thread only."""
+
+    __slots__ = ("_descriptor", "_memory", "is_leaving", "num_users", "status")
+
+    def __init__(self, status: RegionStatus) -> None:
+        """Map the memory. Raises InvalidArgumentError for a key that names none, or too little of it."""
+        self.status = status
+        self.num_users = 0
+        # Unregistered while in use: it goes with its last user.
+        self.is_leaving = False
+        self._descriptor = _open(status.key)
+        try:
+            end = status.offset + status.num_bytes
+            if status.num_bytes < 1 or end > os.fstat(self._descriptor).st_size:
+                raise InvalidArgumentError(
+                    f"Invalid shared memory region: '{status.key}' has no {status.num_bytes} bytes at {status.offset}"
+                )
+            self._memory = mmap.mmap(self._descriptor, end)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def check(self, offset: int, num_bytes: int) -> None:
+        """Raise InvalidArgumentError if these bytes are not all in the region, or no longer in its file."""
+        status = self.status
+        if offset >= status.num_bytes:
+            raise InvalidArgumentError(
+                f"Invalid offset for shared memory region: '{status.name}' has {status.num_bytes} bytes, got {offset}"
+            )
+        if offset + num_bytes > status.num_bytes:
+            raise InvalidArgumentError(
+                f"Invalid offset + byte size for shared memory region: '{status.name}' has {status.num_bytes} bytes, "
+                f"got {offset} + {num_bytes}"
+            )
+        if status.offset + offset + num_bytes > os.fstat(self._descriptor).st_size:
+            raise InvalidArgumentError(
+                f"Invalid shared memory region: the file of '{status.name}' has become smaller since it was registered"
+            )
+
+    def read(self, offset: int, num_bytes: int) -> memoryview:
+        """These bytes, as they are whenever one looks. Raises InvalidArgumentError as `check` does."""
+        self.check(offset, num_bytes)
+        start = self.status.offset + offset
+        return memoryview(self._memory)[start : start + num_bytes].toreadonly()
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Raises InvalidArgumentError as `check` does."""
+        self.check(offset, len(data))
+        start = self.status.offset + offset
+        memoryview(self._memory)[start : start + len(data)] = data
+
+    def close(self) -> None:
+        """The memory goes when the last tensor that is a view of it does."""
+        os.close(self._descriptor)
+        del self._memory
+
+
+class SharedMemory:
+    """The regions by name. Event loop thread only."""
+
+    def __init__(self, *, is_allowed: bool = False) -> None:
+        """Without `is_allowed` nothing can be registered; there are no regions then, which one may ask."""
+        self.is_allowed = is_allowed
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, num_bytes: int) -> None:
+        """Have a region by that name.
+
+        Raises UnsupportedError without the flag, AlreadyExistsError, or InvalidArgumentError.
+        """
+        self.check_allowed()
+        if not name or name.startswith(RESERVED_PREFIX) or key.removeprefix("/").startswith(RESERVED_PREFIX):
+            raise InvalidArgumentError(
+                f"cannot register shared memory region '{name}' with key '{key}': a name is not empty, and names and "
+                f"keys that start with '{RESERVED_PREFIX}' are reserved"
+            )
+        if name in self._regions:
+            raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
+        self._regions[name] = Region(RegionStatus(name, key, offset, num_bytes))
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or all of them; one in use is forgotten when its last request has ended.
+
+        A name that is not known is none to forget. Raises UnsupportedError without the flag for a name.
+        """
+        if name:
+            self.check_allowed()
+        for region in [region for region in self._regions.values() if name in ("", region.status.name)]:
+            region.is_leaving = True
+            self._close_unused(region)
+
+    def check_allowed(self) -> None:
+        """Raise UnsupportedError if the server was not started with the flag."""
+        if not self.is_allowed:
+            raise UnsupportedError(
+                "client shared memory is off: start the server with --allow-client-shm=true to let clients register "
+                "regions, or send tensors in the message"
+            )
+
+    def statuses(self, name: str = "") -> Sequence[RegionStatus]:
+        """Of one region, or of all. Raises NotFoundError for a name that is not known."""
+        if name and name not in self._regions:
+            raise NotFoundError(f"Unable to find system shared memory region: '{name}'")
+        return [region.status for region in self._regions.values() if not name or region.status.name == name]
+
+    def find(self, name: str) -> Region:
+        """The region of that name. Raises NotFoundError."""
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFoundError(f"Unable to find shared memory region: '{name}'")
+        return region
+
+    def acquire(self, regions: Sequence[Region]) -> None:
+        """A request uses these until `release`."""
+        for region in regions:
+            region.num_users += 1
+
+    def release(self, regions: Sequence[Region]) -> None:
+        """The request has ended."""
+        for region in regions:
+            region.num_users -= 1
+            if region.is_leaving:
+                self._close_unused(region)
+
+    def close(self) -> None:
+        """Let go of all regions, at the end of the server."""
+        for region in self._regions.values():
+            region.close()
+        self._regions.clear()
+
+    def _close_unused(self, region: Region) -> None:
+        if region.num_users == 0 and self._regions.pop(region.status.name, None) is not None:
+            region.close()
+
+
+class CudaSharedMemory:
+    """CUDA regions: none, as this server has no memory of a GPU to share. It says so, and answers what can be."""
+
+    def register(self, name: str, raw_handle: bytes, device_id: int, num_bytes: int) -> None:
+        """Raises UnsupportedError always; the arguments are those of the protocol."""
+        del raw_handle, num_bytes
+        raise UnsupportedError(
+            f"cannot register CUDA shared memory region '{name}' of device {device_id}: this server does not share "
+            "memory of GPUs; use system shared memory, or send tensors in the message"
+        )
+
+    def statuses(self, name: str = "") -> Sequence[RegionStatus]:
+        """Of one region, which there is not, or of all."""
+        if name:
+            raise NotFoundError(f"Unable to find cuda shared memory region: '{name}'")
+        return ()
+
+
+def too_small(output: str, num_bytes: int, needed_bytes: int) -> ServerError:
+    """The error for an output that its slice of a region cannot hold."""
+    return InternalError(
+        f"shared memory size specified with the request for output '{output}' ({num_bytes} bytes) should be at least "
+        f"{needed_bytes} bytes to hold the results"
+    )
+
+
+def _open(key: str) -> int:
+    """A descriptor of the shared memory object that is called `key`. Raises InvalidArgumentError."""
+    name = key.removeprefix("/")
+    if (
+        not name
+        or "/" in name
+        or "\0" in name
+        or name in (".", "..")
+        or len(name.encode(errors="replace")) > _MAX_NAME_BYTES
+    ):
+        raise InvalidArgumentError(f"Unable to open shared memory region: '{key:.100}' is not the name of an object")
+    try:
+        descriptor = os.open(DIRECTORY / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, UnicodeEncodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidArgumentError(f"Unable to open shared memory region: '{key}': {reason}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidArgumentError(f"Unable to open shared memory region: '{key}' is not shared memory")
+    return descriptor
