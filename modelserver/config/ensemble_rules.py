@@ -1,9 +1,17 @@
-"""What an ensemble must be, judged from its own config; its models are looked at when it is loaded."""
+"""What an ensemble must be, judged from its own config; `ensemble_models` looks at the models of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from modelserver.config.ensemble_graph import (
+    EnsembleGraph,
+    are_exclusive,
+    check_conditions,
+    condition_keys,
+    condition_path,
+    ensemble_graph,
+)
 from modelserver.config.platform import ENSEMBLE
 from modelserver.config.problem import key_path
 from modelserver.config.report import Report
@@ -49,57 +57,80 @@ def _check_step(config: ModelConfig, step: EnsembleStep, path: str, report: Repo
 
 
 def _check_graph(config: ModelConfig, ensemble: ModelEnsembling, report: Report) -> None:
-    inputs = {tensor.name: f"input[{index}]" for index, tensor in enumerate(config.input)}
-    writers = _writers(ensemble, inputs, report)
-    read = {tensor for step in ensemble.step for tensor in step.input_map.values()}
-    known = [*inputs, *writers]
-    for index, step in enumerate(ensemble.step):
-        for name, tensor in step.input_map.items():
-            if tensor and tensor not in writers and tensor not in inputs:
-                where = key_path(f"{_STEP}[{index}].input_map", name)
-                message = f"tensor '{tensor}' is neither an input of the ensemble nor written by a step"
-                report.add(where, message, did_you_mean(suggest(tensor, known)))
-    for index, output in enumerate(config.output):
-        if output.name and output.name not in writers:
-            hint = did_you_mean(suggest(output.name, writers))
-            report.add(f"output[{index}]", f"output '{output.name}' is written by no step", hint)
+    check_conditions(config, report)
+    graph = ensemble_graph(config)
+    read = _check_reads(config, ensemble, graph, report)
     outputs = {tensor.name for tensor in config.output}
-    for name, where in inputs.items():
-        if name and name not in read:
-            report.add(where, f"input '{name}' is read by no step")
-    for tensor, (_, where) in writers.items():
-        if tensor not in read and tensor not in outputs:
-            report.add(where, f"tensor '{tensor}' is read by no step and is no output of the ensemble")
-    _check_cycles(ensemble, {tensor: index for tensor, (index, _) in writers.items()}, report)
+    for index, output in enumerate(config.output):
+        if output.name and output.name not in graph.writers:
+            hint = did_you_mean(suggest(output.name, graph.writers))
+            report.add(f"output[{index}]", f"output '{output.name}' is written by no step", hint)
+    for index, tensor in enumerate(config.input):
+        if tensor.name and tensor.name not in read:
+            report.add(f"input[{index}]", f"input '{tensor.name}' is read by no step")
+    for name, writers in graph.writers.items():
+        if name not in read and name not in outputs and name not in graph.inputs and name:
+            where = _output_path(ensemble, writers[0], name)
+            report.add(where, f"tensor '{name}' is read by no step and is no output of the ensemble")
+    has_cycles = _check_cycles(graph, report)
+    _check_writers(ensemble, graph, report, has_cycles=has_cycles)
 
 
-def _writers(ensemble: ModelEnsembling, inputs: Mapping[str, str], report: Report) -> dict[str, tuple[int, str]]:
-    """Tensor -> the step that writes it and where it says so; every tensor is written once."""
-    writers: dict[str, tuple[int, str]] = {}
+def _check_reads(config: ModelConfig, ensemble: ModelEnsembling, graph: EnsembleGraph, report: Report) -> set[str]:
+    """Report tensors that are read and not there; the tensors that are read."""
+    reads = [
+        (key_path(f"{_STEP}[{index}].input_map", name), tensor)
+        for index, step in enumerate(ensemble.step)
+        for name, tensor in step.input_map.items()
+    ]
+    keys = condition_keys(config)
+    reads += [(condition_path(keys[index]), condition.tensor) for index, condition in graph.conditions.items()]
+    known = [*(tensor.name for tensor in config.input), *graph.writers]
+    for where, tensor in reads:
+        if tensor and tensor not in known:
+            message = f"tensor '{tensor}' is neither an input of the ensemble nor written by a step"
+            report.add(where, message, did_you_mean(suggest(tensor, known)))
+    return {tensor for _, tensor in reads}
+
+
+def _check_writers(ensemble: ModelEnsembling, graph: EnsembleGraph, report: Report, *, has_cycles: bool) -> None:
+    """Every tensor is written once, or by steps of which only one runs."""
+    guards = {} if has_cycles else graph.guards(lambda _index, _name: True)
     for index, step in enumerate(ensemble.step):
+        own: set[str] = set()
         for name, tensor in step.output_map.items():
             where = key_path(f"{_STEP}[{index}].output_map", name)
-            if tensor in inputs:
+            others = [writer for writer in graph.writers[tensor] if writer < index]
+            if tensor in graph.inputs:
                 report.add(where, f"tensor '{tensor}' is an input of the ensemble and cannot be written")
-            elif tensor in writers:
-                report.add(where, f"tensor '{tensor}' is written twice, first by step[{writers[tensor][0]}]")
+            elif tensor and tensor in own:
+                report.add(where, f"tensor '{tensor}' is written twice by this step")
             elif tensor:
-                writers[tensor] = (index, where)
-    return writers
+                for writer in others:
+                    if has_cycles or not are_exclusive(guards[index], guards[writer]):
+                        hint = "give the steps conditions that exclude each other" if guards.get(index) else None
+                        report.add(where, f"tensor '{tensor}' is written twice, first by step[{writer}]", hint)
+                        break
+            own.add(tensor)
 
 
-def _check_cycles(ensemble: ModelEnsembling, writers: Mapping[str, int], report: Report) -> None:
-    """Report the steps that wait for their own outputs, each cycle once."""
-    needs = {
-        index: sorted({writers[tensor] for tensor in step.input_map.values() if tensor in writers})
-        for index, step in enumerate(ensemble.step)
-    }
+def _output_path(ensemble: ModelEnsembling, index: int, tensor: str) -> str:
+    name = next(name for name, written in ensemble.step[index].output_map.items() if written == tensor)
+    return key_path(f"{_STEP}[{index}].output_map", name)
+
+
+def _check_cycles(graph: EnsembleGraph, report: Report) -> bool:
+    """Report the steps that wait for their own outputs, each cycle once; whether there are any."""
+    needs = {index: list(graph.before(index)) for index in range(len(graph.steps))}
     done: set[int] = set()
+    has_cycles = False
     for start in needs:
         cycle = _cycle_from(start, needs, done)
         if cycle:
-            steps = " <- ".join(f"step[{index}] ({ensemble.step[index].model_name})" for index in cycle)
+            has_cycles = True
+            steps = " <- ".join(f"step[{index}] ({graph.steps[index].model_name})" for index in cycle)
             report.add(f"{_STEP}[{cycle[0]}]", f"steps wait for each other: {steps}")
+    return has_cycles
 
 
 def _cycle_from(start: int, needs: Mapping[int, list[int]], done: set[int]) -> list[int]:

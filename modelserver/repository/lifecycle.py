@@ -24,6 +24,7 @@ from modelserver.repository.loader import LoadSource, ModelLoader
 from modelserver.repository.operations import OperationQueue, OperationRequest, UnloadRequest
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion, ReloadPlan, plan_reload
+from modelserver.repository.retirement import Retirement
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ Result = TypeVar("Result")
 
 # Ready models by version; None is the highest one. Replaced as a whole, never changed.
 ReadyTable = Mapping[int | None, "Model"]
-
-# How often a model that does not drain is mentioned.
-_DRAIN_NOTICE_S = 60.0
 
 
 async def _no_ensembles(name: str, _definition: ModelDefinition) -> None:
@@ -75,7 +73,13 @@ class ModelLifecycle:
         self.counts = LoadCounts()
         self._context = context
         self._loaded: dict[int, LoadedVersion] = {}
-        self._retiring: list[LoadedVersion] = []
+        self._retirement = Retirement(
+            name,
+            close_pool=context.close_pool,
+            close=context.loader.close,
+            force_close=context.force_close,
+            on_closed=self._note_closed,
+        )
         self._loading: tuple[int, ...] = ()
         self._is_loading = False
         # Why the last load failed: by version, or under None when no version was reached.
@@ -89,7 +93,6 @@ class ModelLifecycle:
         # Ensembles whose models are there and do not fit.
         self._mismatched: set[int] = set()
         self._operations = OperationQueue(name, self._perform)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def load(self, request: LoadRequest) -> asyncio.Future[None]:
         """Load or reload; done when the new versions serve, or with the ServerError that kept them from it."""
@@ -138,7 +141,7 @@ class ModelLifecycle:
     @property
     def retiring_models(self) -> list[Model]:
         """Models that take nothing new and finish what they have, the last one first."""
-        return [loaded.model for loaded in reversed(self._retiring)]
+        return [loaded.model for loaded in reversed(self._retirement.versions)]
 
     @property
     def is_as_wanted(self) -> bool:
@@ -158,7 +161,7 @@ class ModelLifecycle:
             for version, reason in self._failures.items()
             if version is not None
         }
-        rows |= {retiring.version: (ModelState.UNLOADING, "") for retiring in self._retiring}
+        rows |= {retiring.version: (ModelState.UNLOADING, "") for retiring in self._retirement.versions}
         rows |= dict.fromkeys(self._loading, (ModelState.LOADING, ""))
         rows |= {
             version: (ModelState.READY, self._failures.get(version, general) or self._note) for version in self._loaded
@@ -193,7 +196,7 @@ class ModelLifecycle:
 
     def _running_tasks(self) -> list[asyncio.Task[None]]:
         runner = self._operations.runner
-        return [*self._tasks, *([runner] if runner is not None else [])]
+        return [*self._retirement.tasks, *([runner] if runner is not None else [])]
 
     def _submit(self, request: OperationRequest) -> asyncio.Future[None]:
         if self._is_stopped:
@@ -277,7 +280,7 @@ class ModelLifecycle:
                 if loaded.model.is_ensemble and (error := self._bind(loaded)) is not None:
                     raise error
         except ServerError:
-            await self._close_all(fresh.values())
+            await self._retirement.close_all(fresh.values())
             raise
         self._swap(definition, plan, fresh)
 
@@ -295,7 +298,7 @@ class ModelLifecycle:
             else:
                 loaded[version] = result
         if failures:
-            await self._close_all(loaded.values())
+            await self._retirement.close_all(loaded.values())
             raise _VersionsFailedError(
                 self.name, {version: describe_failure(error) for version, error in failures.items()}
             )
@@ -323,7 +326,7 @@ class ModelLifecycle:
         """From one request to the next, the new versions answer. No await here."""
         if self._is_stopped:
             for loaded in fresh.values():
-                self._retire(loaded)
+                self._retirement.retire(loaded)
             raise UnavailableError("the server is shutting down")
         replaced = [self._loaded[version] for version in (*plan.load, *plan.retire) if version in self._loaded]
         for version in plan.update:
@@ -337,7 +340,7 @@ class ModelLifecycle:
         self._loaded = {version: loaded for version, loaded in self._loaded.items() if version not in gone} | {**fresh}
         self._publish()
         for loaded in replaced:
-            self._retire(loaded)
+            self._retirement.retire(loaded)
         logger.info("model '%s' serves versions %s", self.name, list(self.versions))
 
     # Unloading.
@@ -351,7 +354,7 @@ class ModelLifecycle:
             self._is_wanted = False
         self._publish()
         for loaded in retired:
-            self._retire(loaded)
+            self._retirement.retire(loaded)
 
     def _bind(self, loaded: LoadedVersion) -> ServerError | None:
         error = self._context.bind(self.name, loaded)
@@ -367,44 +370,9 @@ class ModelLifecycle:
             table[None] = table[versions[-1]]
         self._context.publish(self.name, table)
 
-    def _retire(self, loaded: LoadedVersion) -> None:
-        loaded.model.stop()
-        self._retiring.append(loaded)
-        task = asyncio.get_running_loop().create_task(self._finish(loaded), name=f"retiring {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _finish(self, loaded: LoadedVersion) -> None:
-        await self._drain(loaded.model)
-        await self._close_all([loaded])
-        self._retiring.remove(loaded)
-        if loaded.version not in self._loaded:
-            self._unloaded.add(loaded.version)
-
-    async def _drain(self, model: Model) -> None:
-        """Return when the model has answered all it accepted, or when closing is forced."""
-        forced = asyncio.ensure_future(self._context.force_close.wait())
-        try:
-            while not forced.done():
-                drained = asyncio.ensure_future(model.drain(_DRAIN_NOTICE_S))
-                await asyncio.wait((drained, forced), return_when=asyncio.FIRST_COMPLETED)
-                if not drained.done():
-                    drained.cancel()
-                elif drained.result():
-                    return
-                logger.warning(
-                    "model '%s' version %d was replaced or unloaded and still has %d requests in flight",
-                    model.name,
-                    model.version,
-                    model.inflight,
-                )
-        finally:
-            forced.cancel()
-
-    async def _close_all(self, retired: Iterable[LoadedVersion]) -> None:
-        loop = asyncio.get_running_loop()
-        pool, close = self._context.close_pool, self._context.loader.close
-        await asyncio.gather(*(loop.run_in_executor(pool, close, loaded) for loaded in retired))
+    def _note_closed(self, version: int) -> None:
+        if version not in self._loaded:
+            self._unloaded.add(version)
 
     async def _in_load_pool(self, function: Callable[..., Result], *args: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._context.load_pool, function, *args)

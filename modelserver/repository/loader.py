@@ -18,7 +18,7 @@ from modelserver.errors import InternalError, ServerError, UnavailableError
 from modelserver.repository.agents import AgentRun
 from modelserver.repository.cloud_cache import CloudTree
 from modelserver.repository.config_changes import config_changes
-from modelserver.repository.definition import ModelDefinition, read_agents, read_definition
+from modelserver.repository.definition import ModelDefinition, check_has_version, read_agents, read_definition
 from modelserver.repository.fingerprint import fingerprint_tree
 from modelserver.repository.holding import Holding
 from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, scan_model
@@ -93,6 +93,12 @@ class ModelLoader:
         for warning in source.definition.warnings:
             logger.warning("model '%s': %s", name, warning)
         return source
+
+    def check_exists(self, key: str, version: int | None) -> None:
+        """Raise NotFoundError for a model, or a version of it, that no root holds."""
+        layout = self._find(key)
+        if version is not None:
+            check_has_version(layout, version)
 
     def load(self, source: LoadSource, version: int) -> LoadedVersion:
         """One version, ready to serve. Raises ServerError; then nothing is left of it."""

@@ -9,37 +9,32 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from modelserver.backend import ServerCalls
-from modelserver.discovery import backend_for_model_files
 from modelserver.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     ServerError,
     UnavailableError,
-    UnsupportedError,
 )
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.model import Model
 from modelserver.repository.catalog import Catalog
-from modelserver.repository.cloud_opening import open_cloud_root
-from modelserver.repository.definition import check_has_version
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.model_name import check_model_name
-from modelserver.repository.namespaces import Namespaces, key_of
+from modelserver.repository.namespaces import Namespaces
+from modelserver.repository.opening import open_roots
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
-from modelserver.repository.roots import RepositoryRoot, duplicate_reason, find_model, name_roots, resolve_roots
+from modelserver.repository.roots import duplicate_reason
 from modelserver.repository.startup_error import StartupError
-from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
+from modelserver.repository.state import IndexEntry, LoadCounts
 from modelserver.repository.table import ModelTable
 
 logger = logging.getLogger(__name__)
@@ -75,8 +70,6 @@ class ModelRepository:
         self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
         self._close_pool = ThreadPoolExecutor(_NUM_CLOSE_THREADS, thread_name_prefix="model-close")
         self._scan_pool = ThreadPoolExecutor(1, thread_name_prefix="repository-scan")
-        self._listing: Future[None] = Future()
-        self._listing.set_result(None)
         self._catalog = Catalog((), "")
         self._loader: ModelLoader | None = None
         self._overrides: OverrideStore | None = None
@@ -119,12 +112,9 @@ class ModelRepository:
             self._table.namespaces.check(repository)
         if self._options.control_mode is ControlMode.EXPLICIT and self._is_started:
             self._catalog.refresh()
-            self._list_clouds_later()
-        rows: list[IndexEntry] = []
-        for key in sorted({*self._lifecycles, *self._catalog.scan.names}):
-            if not repository or repository in self._catalog.scan.repositories.get(key, ()):
-                rows += self._index_rows(key)
-        return [self._shown(row) for row in rows] if self._table.namespaces.is_on else rows
+            if not self._is_stopping:
+                self._catalog.list_clouds_later(self._scan_pool, self._options.poll_interval_s)
+        return self._table.index_rows(self._catalog.scan, repository)
 
     def is_ready(self, strict: bool) -> bool:
         """Whether the start is over and, if `strict`, every model that should serve does.
@@ -155,7 +145,7 @@ class ModelRepository:
         options = self._options
         if not options.roots:
             raise InvalidArgumentError("no model repository: give one by --model-repository")
-        roots = await self._in_scan_pool(self._resolve_roots)
+        roots = await self._in_scan_pool(open_roots, options)
         self._table.namespaces = Namespaces([root.name for root in roots], is_on=options.has_namespaces)
         self._catalog = Catalog(roots, options.definition.config_name)
         if options.override_directory is not None:
@@ -237,7 +227,7 @@ class ModelRepository:
         keys = await self._keys_to_load(name, repository, is_new=bool(request.files))
         for key in keys:
             if not request.files and (version is not None or key not in self._lifecycles):
-                await self._in_scan_pool(self._check_exists, key, version)
+                await self._check_exists(key, version)
         await _all(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
 
     async def unload(
@@ -252,7 +242,7 @@ class ModelRepository:
         """
         self._check_explicit("unload")
         check_model_name(name)
-        named = self._named(name, repository)
+        named = self._table.namespaces.named(name, repository)
         keys = self._table.namespaces.keys(named, self._lifecycles)
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
@@ -260,21 +250,9 @@ class ModelRepository:
 
     # Below: how.
 
-    def _named(self, name: str, repository: str) -> str:
-        """The key, if `repository` is given, else the name."""
-        if not repository:
-            return name
-        if not self._table.namespaces.is_on:
-            raise UnsupportedError(
-                f"repository '{repository:.200}': naming one repository is not supported without --model-namespacing; "
-                "leave its name out"
-            )
-        self._table.namespaces.check(repository)
-        return key_of(repository, name)
-
     async def _keys_to_load(self, name: str, repository: str, *, is_new: bool) -> list[str]:
         """What a request to load `name` means: with namespaces, the models of that name in all of them."""
-        named = self._named(name, repository)
+        named = self._table.namespaces.named(name, repository)
         if not self._table.namespaces.is_on or self._table.namespaces.split(named)[0]:
             return [named]
         await self._in_scan_pool(self._catalog.refresh)
@@ -293,24 +271,10 @@ class ModelRepository:
     async def _ensure_loaded(self, key: str) -> None:
         """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere."""
         if key not in self._lifecycles:
-            await self._in_scan_pool(self._check_exists, key, None)
+            await self._check_exists(key)
         lifecycle = self._lifecycle(key)
         if not lifecycle.versions:
             await asyncio.shield(lifecycle.pending_load or lifecycle.load(_AS_KEPT))
-
-    def _shown(self, row: IndexEntry) -> IndexEntry:
-        repository, name = self._table.namespaces.split(row.name)
-        return replace(row, name=name, repository=repository)
-
-    def _index_rows(self, name: str) -> Sequence[IndexEntry]:
-        lifecycle = self._lifecycles.get(name)
-        directories = self._catalog.scan.duplicates.get(name)
-        if directories is None:
-            return lifecycle.index() if lifecycle is not None else [IndexEntry(name, None, ModelState.UNKNOWN)]
-        reason = duplicate_reason(name, directories)
-        if lifecycle is None or not lifecycle.versions:
-            return [IndexEntry(name, None, ModelState.UNAVAILABLE, reason)]
-        return [IndexEntry(row.name, row.version, row.state, row.reason or reason) for row in lifecycle.index()]
 
     def _lifecycle(self, name: str) -> ModelLifecycle:
         if name not in self._lifecycles:
@@ -371,18 +335,6 @@ class ModelRepository:
             f"with --model-control-mode=explicit (it is '{mode.value}')"
         )
 
-    def _list_clouds_later(self) -> None:
-        """Have object stores listed for the next index, if the last time is long ago."""
-        is_due = self._catalog.oldest_listing_s() > self._options.poll_interval_s
-        if is_due and not self._is_stopping and self._listing.done():
-            self._listing = self._scan_pool.submit(self._list_clouds)
-
-    def _list_clouds(self) -> None:
-        try:
-            self._catalog.list_clouds()
-        except OSError as error:
-            logger.warning("%s", error)
-
     def _check_storable(self, name: str) -> None:
         if self._overrides is None:
             raise InvalidArgumentError(
@@ -390,15 +342,9 @@ class ModelRepository:
             )
         check_storable(name)
 
-    def _check_exists(self, name: str, version: int | None) -> None:
-        layout = find_model(
-            self._catalog.roots,
-            name,
-            config_name=self._options.definition.config_name,
-            find_backend=backend_for_model_files,
-        )
-        if version is not None:
-            check_has_version(layout, version)
+    async def _check_exists(self, key: str, version: int | None = None) -> None:
+        assert self._loader is not None, "models are loaded after start only"
+        await self._in_scan_pool(self._loader.check_exists, key, version)
 
     async def _poll_scan(self) -> PollScan:
         return (await self._in_scan_pool(self._catalog.survey)).fingerprints
@@ -410,13 +356,6 @@ class ModelRepository:
         logger.info("model '%s' is gone from the repository", name)
         if name in self._lifecycles:
             await asyncio.shield(self._lifecycles[name].unload())
-
-    def _resolve_roots(self) -> Sequence[RepositoryRoot]:
-        options = self._options
-        local = [path for path in options.roots if isinstance(path, Path)]
-        found = iter(resolve_roots(local, model_name=options.model_name, find_backend=backend_for_model_files))
-        roots = [next(found) if isinstance(path, Path) else open_cloud_root(path, options) for path in options.roots]
-        return name_roots(roots, are_namespaces=options.has_namespaces)
 
     def _model_loader(self) -> LoadModel:
         if self._load_model is not None:

@@ -83,6 +83,10 @@ class EnsembleScheduler:
     def inflight(self) -> int:
         return len(self._runs)
 
+    def has_sequence(self, _sequence_id: int | str) -> bool:
+        """Never: sequences are under way on the models of the steps."""
+        return False
+
     def bind(self, binding: Binding | None, fault: str = "") -> None:
         """Use these models for requests from now on; those that run keep theirs. None: refuse them, with the reason."""
         former, self._binding, self._fault = self._binding, binding, fault

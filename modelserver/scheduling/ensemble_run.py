@@ -450,7 +450,7 @@ def _holds(tensor: Tensor | None, name: str) -> bool:
     value = bool(flat[0])
     if flat.size > 1 and not (flat == flat[0]).all():
         raise InvalidArgumentError(
-            f"the condition '{name}' differs among the rows of the request: send those that differ in requests of their own"
+            f"the condition '{name}' differs among the rows of the request: send rows that differ in different requests"
         )
     return value
 

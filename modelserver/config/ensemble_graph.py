@@ -1,0 +1,168 @@
+"""How the steps of an ensemble hang together, as far as its own config says: who writes what, and when.
+
+A step may have a condition, given by the ensemble's parameter `step.<index or model>.condition`: the name of a
+BOOL tensor of the ensemble, or `!` and the name. It is skipped where that is not so, and with it every step that
+cannot do without its outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from modelserver.config.problem import key_path
+from modelserver.config.report import Report
+from modelserver.config.schema import EnsembleStep, ModelConfig
+
+_CONDITION_KEY = re.compile(r"step\.(?P<step>.+)\.condition")
+_NOT = "!"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A step runs where the BOOL `tensor` is `expected`; one that is absent counts as false."""
+
+    tensor: str
+    expected: bool = True
+
+    def excludes(self, other: Condition) -> bool:
+        """Whether never both hold."""
+        return self.tensor == other.tensor and self.expected is not other.expected
+
+    def __str__(self) -> str:
+        return self.tensor if self.expected else f"{_NOT}{self.tensor}"
+
+
+Guards = frozenset[Condition]
+# Whether a step needs its model's input of that name, given the step's index: else it may run without.
+IsRequired = Callable[[int, str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleGraph:
+    """The steps and the tensors between them. `writers` are indexes of steps, by tensor, in the order of the config.
+
+    `conditions` are the steps' own ones.
+    """
+
+    steps: tuple[EnsembleStep, ...]
+    inputs: frozenset[str]
+    writers: Mapping[str, tuple[int, ...]]
+    conditions: Mapping[int, Condition]
+
+    def needs(self, index: int) -> tuple[str, ...]:
+        """The tensors that a step waits for: its inputs, and that of its condition."""
+        condition = self.conditions.get(index)
+        names = dict.fromkeys(self.steps[index].input_map.values())
+        if condition is not None:
+            names[condition.tensor] = None
+        return tuple(names)
+
+    def before(self, index: int) -> tuple[int, ...]:
+        """The steps that a step waits for, ascending."""
+        return tuple(sorted({writer for tensor in self.needs(index) for writer in self.writers.get(tensor, ())}))
+
+    def order(self) -> tuple[int, ...]:
+        """The steps, each after those that it waits for. Of a graph without cycles."""
+        done: dict[int, None] = {}
+        left = dict.fromkeys(range(len(self.steps)))
+        while left:
+            ready = [index for index in left if all(writer in done for writer in self.before(index))]
+            assert ready, "the graph was checked for cycles"
+            for index in ready:
+                done[index] = None
+                del left[index]
+        return tuple(done)
+
+    def guards(self, is_required: IsRequired) -> dict[int, Guards]:
+        """For each step the conditions that hold whenever it runs. Of a graph without cycles."""
+        guards: dict[int, Guards] = {}
+        for index in self.order():
+            own = self.conditions.get(index)
+            found = frozenset(() if own is None else (own,))
+            for name, tensor in self.steps[index].input_map.items():
+                writers = self.writers.get(tensor, ())
+                if writers and is_required(index, name):
+                    found |= frozenset.intersection(*(guards[writer] for writer in writers))
+            guards[index] = found
+        return guards
+
+    def name_of(self, index: int) -> str:
+        """The step in words."""
+        return f"step[{index}] (model '{self.steps[index].model_name}')"
+
+
+def are_exclusive(one: Guards, other: Guards) -> bool:
+    """Whether at most one of two steps with these guards runs."""
+    return any(first.excludes(second) for first in one for second in other)
+
+
+def ensemble_graph(config: ModelConfig) -> EnsembleGraph:
+    """The graph of an ensemble; what is wrong with it is left out (see `ensemble_rules`)."""
+    ensemble = config.ensemble_scheduling
+    steps = ensemble.step if ensemble is not None else ()
+    writers: dict[str, tuple[int, ...]] = {}
+    for index, step in enumerate(steps):
+        for tensor in dict.fromkeys(step.output_map.values()):
+            writers[tensor] = (*writers.get(tensor, ()), index)
+    conditions = {index: condition for _, index, condition in _conditions(config, steps, None)}
+    return EnsembleGraph(steps, frozenset(tensor.name for tensor in config.input), writers, conditions)
+
+
+def check_conditions(config: ModelConfig, report: Report) -> None:
+    """Report parameters that look like conditions and are none."""
+    ensemble = config.ensemble_scheduling
+    seen: dict[int, str] = {}
+    for key, index, _ in _conditions(config, ensemble.step if ensemble is not None else (), report):
+        if index in seen:
+            report.add(condition_path(key), f"step[{index}] has a condition already: '{seen[index]}'")
+        seen.setdefault(index, key)
+
+
+def condition_path(key: str) -> str:
+    """The field path of a condition."""
+    return key_path("parameters", key)
+
+
+def condition_keys(config: ModelConfig) -> dict[int, str]:
+    """The parameter that gives each step its condition."""
+    ensemble = config.ensemble_scheduling
+    steps = ensemble.step if ensemble is not None else ()
+    return {index: key for key, index, _ in _conditions(config, steps, None)}
+
+
+def _conditions(
+    config: ModelConfig, steps: Sequence[EnsembleStep], report: Report | None
+) -> Iterator[tuple[str, int, Condition]]:
+    for key, value in config.parameters.items():
+        if not key.startswith("step."):
+            continue
+        match = _CONDITION_KEY.fullmatch(key)
+        name = value.removeprefix(_NOT).strip()
+        problem = None
+        if match is None:
+            problem = "expected step.<index or model>.condition as key"
+        elif not name:
+            problem = "expected the name of a BOOL tensor of the ensemble, or ! and the name, got none"
+        else:
+            index = _step_of(match["step"], steps)
+            if isinstance(index, int):
+                yield key, index, Condition(name, not value.startswith(_NOT))
+            else:
+                problem = index
+        if problem is not None and report is not None:
+            report.add(condition_path(key), problem)
+
+
+def _step_of(text: str, steps: Sequence[EnsembleStep]) -> int | str:
+    """The step that a key means, or what is wrong with it."""
+    if text.isascii() and text.isdigit():
+        index = int(text)
+        return index if index < len(steps) else f"there is no step[{index}]: the ensemble has {len(steps)} steps"
+    indexes = [index for index, step in enumerate(steps) if step.model_name == text]
+    if not indexes:
+        return f"no step has the model '{text}'"
+    if len(indexes) > 1:
+        return f"several steps have the model '{text}': say which by its index, one of {indexes}"
+    return indexes[0]

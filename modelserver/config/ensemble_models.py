@@ -1,0 +1,206 @@
+"""What the models of an ensemble's steps must be, so that its tensors can pass from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from modelserver.config.ensemble_graph import EnsembleGraph, Guards, condition_keys, condition_path, ensemble_graph
+from modelserver.config.ensemble_scopes import find_scopes
+from modelserver.config.problem import Locations, Problem, key_path
+from modelserver.config.report import Report
+from modelserver.config.schema import EnsembleStep, ModelConfig, ModelInput, ModelOutput
+from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.datatype import Datatype
+
+_STEP = "ensemble_scheduling.step"
+
+# The config of a step's model; or in words why there is none; or None when that is not known yet.
+FindConfig = Callable[[EnsembleStep], ModelConfig | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a tensor of the ensemble begins or ends, and what it is there. `shape` has all dimensions."""
+
+    path: str
+    what: str
+    datatype: Datatype | None
+    shape: tuple[int, ...]
+
+
+def check_models(
+    config: ModelConfig, find: FindConfig, *, locations: Locations | None = None, source: str = "config.pbtxt"
+) -> tuple[Problem, ...]:
+    """Every problem of an ensemble with its models. Its own config has none (see `validate`), but may be incomplete."""
+    report = Report(source, locations)
+    if config.ensemble_scheduling is None:
+        return ()
+    models: dict[int, ModelConfig] = {}
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        found = find(step) if step.model_name else None
+        if isinstance(found, str):
+            report.add(f"{_STEP}[{index}].model_name", found)
+        elif found is not None:
+            models[index] = found
+            _check_step(config, step, index, found, report)
+    _check_tensors(config, models, report)
+    if len(models) == len(config.ensemble_scheduling.step) and not report.problems:
+        _check_runs(config, models, report)
+    return tuple(sorted(report.problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+
+
+def is_decoupled(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
+    """Whether an ensemble may have zero or more than one response: it says so, or the model of a step may."""
+    return config.is_decoupled or any(model.is_decoupled for model in models)
+
+
+def _check_step(config: ModelConfig, step: EnsembleStep, index: int, model: ModelConfig, report: Report) -> None:
+    path, name = f"{_STEP}[{index}]", step.model_name
+    _check_keys(
+        f"{path}.input_map", step.input_map, [tensor.name for tensor in model.input], f"input of '{name}'", report
+    )
+    _check_keys(
+        f"{path}.output_map", step.output_map, [tensor.name for tensor in model.output], f"output of '{name}'", report
+    )
+    missing = [tensor.name for tensor in model.input if not tensor.optional and tensor.name not in step.input_map]
+    if missing and step.input_map:
+        report.add(f"{path}.input_map", f"model '{name}' needs its inputs {missing}, which no tensor is mapped to")
+    if model.max_batch_size < config.max_batch_size:
+        limit = f"only {model.max_batch_size} rows" if model.max_batch_size else "no batches (max_batch_size 0)"
+        message = f"the ensemble allows max_batch_size {config.max_batch_size}, but model '{name}' {limit}"
+        report.add(f"{path}.model_name", message, f"lower max_batch_size of the ensemble to {model.max_batch_size}")
+
+
+def _check_keys(path: str, tensors: Mapping[str, str], names: Sequence[str], what: str, report: Report) -> None:
+    for name in tensors:
+        if name and name not in names:
+            hint = did_you_mean(suggest(name, names))
+            report.add(key_path(path, name), f"expected an {what}, one of {', '.join(names)}; got '{name}'", hint)
+
+
+def _check_tensors(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:
+    """Wherever a tensor is written and read it has one datatype, and shapes that can be the same."""
+    begins = _begins(config, models)
+    for tensor, ends in _ends(config, models).items():
+        written = begins.get(tensor, [])
+        for other in written[1:]:
+            _compare(tensor, written[0], other, report)
+        for end in ends:
+            for begin in written:
+                if not _compare(tensor, begin, end, report):
+                    break
+    keys = condition_keys(config)
+    for index, condition in ensemble_graph(config).conditions.items():
+        for begin in begins.get(condition.tensor, ())[:1]:
+            if begin.datatype is not Datatype.BOOL:
+                kind = begin.datatype.value if begin.datatype is not None else "of no type"
+                message = f"expected a tensor of BOOL, but '{condition.tensor}' is {kind} as {begin.what}"
+                report.add(condition_path(keys[index]), message)
+
+
+def _begins(config: ModelConfig, models: Mapping[int, ModelConfig]) -> dict[str, list[_End]]:
+    begins: dict[str, list[_End]] = {}
+    for position, tensor in enumerate(config.input):
+        end = _end(f"input[{position}]", f"input '{tensor.name}' of the ensemble", config, tensor)
+        begins.setdefault(tensor.name, []).append(end)
+    for index, step, model in _steps(config, models):
+        outputs = {output.name: output for output in model.output}
+        for name, written in step.output_map.items():
+            if name in outputs:
+                path = key_path(f"{_STEP}[{index}].output_map", name)
+                end = _end(path, f"output '{name}' of model '{step.model_name}'", model, outputs[name])
+                begins.setdefault(written, []).append(end)
+    return begins
+
+
+def _ends(config: ModelConfig, models: Mapping[int, ModelConfig]) -> dict[str, list[_End]]:
+    ends: dict[str, list[_End]] = {}
+    for index, step, model in _steps(config, models):
+        inputs = {tensor.name: tensor for tensor in model.input}
+        for name, read in step.input_map.items():
+            if name in inputs:
+                path = key_path(f"{_STEP}[{index}].input_map", name)
+                end = _end(path, f"input '{name}' of model '{step.model_name}'", model, inputs[name])
+                ends.setdefault(read, []).append(end)
+    for position, output in enumerate(config.output):
+        end = _end(f"output[{position}]", f"output '{output.name}' of the ensemble", config, output)
+        ends.setdefault(output.name, []).append(end)
+    return ends
+
+
+def _steps(config: ModelConfig, models: Mapping[int, ModelConfig]) -> list[tuple[int, EnsembleStep, ModelConfig]]:
+    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+    return [(index, step, models[index]) for index, step in enumerate(steps) if index in models]
+
+
+def _end(path: str, what: str, config: ModelConfig, tensor: ModelInput | ModelOutput) -> _End:
+    lead = (-1,) if config.max_batch_size > 0 else ()
+    return _End(path, what, tensor.data_type, lead + tuple(tensor.dims))
+
+
+def _compare(tensor: str, begin: _End, end: _End, report: Report) -> bool:
+    """Whether a tensor can pass from one to the other."""
+    if begin.datatype is not None and end.datatype is not None and begin.datatype is not end.datatype:
+        problem = f"has datatype {end.datatype.value}, but"
+        report.add(end.path, f"{end.what} {problem} tensor '{tensor}' is {begin.datatype.value} as {begin.what}")
+        return False
+    if len(begin.shape) == len(end.shape) and all(
+        one in (other, -1) or other == -1 for one, other in zip(begin.shape, end.shape, strict=True)
+    ):
+        return True
+    problem = f"has shape {list(end.shape)}, but"
+    hint = None
+    if len(begin.shape) != len(end.shape):
+        hint = "with max_batch_size > 0 a model's tensors have one more dimension, the batch"
+    report.add(end.path, f"{end.what} {problem} tensor '{tensor}' is {list(begin.shape)} as {begin.what}", hint)
+    return False
+
+
+def _check_runs(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:
+    """How often steps run, and whether they have what they need when they do."""
+    graph = ensemble_graph(config)
+    decoupled = [models[index].is_decoupled for index in range(len(graph.steps))]
+    _, conflicts = find_scopes(graph, decoupled, [output.name for output in config.output])
+    for conflict in conflicts:
+        path = "ensemble_scheduling" if conflict.step is None else f"{_STEP}[{conflict.step}]"
+        report.add(path, conflict.message)
+    required = {
+        (index, tensor.name) for index, model in models.items() for tensor in model.input if not tensor.optional
+    }
+    guards = graph.guards(lambda index, name: (index, name) in required)
+    _check_optional(config, graph, guards, required, report)
+
+
+def _check_optional(
+    config: ModelConfig,
+    graph: EnsembleGraph,
+    guards: Mapping[int, Guards],
+    required: set[tuple[int, str]],
+    report: Report,
+) -> None:
+    optional = {tensor.name for tensor in config.input if tensor.optional}
+    for index, step in enumerate(graph.steps):
+        for name, tensor in step.input_map.items():
+            if tensor in optional and (index, name) in required and not guards[index]:
+                needed = f"model '{step.model_name}' needs its input '{name}'"
+                message = f"input '{tensor}' of the ensemble is optional, but {needed}"
+                hint = "let the model's input be optional, or give the step a condition"
+                report.add(key_path(f"{_STEP}[{index}].input_map", name), message, hint)
+    for tensor, writers in graph.writers.items():
+        if len(writers) > 1:
+            _check_exclusive(tensor, writers, graph, guards, report)
+
+
+def _check_exclusive(
+    tensor: str, writers: Sequence[int], graph: EnsembleGraph, guards: Mapping[int, Guards], report: Report
+) -> None:
+    """As `ensemble_rules`, now that it is known which inputs a step can do without."""
+    for position, index in enumerate(writers):
+        for other in writers[:position]:
+            if not any(one.excludes(two) for one in guards[index] for two in guards[other]):
+                name = next(name for name, written in graph.steps[index].output_map.items() if written == tensor)
+                path = key_path(f"{_STEP}[{index}].output_map", name)
+                message = f"tensor '{tensor}' is also written by {graph.name_of(other)}, and both may run"
+                report.add(path, message, "give the steps conditions that exclude each other")
+                break
