@@ -16,6 +16,7 @@ from modelserver.config.inline_execution import InlineExecution, inline_executio
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
 from modelserver.execution.executor import Executor
+from modelserver.execution.hosted_worker import AnsweredExecutor, HostedElsewhere, HostedWorker
 from modelserver.execution.inline import decide_inline
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
 from modelserver.execution.inline_worker import DirectWorker, InlineWorker
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 0.01
 
 Scheduler = Batcher | DirectScheduler | SequenceBatcher
-AnyWorker = Worker | InlineWorker | DirectWorker
+AnyWorker = Worker | HostedWorker | InlineWorker | DirectWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +256,27 @@ class Staff:
             source = self.scheduler
         if self.is_inline:
             return InlineWorker(source, runner, self._loop, self._clock)
+        if isinstance(loaded.instance, HostedElsewhere) and loaded.instance.loop is self._loop:
+            return self._make_hosted_worker(loaded, loaded.instance, source)
         context = self._backend.context
         name = f"{context.model_name}/{context.version}/{loaded.name}"
         return Worker(name, source, runner, lambda: self._may_take(loaded))
+
+    def _make_hosted_worker(
+        self, loaded: LoadedInstance, instance: HostedElsewhere, source: BatchSource
+    ) -> HostedWorker:
+        executor = AnsweredExecutor(
+            loaded.instance, loaded.executor.assembler, instance_name=loaded.name, clock=self._clock
+        )
+        return HostedWorker(
+            source,
+            instance,
+            executor,
+            self._make_runner(executor),
+            self._clock,
+            may_take=lambda: self._may_take(loaded),
+            sends_ahead=lambda: len(self.members) == 1 and isinstance(source, Batcher),
+        )
 
     def _make_runner(self, executor: Executor) -> BatchRunner:
         if not executor.answers_later:

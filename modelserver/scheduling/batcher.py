@@ -171,7 +171,7 @@ class Batcher:
         """Wait for the next batch; None once the seat is closed. Called from the seat's worker thread."""
         while True:
             if not seat.may_take():
-                self._pass_on(seat)
+                self.pass_on(seat)
                 if seat.is_left:
                     return None
                 seat.sleep(_AWAY_NS)
@@ -181,7 +181,7 @@ class Batcher:
                 return batch
             seat.sleep(None if wait_until_ns is None else wait_until_ns - self._now_ns())
 
-    def _pass_on(self, seat: Seat) -> None:
+    def pass_on(self, seat: Seat) -> None:
         """The worker takes nothing for a while: nobody is to wake it, and what it was woken for is another's."""
         with self._lock:
             self._idle.unpark(seat)
