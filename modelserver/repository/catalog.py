@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from modelserver.discovery import backend_for_model_files
@@ -30,6 +31,7 @@ class Catalog:
         self.roots = tuple(roots)
         self._clouds = [root.cloud for root in self.roots if root.cloud is not None]
         self.scan = RepositoryScan()
+        self.listing: Future[None] | None = None
         self._config_name = config_name
         self._mtimes: tuple[int, ...] = ()
         self._mentioned: frozenset[IgnoredPath] = frozenset()
@@ -55,9 +57,17 @@ class Catalog:
             except CloudUnavailableError as error:
                 raise OSError(error.message) from error
 
-    def oldest_listing_s(self) -> float:
-        """How long ago an object store was listed, the one that was asked longest ago; 0 without any."""
-        return max((cloud.age_s for cloud in self._clouds), default=0.0)
+    def list_clouds_later(self, pool: Executor, max_age_s: float) -> None:
+        """Have object stores asked before the next look, if the last time was before `max_age_s`. Does not block."""
+        is_due = any(cloud.age_s > max_age_s for cloud in self._clouds)
+        if is_due and (self.listing is None or self.listing.done()):
+            self.listing = pool.submit(self._try_list_clouds)
+
+    def _try_list_clouds(self) -> None:
+        try:
+            self.list_clouds()
+        except OSError as error:
+            logger.warning("%s", error)
 
     def refresh(self) -> None:
         """Bring the list of models up to date: one `stat` per root if no model came or went; no object store is asked.

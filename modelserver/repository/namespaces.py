@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from modelserver.errors import InvalidArgumentError, NotFoundError
+from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
 SEPARATOR = "::"
 
@@ -59,6 +59,21 @@ class Namespaces:
             raise NotFoundError(
                 f"there is no model repository '{repository:.200}'; there are: {', '.join(self.repositories)}"
             )
+
+    def named(self, name: str, repository: str) -> str:
+        """The key of a model of this `repository`, if one is named, else the name.
+
+        Raises UnsupportedError without namespacing, as Triton does, and NotFoundError when there is no such one.
+        """
+        if not repository:
+            return name
+        if not self.is_on:
+            raise UnsupportedError(
+                f"repository '{repository:.200}': naming one repository is not supported without --model-namespacing; "
+                "leave its name out"
+            )
+        self.check(repository)
+        return key_of(repository, name)
 
     def keys(self, name: str, known: Iterable[str]) -> list[str]:
         """Those of the `known` keys that `name` (a name or a key) may mean."""

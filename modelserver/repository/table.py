@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ from modelserver.config.suggestion import suggest
 from modelserver.errors import NotFoundError, ServerError, UnavailableError
 from modelserver.repository.lifecycle import ModelLifecycle, ReadyTable
 from modelserver.repository.namespaces import Namespaces
-from modelserver.repository.roots import duplicate_reason
+from modelserver.repository.roots import RepositoryScan, duplicate_reason
+from modelserver.repository.state import IndexEntry, ModelState
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -56,6 +58,27 @@ class ModelTable:
         """The ready versions, ascending; empty for a model that is not ready, not known, or not the only one."""
         keys = self.known_keys(name)
         return self.lifecycles[keys[0]].versions if len(keys) == 1 else ()
+
+    def index_rows(self, scan: RepositoryScan, repository: str = "") -> list[IndexEntry]:
+        """A row for every version of every model here or in `scan`; of those in one repository if it is named."""
+        rows: list[IndexEntry] = []
+        for key in sorted({*self.lifecycles, *scan.names}):
+            if not repository or repository in scan.repositories.get(key, ()):
+                rows += self._rows_of(key, scan)
+        if not self.namespaces.is_on:
+            return rows
+        split = [self.namespaces.split(row.name) for row in rows]
+        return [replace(row, name=name, repository=found) for row, (found, name) in zip(rows, split, strict=True)]
+
+    def _rows_of(self, key: str, scan: RepositoryScan) -> Sequence[IndexEntry]:
+        lifecycle = self.lifecycles.get(key)
+        directories = scan.duplicates.get(key)
+        if directories is None:
+            return lifecycle.index() if lifecycle is not None else [IndexEntry(key, None, ModelState.UNKNOWN)]
+        reason = duplicate_reason(key, directories)
+        if lifecycle is None or not lifecycle.versions:
+            return [IndexEntry(key, None, ModelState.UNAVAILABLE, reason)]
+        return [IndexEntry(row.name, row.version, row.state, row.reason or reason) for row in lifecycle.index()]
 
     def missing(self, name: str, version: int | None, duplicates: Mapping[str, tuple[Path, ...]]) -> ServerError:
         """Why there is no such ready model. `duplicates` are not loaded because several repositories hold them."""

@@ -11,7 +11,7 @@ from support.cloud import CountingStore, MemoryBucket, memory_bucket
 from support.repositories import GatedLoader, infer, open_repository, write_model
 
 from modelserver.errors import AlreadyExistsError, NotFoundError, UnavailableError
-from modelserver.repository import cloud_opening
+from modelserver.repository import opening
 from modelserver.repository.cloud_store import CloudUnavailableError
 from modelserver.repository.options import ControlMode
 from modelserver.repository.repository import ModelRepository
@@ -45,7 +45,7 @@ class Cloud:
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     with memory_bucket("repository") as bucket:
         store = CountingStore(bucket)
-        monkeypatch.setattr(cloud_opening, "CloudStore", lambda *_: store)
+        monkeypatch.setattr(opening, "CloudStore", lambda *_: store)
         yield Cloud(bucket, store, tmp_path / "cache")
 
 
@@ -216,7 +216,7 @@ async def test_the_index_finds_new_models_after_a_while(cloud: Cloud) -> None:
     async with cloud.open(poll_interval_s=0.0) as repository:
         cloud.bucket.write_model("new")
         repository.index()
-        await asyncio.wrap_future(repository._listing)
+        await asyncio.wrap_future(repository._catalog.listing)
         assert ("new", None, "UNKNOWN") in rows(repository)
 
 

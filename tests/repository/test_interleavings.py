@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.repositories import IDENTITY_CONFIG, GatedLoader, infer, write_model
+from support.repositories import IDENTITY_CONFIG, GatedLoader, identity_request, write_model
 
 from modelserver.config.message import config_to_json
 from modelserver.config.pbtxt import parse_pbtxt
@@ -106,8 +106,22 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(name=NAMES, value=st.integers(0, 1000))
     def ask(self, name: str, value: int) -> None:
-        if self.repository.ready_versions(name):
-            self.begin(self.answers, infer(self.repository, name, value))
+        self.runner.run(self.submit(name, value))
+
+    async def submit(self, name: str, value: int) -> None:
+        """Have a request accepted, if a version is ready: from here on it must be answered."""
+        if not self.repository.ready_versions(name):
+            return
+        request = identity_request(name, value)
+        model = self.repository.get(name, None)
+        model.signature.check(request)
+        stream = model.submit(request)
+
+        async def read() -> None:
+            response = await stream.only()
+            assert response.outputs[0].data.tolist() == [[value, value]]
+
+        self.answers.add(asyncio.get_running_loop().create_task(read()))
 
     @rule(num_turns=st.integers(1, 20))
     def turn(self, num_turns: int) -> None:

@@ -396,7 +396,10 @@ async def test_a_load_that_meets_the_stop_loads_nothing(tmp_path: Path, monkeypa
     loader = GatedLoader()
     async with open_repository(tmp_path, loader=loader) as repository:
         # While it is looked whether there is such a model, the stop begins.
-        monkeypatch.setattr(repository, "_check_exists", lambda *_: setattr(repository, "_is_stopping", True))
+        def stop_begins(*_: object) -> None:
+            repository._is_stopping = True
+
+        monkeypatch.setattr(repository._loader, "check_exists", stop_begins)
         with pytest.raises(UnavailableError, match="shutting down"):
             await repository.load("m")
     assert loader.loaded == []

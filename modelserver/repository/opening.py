@@ -1,17 +1,18 @@
-"""From the address of a repository in an object store to the repository, with credentials and a place for copies."""
+"""From what `--model-repository` says to roots; those in object stores with credentials and a place for copies."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from modelserver.discovery import backend_for_model_files
 from modelserver.repository.cloud_cache import CloudCache
 from modelserver.repository.cloud_credentials import storage_options
 from modelserver.repository.cloud_root import CloudRoot
 from modelserver.repository.cloud_store import CloudStore
 from modelserver.repository.cloud_uri import CloudUri
 from modelserver.repository.options import RepositoryOptions
-from modelserver.repository.roots import RepositoryRoot
+from modelserver.repository.roots import RepositoryRoot, name_roots, resolve_roots
 
 # Triton's variables for where models of each cloud are copied to.
 _VARIABLES = {
@@ -21,7 +22,15 @@ _VARIABLES = {
 }
 
 
-def open_cloud_root(uri: CloudUri, options: RepositoryOptions) -> RepositoryRoot:
+def open_roots(options: RepositoryOptions) -> tuple[RepositoryRoot, ...]:
+    """The roots in the order of the options. Blocking; raises ServerError for one that cannot be used."""
+    local = [path for path in options.roots if isinstance(path, Path)]
+    found = iter(resolve_roots(local, model_name=options.model_name, find_backend=backend_for_model_files))
+    roots = [next(found) if isinstance(path, Path) else _open_cloud_root(path, options) for path in options.roots]
+    return name_roots(roots, are_namespaces=options.has_namespaces)
+
+
+def _open_cloud_root(uri: CloudUri, options: RepositoryOptions) -> RepositoryRoot:
     """Raises UnavailableError when the library is missing, InvalidArgumentError for a file or directory of no use."""
     directory = options.cloud_cache_directory or _default_directory(uri)
     cache = CloudCache(directory, max_bytes=options.cloud_cache_bytes)
