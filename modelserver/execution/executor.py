@@ -27,7 +27,7 @@ class Executor:
         self.assembler = assembler
         self.answers_later = isinstance(instance, BatchInstance) and instance.answers_later
         self._instance_name = instance_name
-        self._now_ns = clock.now_ns
+        self.now_ns = clock.now_ns
         self._prepare: Callable[[Sequence[InferRequest]], Any]
         self._call: Callable[[Any], Any]
         self._finish: Callable[[Sequence[InferRequest], Any], Any]
@@ -48,15 +48,15 @@ class Executor:
         """
         try:
             inputs = self._prepare(requests)
-            prepared_ns = self._now_ns()
+            prepared_ns = self.now_ns()
             outputs = self._call(inputs)
-            called_ns = self._now_ns()
+            called_ns = self.now_ns()
             responses = self._finish(requests, outputs)
         except ServerError as error:
             return [InferResponse(error=error) for _ in requests], None
         except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
             return self._failed(error, requests), None
-        return responses, BatchTiming(prepared_ns - start_ns, called_ns - prepared_ns, self._now_ns() - called_ns)
+        return responses, BatchTiming(prepared_ns - start_ns, called_ns - prepared_ns, self.now_ns() - called_ns)
 
     def execute_lone(self, request: InferRequest) -> tuple[InferResponse, tuple[int, int, int] | None]:
         """As `execute`, for a batch of one request: its response, and when it was prepared, called and finished.
@@ -66,15 +66,19 @@ class Executor:
         requests = [request]
         try:
             inputs = self._prepare(requests)
-            prepared_ns = self._now_ns()
+            prepared_ns = self.now_ns()
             outputs = self._call(inputs)
-            called_ns = self._now_ns()
+            called_ns = self.now_ns()
             [response] = self._finish(requests, outputs)
         except ServerError as error:
             return InferResponse(error=error), None
         except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
             return self._failed(error, requests)[0], None
-        return response, (prepared_ns, called_ns, self._now_ns())
+        return response, (prepared_ns, called_ns, self.now_ns())
+
+    def prepare(self, requests: Sequence[InferRequest]) -> Any:
+        """What the instance gets for these requests. Raises ServerError."""
+        return self._prepare(requests)
 
     @property
     def takes_several_batches(self) -> bool:
@@ -88,23 +92,24 @@ class Executor:
         assert isinstance(self.instance, BatchInstance), "the caller asked takes_several_batches"
         try:
             prepared = [self._prepare(requests) for requests in batches]
-            prepared_ns = self._now_ns()
+            prepared_ns = self.now_ns()
             results = self.instance.execute_batches(prepared)
-            infer_ns = (self._now_ns() - prepared_ns) // len(batches)
+            infer_ns = (self.now_ns() - prepared_ns) // len(batches)
         except ServerError as error:
             return [([InferResponse(error=error) for _ in requests], None) for requests in batches]
         except (Exception, SystemExit) as error:
             return [(self._failed(error, requests), None) for requests in batches]
         input_ns = (prepared_ns - start_ns) // len(batches)
         return [
-            self._finished(requests, result, input_ns, infer_ns)
+            self.finished(requests, result, input_ns, infer_ns)
             for requests, result in zip(batches, results, strict=True)
         ]
 
-    def _finished(
+    def finished(
         self, requests: Sequence[InferRequest], result: Any, input_ns: int, infer_ns: int
     ) -> tuple[list[InferResponse], BatchTiming | None]:
-        called_ns = self._now_ns()
+        """What `execute` returns, for a batch whose instance has answered `result`."""
+        called_ns = self.now_ns()
         try:
             if isinstance(result, ServerError):
                 raise result
@@ -113,7 +118,7 @@ class Executor:
             return [InferResponse(error=error) for _ in requests], None
         except Exception as error:
             return self._failed(error, requests), None
-        return responses, BatchTiming(input_ns, infer_ns, self._now_ns() - called_ns)
+        return responses, BatchTiming(input_ns, infer_ns, self.now_ns() - called_ns)
 
     def _failed(self, error: BaseException, requests: Sequence[InferRequest]) -> list[InferResponse]:
         logger.error(

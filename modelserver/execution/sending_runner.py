@@ -30,7 +30,7 @@ class SendingRunner(BatchRunner):
         self.num_executions += 1
         lines = self.desk.open(batch.requests, batch.enqueue_ns, batch.taken_ns)
         entries, timing = self._executor.execute(batch.requests, batch.taken_ns)
-        self._settle(batch, lines, entries, timing)
+        self.settle(batch, lines, entries, timing)
         self.is_busy = False
         if guard is not None:
             guard.note(self._now_ns() - batch.taken_ns)
@@ -42,16 +42,17 @@ class SendingRunner(BatchRunner):
         lines = [self.desk.open(batch.requests, batch.enqueue_ns, batch.taken_ns) for batch in batches]
         results = self._executor.execute_batches([batch.requests for batch in batches], batches[0].taken_ns)
         for batch, of_batch, (entries, timing) in zip(batches, lines, results, strict=True):
-            self._settle(batch, of_batch, entries, timing)
+            self.settle(batch, of_batch, entries, timing)
         self.is_busy = False
         return []
 
     def close(self, deadline_s: float) -> None:
         self.desk.close(deadline_s)
 
-    def _settle(
+    def settle(
         self, batch: Batch, lines: Sequence[Line], entries: Sequence[object], timing: BatchTiming | None
     ) -> None:
+        """Let what `execute` returned go its way, and record the batch."""
         for line, entry in zip(lines, entries, strict=True):
             line.settle(entry, has_failed=timing is None)
         if isinstance(batch, SequenceBatch):

@@ -1,0 +1,214 @@
+"""What drives an instance in a child process, on the event loop: no thread of the server waits for the answer.
+
+A request goes from the loop to the child and back to the loop; only the child wakes up in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from modelserver.core.clock import Clock
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.errors import InternalError, ServerError
+from modelserver.execution.executor import Executor
+from modelserver.execution.flight import OnDone, Result
+from modelserver.execution.runner import BatchRunner
+from modelserver.execution.sending import Line
+from modelserver.execution.sending_runner import SendingRunner
+from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.batcher import Batcher
+from modelserver.scheduling.source import BatchSource
+from modelserver.telemetry.statistics import BatchTiming
+
+logger = logging.getLogger(__name__)
+
+# How long an instance whose process is being restarted leaves the queue to the others before it looks again.
+_AWAY_S = 0.02
+# Messages on their way to a process that is quick: while it executes one, the next is there already.
+_MESSAGES_AHEAD = 2
+
+
+@runtime_checkable
+class HostedElsewhere(Protocol):
+    """An instance that executes without keeping its caller: `ProcessInstance`."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def begin(self, requests: Sequence[InferRequest], on_done: OnDone) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def can_execute(self) -> bool: ...
+
+
+class AnsweredExecutor(Executor):
+    """An executor whose instance has answered already: what runners call finishes a batch, and records it."""
+
+    result: Result = ()
+    input_ns = 0
+    infer_ns = 0
+
+    def execute(
+        self, requests: Sequence[InferRequest], start_ns: int  # noqa: ARG002
+    ) -> tuple[list[InferResponse], BatchTiming | None]:
+        return self.finished(requests, self.result, self.input_ns, self.infer_ns)
+
+    def execute_lone(self, request: InferRequest) -> tuple[InferResponse, tuple[int, int, int] | None]:
+        called_ns = self.now_ns()
+        [response], timing = self.finished([request], self.result, self.input_ns, self.infer_ns)
+        if timing is None:
+            return response, None
+        return response, (called_ns - timing.compute_infer_ns, called_ns, called_ns + timing.compute_output_ns)
+
+
+class HostedWorker:
+    """Sends batches to one instance, and delivers what comes back. It is its own seat.
+
+    `may_take` is asked before every batch. `sends_ahead`: batches may be sent while others are executed, if those are
+    known to be short; not where another instance might be free for them. Everything but `start`, `close` and `join`
+    runs on the event loop thread.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        instance: HostedElsewhere,
+        executor: AnsweredExecutor,
+        runner: BatchRunner,
+        clock: Clock,
+        *,
+        may_take: Callable[[], bool],
+        sends_ahead: Callable[[], bool],
+    ) -> None:
+        self.runner = runner
+        self.is_parked = False
+        self.is_woken = False
+        self.is_closed = False
+        self.is_left = False
+        self._source = source
+        self._instance = instance
+        self._executor = executor
+        self._loop = instance.loop
+        self._loop_thread_id: int | None = None  # known from the first turn on
+        self._now_ns = clock.now_ns
+        self._may_take = may_take
+        self._sends_ahead = sends_ahead
+        self._num_out = 0  # batches
+        self._num_messages = 0
+        self._has_ended = threading.Event()
+
+    def start(self) -> None:
+        self._source.post(self._take_turn)
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._loop_thread_id:
+            self._loop.call_soon(self._take_turn)
+        else:
+            self._source.post(self._take_turn)
+
+    def settle(self) -> None:
+        """The signal is a turn; one too many does no harm."""
+
+    def close(self) -> None:
+        self._source.close_seat(self)
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait for the batches on their way. From any thread but the loop's."""
+        if not self._loop.is_running():
+            return True
+        return self._has_ended.wait(timeout_s)
+
+    def _take_turn(self) -> None:
+        self._loop_thread_id = threading.get_ident()
+        while self._has_room():
+            if not self._may_take() and isinstance(self._source, Batcher):
+                self._source.pass_on(self)
+                if not self.is_left:
+                    self._loop.call_later(_AWAY_S, self._take_turn)
+                break
+            batch, wait_until_ns = self._source.try_take(self)
+            if batch is None:
+                if wait_until_ns is not None:
+                    self._loop.call_later(max(0, wait_until_ns - self._now_ns()) / 1e9, self._take_turn)
+                break
+            num_further = self.runner.num_further
+            further = self._source.take_more(self, num_further) if num_further > 0 else []
+            self._begin([batch, *further] if further else [batch])
+        if self.is_left and not self._num_out:
+            self._has_ended.set()
+
+    def _has_room(self) -> bool:
+        if self.is_left:
+            return False
+        if not self._num_messages:
+            return True
+        return self._num_messages < _MESSAGES_AHEAD and self.runner.num_further > 0 and self._sends_ahead()
+
+    def _begin(self, batches: list[Batch]) -> None:
+        runner = self.runner
+        runner.is_busy = True
+        self._num_out += len(batches)
+        self._num_messages += 1
+        message = _Message(len(batches))
+        for batch in batches:
+            lines = (
+                runner.desk.open(batch.requests, batch.enqueue_ns, batch.taken_ns)
+                if isinstance(runner, SendingRunner)
+                else ()
+            )
+            try:
+                requests = self._executor.prepare(batch.requests)
+            except ServerError as error:
+                self._on_done(message, batch, lines, error)
+            except Exception as error:
+                logger.exception("a batch cannot be prepared")
+                self._on_done(message, batch, lines, InternalError(f"a batch cannot be prepared: {error!r}"))
+            else:
+                self._instance.begin(requests, partial(self._on_done, message, batch, lines))
+        message.sent_ns = self._now_ns()
+        self._instance.flush()
+
+    def _on_done(self, message: _Message, batch: Batch, lines: Sequence[Line], result: Result) -> None:
+        """A batch has its result: record and deliver it, and see to the next."""
+        self._num_out -= 1
+        message.num_out -= 1
+        executor = self._executor
+        now_ns = self._now_ns()
+        # Each batch of a message is given its share of the time that the message took.
+        executor.infer_ns = max(0, now_ns - message.sent_ns) // message.size
+        executor.input_ns = max(0, message.sent_ns - batch.taken_ns)
+        executor.result = result
+        runner = self.runner
+        if isinstance(runner, SendingRunner):
+            runner.num_executions += 1
+            entries: Any
+            entries, timing = executor.execute(batch.requests, batch.taken_ns)
+            runner.settle(batch, lines, entries, timing)
+            runner.is_busy = self._num_out > 0
+            self._source.deliver(())
+        else:
+            deliveries = runner.run(batch)
+            runner.is_busy = self._num_out > 0
+            self._source.deliver(deliveries)
+        executor.result = ()
+        if not message.num_out:
+            self._num_messages -= 1
+            if not self.is_parked:
+                self._take_turn()
+
+
+class _Message:
+    """Batches that were sent together."""
+
+    __slots__ = ("num_out", "sent_ns", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.num_out = size
+        self.sent_ns = 0
