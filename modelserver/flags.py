@@ -30,8 +30,6 @@ class FlagState(enum.Enum):
     ACCEPTED = "accepted, no effect yet"
     # Replaced by another flag, whose value it sets or which has taken its place.
     DEPRECATED = "deprecated"
-    # Promises protection that is not there: setting it stops the server rather than serving unprotected.
-    REFUSED = "refused until it is enforced"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
+from modelserver.access import Access, parse_access
 from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import (
@@ -42,7 +43,6 @@ DEPRECATED = "Deprecated"
 
 _NOT_YET = FlagState.ACCEPTED
 _OLD = FlagState.DEPRECATED
-_REFUSED = FlagState.REFUSED
 _PORT: dict[str, int] = {"minimum": 0, "maximum": 65535}
 _INT_MAX = 2**31 - 1
 _MODES = ("none", "poll", "explicit")
@@ -106,9 +106,9 @@ class ServerOptions:
     http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
     http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1))
     reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port, and that of the metrics, with other processes (SO_REUSEPORT)."))
-    http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters.", state=_NOT_YET, metavar="REGEX"))
+    http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters, with their names in lower case; it may match anywhere in a name, in whatever case.", metavar="REGEX"))
     http_thread_count: int = field(default=8, metadata=flag(HTTP, "One event loop serves all connections, whatever this says.", state=_NOT_YET, minimum=1))
-    http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need a header.", state=_REFUSED, metavar="API[,API...]:KEY=VALUE"))
+    http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need the header KEY with that value: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging. Repeat for several.", metavar="API[,API...]:KEY=VALUE"))
 
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
     grpc_address: str = field(default="0.0.0.0", metadata=flag(GRPC, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
@@ -124,7 +124,7 @@ class ServerOptions:
     grpc_max_connection_age: int | None = field(default=None, metadata=flag(GRPC, "Milliseconds after which a connection is closed, for load balancing.", minimum=1))
     grpc_max_connection_age_grace: int | None = field(default=None, metadata=flag(GRPC, "Milliseconds that its calls are then given.", minimum=1))
     reuse_grpc_port: bool = field(default=False, metadata=flag(GRPC, "Share the port with other processes (SO_REUSEPORT)."))
-    grpc_header_forward_pattern: str = field(default="", metadata=flag(GRPC, "Metadata to hand to models as request parameters.", state=_NOT_YET, metavar="REGEX"))
+    grpc_header_forward_pattern: str = field(default="", metadata=flag(GRPC, "Metadata to hand to models as request parameters; it may match anywhere in a key, in whatever case.", metavar="REGEX"))
     grpc_infer_thread_count: int = field(default=2, metadata=flag(GRPC, "One event loop serves all calls, whatever this says.", state=_NOT_YET, minimum=1))
     grpc_infer_allocation_pool_size: int = field(default=8, metadata=flag(GRPC, "Messages kept for reuse; ours are not.", state=_NOT_YET, minimum=0))
     grpc_max_response_pool_size: int = field(default=_INT_MAX, metadata=flag(GRPC, "Responses of a stream kept for a slow reader; ours wait for it.", state=_NOT_YET, minimum=1))
@@ -133,7 +133,7 @@ class ServerOptions:
     grpc_server_cert: str = field(default="", metadata=flag(GRPC, "Certificate of the server for --grpc-use-ssl. Read again when it changes.", metavar="FILE"))
     grpc_server_key: str = field(default="", metadata=flag(GRPC, "Private key of --grpc-server-cert.", metavar="FILE"))
     grpc_root_cert: str = field(default="", metadata=flag(GRPC, "Certificates of the authorities one of which must have signed every client's certificate, for --grpc-use-ssl-mutual.", metavar="FILE"))
-    grpc_restricted_protocol: tuple[str, ...] = field(default=(), metadata=flag(GRPC, "Groups of methods that need a metadata key.", state=_REFUSED, metavar="API[,API...]:KEY=VALUE"))
+    grpc_restricted_protocol: tuple[str, ...] = field(default=(), metadata=flag(GRPC, "Groups of methods that need the metadata triton-grpc-protocol-KEY with that value; as for --http-restricted-api. Repeat for several.", metavar="API[,API...]:KEY=VALUE"))
 
     allow_metrics: bool = field(default=True, metadata=flag(METRICS, "Serve metrics for Prometheus."))
     metrics_address: str = field(default="", metadata=flag(METRICS, "Address to listen on; empty: that of HTTP.", metavar="ADDRESS"))
@@ -192,17 +192,12 @@ class ServerOptions:
             raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
         _check_ports(self)
         _check_tls(self)
+        self.http_access, self.grpc_access  # noqa: B018 - raises for what is no rule
         missing = [path for path in self.backend_directory if not Path(path).is_dir()]
         if missing:
             raise InvalidArgumentError(f"--backend-directory: there is no directory {missing[0]}")
         if self.model_name and len(self.model_repository) > 1:
             raise InvalidArgumentError("--model-name needs a single --model-repository: the model's own directory")
-        for option in option_table():
-            if option.flag.state is FlagState.REFUSED and getattr(self, option.name) != option.default:
-                raise InvalidArgumentError(
-                    f"{option.flag_name} is not enforced yet, so the server does not start with it: "
-                    "protect the port by a proxy and leave the flag out"
-                )
 
     @property
     def is_one_port(self) -> bool:
@@ -219,6 +214,21 @@ class ServerOptions:
     def cache_settings(self) -> CacheSettings | None:
         """The response cache that is asked for; None: none."""
         return parse_cache_config(self.cache_config, self.response_cache_byte_size)
+
+    @property
+    def http_access(self) -> Access:
+        """Who may call what over HTTP, and which headers are forwarded."""
+        return parse_access("--http-restricted-api", self.http_restricted_api, self.http_header_forward_pattern)
+
+    @property
+    def grpc_access(self) -> Access:
+        """As `http_access`, over gRPC."""
+        return parse_access(
+            "--grpc-restricted-protocol",
+            self.grpc_restricted_protocol,
+            self.grpc_header_forward_pattern,
+            prefix="triton-grpc-protocol-",
+        )
 
     @property
     def backend_options(self) -> dict[str, dict[str, str]]:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from modelserver.dataplane import DataPlane
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
+from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options import ServerOptions
@@ -81,7 +82,12 @@ def wire_limits(options: ServerOptions) -> WireLimits:
 
 def http_limits(options: ServerOptions) -> HttpLimits:
     """The limits of the HTTP frontend."""
-    return HttpLimits(max_body_bytes=options.http_max_input_size)
+    return HttpLimits(max_body_bytes=options.http_max_input_size, access=options.http_access)
+
+
+def grpc_limits(options: ServerOptions) -> GrpcLimits:
+    """The limits of the gRPC frontend."""
+    return GrpcLimits(access=options.grpc_access)
 
 
 def _http_address(options: ServerOptions) -> Address:
@@ -162,6 +168,7 @@ def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str,
         tuple(plans.values()),
         CorePlanes(frontends.dataplane, frontends.http, frontends.grpc),
         http_limits=http_limits(options),
+        grpc_limits=grpc_limits(options),
         log_level=logging.DEBUG if options.log_verbose else logging.INFO,
     )
     return dict(zip(plans, processes.wires, strict=True))

@@ -25,8 +25,8 @@ from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
-from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, http_limits, make_ports
 from modelserver.plane_calls import PlaneCalls
+from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, grpc_limits, http_limits, make_ports
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
@@ -169,7 +169,7 @@ class Server:
         return Frontends(
             dataplane=self.dataplane,
             http=HttpFrontend(self.dataplane, self.controlplane, http_limits(options)) if options.allow_http else None,
-            grpc=GrpcFrontend(self.dataplane, self.controlplane) if options.allow_grpc else None,
+            grpc=GrpcFrontend(self.dataplane, self.controlplane, grpc_limits(options)) if options.allow_grpc else None,
             metrics=MetricsFrontend(self._metrics().collect) if options.allow_metrics else None,
         )
 

@@ -17,12 +17,12 @@ class RelayStream(ResponseStream):
         self._reader = reader
         self.is_finished = False
 
-    @property
+    @property  # type: ignore[override]  # a constant of each kind of reader; here, of the one behind
     def reads_later(self) -> bool:
         return self._reader.reads_later
 
     @property
-    def on_read(self) -> Callable[[], None] | None:  # type: ignore[override]  # it is the reader who reads
+    def on_read(self) -> Callable[[], None] | None:
         return self._reader.on_read
 
     @on_read.setter

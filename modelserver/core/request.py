@@ -95,5 +95,12 @@ class InferRequest:
             self.on_cancel(self)
 
 
+def forward(request: InferRequest, headers: Mapping[str, str]) -> None:
+    """Add forwarded headers to a request's parameters; they win over what the body says, as proxies set them."""
+    request.parameters = {**request.parameters, **headers}
+    # What was remembered of like requests has other parameters.
+    request.form = None
+
+
 # What a worker hands back across the thread boundary: one entry per response, one call per batch.
 Delivery = tuple[InferRequest, InferResponse]

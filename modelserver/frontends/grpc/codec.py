@@ -7,10 +7,11 @@ received bytes; `head` reads what comes before them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from modelserver.access import Access
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.template import VIEW_BYTES
@@ -40,6 +41,7 @@ class GrpcLimits:
 
     max_tensors: int = 1024
     max_stream_inflight: int = 256
+    access: Access = field(default_factory=Access)
 
 
 DEFAULT_LIMITS = GrpcLimits()

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from modelserver.config.message import config_to_message
+from modelserver.core.request import forward
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from modelserver.frontends.grpc import codec, replies
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
@@ -20,6 +21,7 @@ from modelserver.frontends.grpc.health import Health
 from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from modelserver.frontends.grpc.reflection import Reflection
 from modelserver.frontends.grpc.regions import Regions
+from modelserver.frontends.grpc.restricted import restricted
 from modelserver.frontends.grpc.stream import InferStream
 from modelserver.frontends.grpc.tasks import Tasks
 from modelserver.frontends.grpc.unary import UnaryReply
@@ -51,6 +53,7 @@ class GrpcFrontend:
         self._controlplane = controlplane
         self._limits = limits
         self._decoder = InferDecoder(limits)
+        self._forwards = bool(limits.access.forward_pattern)
         self._tasks = Tasks()
         self._streams: set[InferStream] = set()
         self._draining = asyncio.Event()
@@ -65,7 +68,8 @@ class GrpcFrontend:
             ),
         )
         own = {f"/{SERVICE}/{name}": method for name, method in self._own_methods().items()}
-        self.methods: Mapping[str, Method] = {**own, **health.methods, **reflection.methods}
+        methods = {**own, **health.methods, **reflection.methods}
+        self.methods: Mapping[str, Method] = restricted(methods, limits.access)
 
     def drain(self) -> None:
         """Open streams take no more requests and end when what is in flight is answered. Called once, at shutdown."""
@@ -99,6 +103,8 @@ class GrpcFrontend:
         try:
             request = self._decoder.decode(call.message, reply)
             request.deadline_ns = call.deadline_ns
+            if self._forwards and (headers := self._limits.access.forwarded(call.metadata)):
+                forward(request, headers)
             reply.request = request
             call.on_cancel = request.cancel
             self._dataplane.infer(request)

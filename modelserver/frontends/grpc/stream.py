@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InferRequest, forward
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
@@ -37,7 +37,7 @@ class _Slot(ResponseStream):
         self._owner = owner
         self.request: InferRequest | None = None
         self.request_id = ""
-        self.held: list[InferResponse] = []
+        self.held: list[InferResponse] | None = None
         self.is_free = False  # responses are sent as they come
 
     def deliver(self, response: InferResponse) -> None:
@@ -60,6 +60,7 @@ class InferStream:
         self._dataplane = dataplane
         self._decode = decoder.decode
         self._limits = limits
+        self._headers = limits.access.forwarded(call.metadata)
         self._ends_on_error = str(call.metadata.get("triton_grpc_error", "")).lower() == "true"
         self._open: dict[_Slot, None] = {}  # those whose last response was not sent, as they came
         self._turns: deque[_Slot] = deque()  # those that are answered in order and have not ended
@@ -116,6 +117,8 @@ class InferStream:
             slot.request = request = self._decode(message, slot)
             slot.request_id = request.id
             request.deadline_ns = self._call.deadline_ns
+            if self._headers is not None:
+                forward(request, self._headers)
             self._dataplane.infer(request)
             slot.is_free = request.is_decoupled
         except Exception as error:
@@ -125,70 +128,65 @@ class InferStream:
                 slot.is_free = slot.request.is_decoupled
             slot.deliver(InferResponse(error=as_server_error(error)))
         # Only now it is known whose turn it is. The model may have answered already.
-        if not slot.is_free:
-            self._turns.append(slot)
-            if slot.held and self._turns[0] is slot:
-                self._advance()
-                self._tell()
-        elif slot.held:
-            self._release(slot)
-            self._tell()
+        turns, held = self._turns, slot.held
+        if held is None or (turns and not slot.is_free):
+            if not slot.is_free:
+                turns.append(slot)
+            return
+        slot.held = None
+        if not (slot.is_free or slot.is_finished):
+            turns.append(slot)
+        for response in held:
+            self._push(slot, response)
 
     def take(self, slot: _Slot, response: InferResponse) -> None:
         """A response of a request has come."""
         turns = self._turns
-        if not slot.is_free and slot.request is not None and slot.request.is_decoupled and slot in turns:
-            self._free(slot)  # in a front process this is known from the first response on
-        if slot.is_free:
-            self._outgoing.append((slot, response))
-        elif turns and turns[0] is slot:
-            self._outgoing.append((slot, response))
+        if turns and turns[0] is slot:
+            self._push(slot, response)
             if response.is_final:
                 turns.popleft()
                 self._advance()
+            return
+        if not slot.is_free and slot.request is not None and slot.request.is_decoupled and slot in turns:
+            # In a front process this is known from the first response on. No other one waits for it, nor it for others.
+            slot.is_free = True
+            turns.remove(slot)
+        if slot.is_free:
+            self._push(slot, response)
+        elif slot.held is None:
+            slot.held = [response]
         else:
             slot.held.append(response)
-            return
-        self._tell()
-
-    def _free(self, slot: _Slot) -> None:
-        """The slot waits for no turn, and no other one waits for it."""
-        slot.is_free = True
-        self._turns.remove(slot)
-        self._advance()
 
     def _advance(self) -> None:
         """Let go what has waited for its turn."""
         turns = self._turns
-        while turns and turns[0].held:
-            if not self._release(turns[0]):
+        while turns and (held := turns[0].held) is not None:
+            slot = turns[0]
+            slot.held = None
+            if slot.is_finished:
+                turns.popleft()
+            for response in held:
+                self._push(slot, response)
+            if not slot.is_finished:
                 return
-            turns.popleft()
 
-    def _release(self, slot: _Slot) -> bool:
-        """Let the slot's responses go; whether the last one was among them."""
-        self._outgoing.extend([(slot, response) for response in slot.held])
-        slot.held.clear()
-        return slot.is_finished
-
-    def _tell(self) -> None:
-        """Something may be sent."""
-        if not self._is_sending and not self._send_ready_now():
+    def _push(self, slot: _Slot, response: InferResponse) -> None:
+        """The response may be sent: at once if that takes no waiting, else by the call's own task."""
+        outgoing, send_now = self._outgoing, self._call.send_now
+        if outgoing or self._is_sending or send_now is None or self._ends_on_error:
+            outgoing.append((slot, response))
             self._has_news.set()
-
-    def _send_ready_now(self) -> bool:
-        """As `_send_ready`, without waiting; False when something is left for the call's own task to do."""
-        send_now, outgoing = self._call.send_now, self._outgoing
-        if send_now is None or self._ends_on_error:
-            return False
-        while outgoing:
-            slot, response = outgoing[0]
-            parts = self._encode(slot, response)
-            if parts is not None and not send_now(parts):
-                return False
-            outgoing.popleft()
-            self._has_sent(slot, response)
-        return bool(self._open) or self._reader is None or not self._reader.done()
+            return
+        parts = self._encode(slot, response)
+        if parts is not None and not send_now(parts):
+            outgoing.append((slot, response))
+            self._has_news.set()
+            return
+        self._has_sent(slot, response)
+        if not self._open and self._reader is not None and self._reader.done():
+            self._has_news.set()
 
     async def _write(self, reader: asyncio.Task[None]) -> None:
         while True:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InferRequest, forward
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
@@ -59,6 +59,9 @@ class Generate:
     ) -> None:
         config = self._dataplane.model_config(name, version)
         request = decode_generate(name, version, config, body, self._limits)
+        forwarded = self._limits.access.forwarded(exchange.head.headers)
+        if forwarded is not None:
+            forward(request, forwarded)
         reply = make_reply()
         request.stream = reply
         reply.request = request

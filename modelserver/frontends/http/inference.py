@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from modelserver.core.request import InferRequest
+from modelserver.access import Access
+from modelserver.core.request import InferRequest, forward
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
@@ -43,10 +44,20 @@ class InferHead:
     `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size.
     """
 
-    __slots__ = ("accepts_events", "accepts_json", "answer_encoding", "is_encoded", "json_len", "name", "version")
+    __slots__ = (
+        "accepts_events",
+        "accepts_json",
+        "answer_encoding",
+        "forwarded",
+        "is_encoded",
+        "json_len",
+        "name",
+        "version",
+    )
 
-    def __init__(self, head: HttpHead, name: str, version: str | None) -> None:
-        """Raises NotFoundError for a version that is no number."""
+    def __init__(self, head: HttpHead, name: str, version: str | None, access: Access) -> None:
+        """Raises NotFoundError for a version that is no number, InvalidArgumentError for a header as `Access` does."""
+        self.forwarded = access.forwarded(head.headers)
         self.name = name
         self.version = parse_version(name, version)
         self.is_encoded = "content-encoding" in head.headers
@@ -73,7 +84,7 @@ class Inference:
 
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """As `answer`, for a head that was not read before."""
-        head = InferHead(exchange.head, name, version)
+        head = InferHead(exchange.head, name, version, self._limits.access)
         exchange.head.memo = head
         self.answer(exchange, head)
 
@@ -101,6 +112,8 @@ class Inference:
                 request.stream = reply
             else:
                 request, form = self._decode(head.name, head.version, body, json_len, reply)
+            if head.forwarded is not None:
+                forward(request, head.forwarded)
             reply.request, reply.form = request, form
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)
@@ -122,6 +135,8 @@ class Inference:
                 request, form = self._decode(head.name, head.version, body, head.json_len, reply)
             if form.is_binary or (form.listed and any(form.listed.values())):
                 raise InvalidArgumentError("events are text: outputs cannot be binary, ask for them as JSON")
+            if head.forwarded is not None:
+                forward(request, head.forwarded)
             reply.request = request
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)

@@ -1,8 +1,10 @@
-"""What an HTTP request may ask of the server before anything is parsed or allocated for it."""
+"""What an HTTP request may ask of the server: how much, which calls, and with which of its headers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from modelserver.access import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +21,4 @@ class HttpLimits:
     max_name_len: int = 1024
     # NumPy 1.x arrays end at 32 dimensions.
     max_rank: int = 32
+    access: Access = field(default_factory=Access)

@@ -14,6 +14,7 @@ from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, InferHead, parse_version
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.regions import Regions
+from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
 
@@ -57,14 +58,13 @@ class HttpFrontend:
         control = Control(controlplane, self.limits)
         generate = Generate(dataplane, self.limits)
         self._answer_infer = inference.answer
-        self._router = Router(
-            (
-                *self._table(inference, control),
-                *_generate_routes(generate),
-                *_unsupported_routes(),
-                *Regions(dataplane, self.limits).routes(),
-            )
+        routes = (
+            *self._table(inference, control),
+            *_generate_routes(generate),
+            *_unsupported_routes(),
+            *Regions(dataplane, self.limits).routes(),
         )
+        self._router = Router(restricted(routes, self.limits.access))
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
         return (

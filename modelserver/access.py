@@ -1,0 +1,133 @@
+"""Who may call what, and what callers' headers become: the same rules for both protocols, from the flags.
+
+Triton's groups of calls are protected by one header each, whose value is a shared secret.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hmac import compare_digest
+
+from modelserver.errors import InvalidArgumentError
+from modelserver.flags import nearest_hint
+
+# Parameters that mean something to the server: no header may set one.
+RESERVED_PARAMETERS = frozenset(
+    {
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "timeout",
+        "binary_data_output",
+        "headers",
+    }
+)
+RESERVED_PREFIX = "triton_"
+
+
+class ApiGroup(enum.Enum):
+    """Calls that are protected together; the values are the flags' words."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Calls of these groups need the header `key`, in lower case, with the value `secret`."""
+
+    groups: tuple[ApiGroup, ...]
+    key: str
+    secret: str
+
+    def allows(self, headers: Mapping[str, str | bytes]) -> bool:
+        """Whether a call with these headers may be made."""
+        given = headers.get(self.key)
+        if given is None:
+            return False
+        encoded = given.encode(errors="replace") if isinstance(given, str) else given
+        return compare_digest(encoded, self.secret.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The rules of one protocol. `forward_pattern` is a regular expression for names of headers."""
+
+    restrictions: tuple[Restriction, ...] = ()
+    forward_pattern: str = ""
+
+    def restriction(self, group: ApiGroup) -> Restriction | None:
+        """What calls of that group need, if anything."""
+        return next((each for each in self.restrictions if group in each.groups), None)
+
+    def forwarded(self, headers: Mapping[str, str | bytes]) -> dict[str, str] | None:
+        """The headers that become parameters of the request; None where there are none.
+
+        As in Triton the pattern may match anywhere in the name, in whatever case. Names are in lower case, since
+        HTTP/2 has no others. Raises InvalidArgumentError for a name that is reserved.
+        """
+        if not self.forward_pattern:
+            return None
+        return {
+            name: value if isinstance(value, str) else value.decode("latin-1")
+            for name, value in headers.items()
+            if self._forwards(name)
+        } or None
+
+    def _forwards(self, name: str) -> bool:
+        # `re` remembers what it has compiled.
+        if re.search(self.forward_pattern, name, re.IGNORECASE) is None:
+            return False
+        if name in RESERVED_PARAMETERS or name.startswith(RESERVED_PREFIX):
+            raise InvalidArgumentError(f"header '{name:.100}' cannot be forwarded: that parameter's name is reserved")
+        return True
+
+
+def parse_access(flag: str, restrictions: Sequence[str], forward_pattern: str, *, prefix: str = "") -> Access:
+    """The rules that flags write; `prefix` precedes each key on the wire, `flag` is named in errors.
+
+    Raises InvalidArgumentError for what is no rule, an unknown group, one that is in two rules, or a pattern that is
+    no regular expression.
+    """
+    rules = tuple(_parse_restriction(flag, text, prefix) for text in restrictions)
+    groups = [group for rule in rules for group in rule.groups]
+    repeated = next((group for group in groups if groups.count(group) > 1), None)
+    if repeated is not None:
+        raise InvalidArgumentError(
+            f"{flag}: '{repeated.value}' is there more than once; a group can need one header only"
+        )
+    try:
+        re.compile(forward_pattern)
+    except re.error as error:
+        raise InvalidArgumentError(
+            f"the pattern of headers to forward, '{forward_pattern}', is no regular expression: {error}"
+        ) from None
+    return Access(rules, forward_pattern)
+
+
+def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:
+    names, colon, rule = text.partition(":")
+    key, equals, secret = rule.partition("=")
+    if not colon or not equals or not key.strip() or not secret:
+        raise InvalidArgumentError(f"{flag} expects <group>[,<group>...]:<key>=<value>, got '{names}:...'")
+    known = {group.value: group for group in ApiGroup}
+    groups = []
+    for name in names.split(","):
+        group = known.get(name.strip())
+        if group is None:
+            raise InvalidArgumentError(
+                f"{flag}: unknown group '{name.strip()}', expected one of {', '.join(known)}{nearest_hint(name, known)}"
+            )
+        groups.append(group)
+    return Restriction(tuple(groups), prefix + key.strip().lower(), secret)
