@@ -18,9 +18,9 @@ def open_store(settings: CacheSettings | None) -> AnswerStore | None:
     if isinstance(settings, LocalSettings):
         return LocalStore(settings.max_bytes, ttl_s=settings.ttl_s)
     try:
-        from modelserver.cache.redis_store import RedisStore  # noqa: PLC0415  # its library is an extra
+        from modelserver.cache.redis_store import RedisStore  # its library is an extra
     except ImportError as error:
         raise UnsupportedError(
             f"--cache-config=redis needs the extra 'redis': pip install 'modelserver[redis]' ({error})"
-        )
+        ) from error
     return RedisStore(settings)

@@ -13,7 +13,7 @@ _FLAG = "--cache-config"
 _LOCAL_KEYS = ("size", "ttl")
 _REDIS_KEYS = (
     "host", "port", "user", "password", "db", "connect_timeout", "socket_timeout", "pool_size", "wait_timeout",
-    "tls_enabled", "cert", "key", "cacert", "cert_dir", "sni", "ttl",
+    "tls_enabled", "cert", "key", "cacert", "cert_dir", "ttl",
 )  # fmt: skip
 _KEYS: Mapping[str, tuple[str, ...]] = {"local": _LOCAL_KEYS, "redis": _REDIS_KEYS}
 # A value may contain a comma, as passwords do, unless a key and an equals sign follow.
@@ -46,7 +46,6 @@ class RedisSettings:
     key: str = ""
     ca_file: str = ""
     ca_directory: str = ""
-    sni: str = ""
     ttl_s: float | None = None
 
 
@@ -115,7 +114,6 @@ def _redis(values: Mapping[str, str]) -> RedisSettings:
         key=values.get("key", ""),
         ca_file=values.get("cacert", ""),
         ca_directory=values.get("cert_dir", ""),
-        sni=values.get("sni", ""),
         ttl_s=_ttl_s("redis", values),
     )
 

@@ -7,9 +7,6 @@ from modelserver.repository.unsupported import ignored_warnings, unsupported_pro
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("ensemble_scheduling { step [ { model_name: 'a' } ] }", "ensemble_scheduling"),
-        ('platform: "ensemble"', "platform"),
-        ("response_cache { enable: true }", "response_cache.enable"),
         ("model_operations { op_library_filename: 'a.so' }", "model_operations.op_library_filename"),
         ("cc_model_filenames [ { key: '8.0' value: 'm' } ]", "cc_model_filenames"),
         ("runtime: 'model.py'", "runtime"),
