@@ -65,6 +65,7 @@ class ModelRepository:
         self.server_calls: ServerCalls | None = None
         self._table = ModelTable(Namespaces())
         self._lifecycles = self._table.lifecycles
+        self._ready = self._table.ready  # the hot path of every request
         self._ensembles = Ensembles(self._table, self._ensure_loaded)
         self._force_close = asyncio.Event()
         self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
@@ -86,7 +87,7 @@ class ModelRepository:
         reason, for one that is not ready.
         """
         try:
-            return self._table.ready[name][version]
+            return self._ready[name][version]
         except KeyError:
             raise self._table.missing(name, version, self._catalog.scan.duplicates) from None
 

@@ -244,6 +244,30 @@ def test_load_and_unload_change_the_server(shell: Shell, tmp_path: Path) -> None
         assert "identity" in shell.run("load", "identiti", url_of(running), status=1)[1]
 
 
+def test_versions_are_loaded_and_unloaded_one_by_one(shell: Shell, tmp_path: Path) -> None:
+    write_identity(tmp_path, versions=(1, 2, 3))
+    with running_server(tmp_path, model_control_mode="explicit") as running:
+        shell.run("load", "identity", "--version=1", url_of(running))
+        shell.run("load", "identity", "--version=2", url_of(running))
+        assert shell.json("show", "identity", url_of(running))["versions"] == ["1", "2"]
+        shell.run("unload", "identity", "--version=2", url_of(running))
+        assert shell.json("show", "identity", url_of(running))["versions"] == ["1"]
+
+
+def test_an_override_is_kept_and_forgotten(shell: Shell, tmp_path: Path) -> None:
+    write_identity(tmp_path / "models")
+    options = {"model_control_mode": "explicit", "override_directory": str(tmp_path / "kept")}
+    config = tmp_path / "override.json"
+    with running_server(tmp_path / "models", load_model=("identity",), **options) as running:
+        replacement = shell.json("show", "identity", url_of(running))["config"] | {"max_batch_size": 3}
+        config.write_text(json.dumps(replacement))
+        shell.run("load", "identity", f"--config={config}", "--persist", url_of(running))
+    with running_server(tmp_path / "models", **options) as running:
+        assert "overridden, also after a restart: max_batch_size: 8 -> 3" in shell.run("list", url_of(running))[0]
+        shell.run("load", "identity", "--no-persist", url_of(running))
+        assert shell.json("list", url_of(running))[0]["reason"] == ""
+
+
 def test_load_with_files_replaces_the_models(shell: Shell, tmp_path: Path, model_repository: Path) -> None:
     shutil.copytree(model_repository / "digits_onnx", tmp_path / "digits_onnx")
     local = model_repository / "digits_versions" / "1" / "model.onnx"
