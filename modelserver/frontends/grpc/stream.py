@@ -142,17 +142,17 @@ class InferStream:
     def take(self, slot: _Slot, response: InferResponse) -> None:
         """A response of a request has come."""
         turns = self._turns
-        if turns and turns[0] is slot:
+        if response.is_final and turns and turns[0] is slot:
             self._push(slot, response)
-            if response.is_final:
-                turns.popleft()
-                self._advance()
+            turns.popleft()
+            self._advance()
             return
         if not slot.is_free and slot.request is not None and slot.request.is_decoupled and slot in turns:
-            # In a front process this is known from the first response on. No other one waits for it, nor it for others.
+            # In a front process this is known from the first response on: it waits for nobody, nobody waits for it.
             slot.is_free = True
             turns.remove(slot)
-        if slot.is_free:
+            self._advance()
+        if slot.is_free or (turns and turns[0] is slot):
             self._push(slot, response)
         elif slot.held is None:
             slot.held = [response]
