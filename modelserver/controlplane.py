@@ -10,6 +10,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.telemetry.log_settings import LogControl
 
 ControlParameter = bool | int | str | bytes
 
@@ -24,8 +25,9 @@ _UNLOAD_DEPENDENTS = "unload_dependents"
 class ControlPlane:
     """What a frontend calls to see and change which models are loaded. Event loop thread only."""
 
-    def __init__(self, repository: ModelRepository) -> None:
+    def __init__(self, repository: ModelRepository, logs: LogControl | None = None) -> None:
         self._repository = repository
+        self.logs = logs or LogControl()
 
     def index(self, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
         """The rows of all models, or of the ready versions, or those of one repository.

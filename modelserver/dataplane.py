@@ -16,6 +16,7 @@ from modelserver.execution.model import Model
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.shared_memory import CudaSharedMemory, Region, SharedMemory
+from modelserver.telemetry.log_settings import LogSettings
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics import StatisticsSnapshot
@@ -135,6 +136,10 @@ class DataPlane:
             log_refusal(request, error)
             raise
         return reader
+
+    def follow_logs(self, settings: LogSettings) -> None:
+        """Write a line per request, or not, from now on."""
+        self._logs_requests = settings.log_verbose_level > 0
 
     @property
     def is_live(self) -> bool:

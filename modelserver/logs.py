@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.options import ServerOptions
+from modelserver.telemetry.log_settings import LogSettings
 
 QUEUE_LENGTH = 10_000
 # How long `close` waits for a reader that does not read.
@@ -28,7 +29,8 @@ class LogWriter:
         self._records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LENGTH)
         self._output = handler
         self._input = _DroppingHandler(self._records)
-        self._input.addFilter(lambda record: _severity(record.levelno) in levels)
+        self._levels = levels
+        self._input.addFilter(lambda record: _severity(record.levelno) in self._levels)
         self._listener = _Listener(self._records, handler)
         root = logging.getLogger()
         self._before = (root.handlers[:], root.level)
@@ -37,6 +39,13 @@ class LogWriter:
         for name in OWN_LOGGERS:
             logging.getLogger(name).setLevel(own_level)
         self._listener.start()
+
+    def apply(self, settings: LogSettings) -> None:
+        """Log by these settings from now on; from any thread. What is queued already gets the new look."""
+        self._output.setFormatter(_FORMATTERS[settings.log_format]())
+        self._levels = _levels(settings)
+        for name in OWN_LOGGERS:
+            logging.getLogger(name).setLevel(_own_level(settings))
 
     def close(self) -> None:
         """Write what is queued and give the root logger back."""
@@ -55,15 +64,35 @@ class LogWriter:
 def start_logs(options: ServerOptions) -> LogWriter:
     """Send the process's log where the options say. Raises InvalidArgumentError for a file that cannot be opened."""
     handler = _QuietHandler(_open(options.log_file) if options.log_file else sys.stderr, owns=bool(options.log_file))
-    handler.setFormatter(_FORMATTERS[options.log_format]())
+    settings = log_settings(options)
+    handler.setFormatter(_FORMATTERS[settings.log_format]())
+    return LogWriter(handler, _levels(settings), _own_level(settings))
+
+
+def log_settings(options: ServerOptions) -> LogSettings:
+    """The settings that the server starts with."""
+    return LogSettings(
+        options.log_file,
+        options.log_info,
+        options.log_warning,
+        options.log_error,
+        options.log_verbose,
+        options.log_format,
+    )
+
+
+def _levels(settings: LogSettings) -> frozenset[int]:
     chosen = {
-        logging.INFO: options.log_info,
-        logging.WARNING: options.log_warning,
-        logging.ERROR: options.log_error,
-        logging.DEBUG: options.log_verbose > 0,
+        logging.INFO: settings.log_info,
+        logging.WARNING: settings.log_warning,
+        logging.ERROR: settings.log_error,
+        logging.DEBUG: settings.log_verbose_level > 0,
     }
-    levels = frozenset(level for level, is_on in chosen.items() if is_on)
-    return LogWriter(handler, levels, logging.DEBUG if options.log_verbose else logging.INFO)
+    return frozenset(level for level, is_on in chosen.items() if is_on)
+
+
+def _own_level(settings: LogSettings) -> int:
+    return logging.DEBUG if settings.log_verbose_level else logging.INFO
 
 
 class TextFormatter(logging.Formatter):

@@ -24,6 +24,7 @@ from modelserver.execution.facilities import Facilities
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
+from modelserver.logs import log_settings
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
 from modelserver.plane_calls import PlaneCalls
 from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, grpc_limits, http_limits, make_ports
@@ -35,6 +36,7 @@ from modelserver.repository.repository import ModelRepository
 from modelserver.shared_memory import SharedMemory
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.wire import FrontGauges, WireCounts
@@ -66,7 +68,8 @@ class Server:
             shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
         )
         self._model_metrics = ModelMetricsBoard()
-        self.controlplane = ControlPlane(self.repository)
+        self.controlplane = ControlPlane(self.repository, LogControl(log_settings(options)))
+        self.controlplane.logs.follow(self.dataplane.follow_logs)
         # Set when a stage of the stop overran or was forced: threads or requests may be left.
         self.is_abandoned = False
         self._counts = WireCounts()

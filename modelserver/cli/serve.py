@@ -15,7 +15,7 @@ import typer
 from modelserver.cli.output import print_error, print_line, print_table
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import Option
-from modelserver.logs import start_logs
+from modelserver.logs import LogWriter, start_logs
 from modelserver.option_sources import ResolvedOptions, resolve_options, unknown_variables
 from modelserver.options import ServerOptions, markdown, option_table
 
@@ -63,7 +63,7 @@ def _run(options: ServerOptions) -> int:
         logger.warning("%s", sentence)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            status, is_abandoned = runner.run(_serve(options))
+            status, is_abandoned = runner.run(_serve(options, logs))
             if is_abandoned:
                 logs.close()
                 sys.stdout.flush()
@@ -73,11 +73,12 @@ def _run(options: ServerOptions) -> int:
         logs.close()
 
 
-async def _serve(options: ServerOptions) -> tuple[int, bool]:
+async def _serve(options: ServerOptions, logs: LogWriter) -> tuple[int, bool]:
     # Here, because the other commands need neither gRPC nor backends and should answer at once.
     from modelserver.server import Server
 
     server = Server(options)
+    server.controlplane.logs.follow(logs.apply)
     status = await server.serve(_announce)
     return status, server.is_abandoned
 

@@ -17,8 +17,8 @@ class RelayStream(ResponseStream):
         self._reader = reader
         self.is_finished = False
 
-    @property  # type: ignore[override]  # a constant of each kind of reader; here, of the one behind
-    def reads_later(self) -> bool:
+    @property
+    def reads_later(self) -> bool:  # type: ignore[override]  # a constant of each kind of reader; here, of the one behind
         return self._reader.reads_later
 
     @property

@@ -46,13 +46,7 @@ def _routes(served: RunningServer) -> list[tuple[str, str]]:
     router = HttpFrontend(server.dataplane, server.controlplane)._router
     found = []
     for pattern in router._patterns:
-        path = (
-            pattern.replace("{name}", "echo")
-            .replace("{version}", "1")
-            .replace("{re", "{x")
-            .replace("{x", "x")
-            .replace("}", "")
-        )
+        path = re.sub("{.*?}", "x", pattern.replace("{name}", "echo").replace("{version}", "1"))
         match = router.find(path)
         assert match is not None, path
         found += [(method, pattern, path) for method in match[0]]

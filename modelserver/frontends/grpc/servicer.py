@@ -22,6 +22,7 @@ from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICE
 from modelserver.frontends.grpc.reflection import Reflection
 from modelserver.frontends.grpc.regions import Regions
 from modelserver.frontends.grpc.restricted import restricted
+from modelserver.frontends.grpc.settings import Settings
 from modelserver.frontends.grpc.stream import InferStream
 from modelserver.frontends.grpc.tasks import Tasks
 from modelserver.frontends.grpc.unary import UnaryReply
@@ -93,7 +94,7 @@ class GrpcFrontend:
             "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
             **Regions(self._dataplane).methods(),
             "TraceSetting": answered(pb.TraceSettingRequest, _no_trace_settings),
-            "LogSettings": answered(pb.LogSettingsRequest, _no_log_settings),
+            **Settings(self._controlplane).methods(),
         }
 
     # Inference.
@@ -193,7 +194,3 @@ def _repository_parameters(request: _RepositoryRequest) -> dict[str, bool | int 
 
 def _no_trace_settings(_: object) -> pb.TraceSettingResponse:
     raise UnsupportedError("trace settings are not supported by this server")
-
-
-def _no_log_settings(_: object) -> pb.LogSettingsResponse:
-    raise UnsupportedError("log settings cannot be read or changed at run time; start the server with --log-* flags")

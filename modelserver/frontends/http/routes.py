@@ -13,6 +13,7 @@ from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, InferHead, parse_version
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.log_settings import LogRoutes
 from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
@@ -34,6 +35,7 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "logging",
 )
 
 _MODEL = "/v2/models/{name}"
@@ -43,8 +45,6 @@ _VERSION = "/v2/models/{name}/versions/{version}"
 _UNSUPPORTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("trace", "GET", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
     ("trace", "POST", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
-    ("logging", "GET", ("/v2/logging",)),
-    ("logging", "POST", ("/v2/logging",)),
 )
 
 
@@ -63,6 +63,7 @@ class HttpFrontend:
             *_generate_routes(generate),
             *_unsupported_routes(),
             *Regions(dataplane, self.limits).routes(),
+            *LogRoutes(controlplane, self.limits).routes(),
         )
         self._router = Router(restricted(routes, self.limits.access))
 

@@ -368,7 +368,6 @@ async def test_there_are_no_shared_memory_regions(methods: Methods, kind: str) -
     ("path", "text"),
     [
         ("TraceSetting", "trace settings are not supported"),
-        ("LogSettings", "log settings cannot be read or changed"),
     ],
 )
 async def test_what_is_not_there_says_so(methods: Methods, path: str, text: str) -> None:

@@ -161,7 +161,6 @@ def test_there_are_no_regions(frontend: HttpFrontend, kind: str) -> None:
     [
         ("GET", "/v2/trace/setting"),
         ("POST", "/v2/models/echo/trace/setting"),
-        ("GET", "/v2/logging"),
     ],
 )
 def test_extensions_that_are_not_there_say_so(frontend: HttpFrontend, method: str, path: str) -> None:

@@ -1,0 +1,41 @@
+"""The methods that read and change settings: those of the log, and those of request tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from modelserver.frontends.grpc.call import Method
+from modelserver.frontends.grpc.edge import answered
+from modelserver.pb import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
+
+
+class Settings:
+    """Answers LogSettings. Called from the event loop thread."""
+
+    def __init__(self, controlplane: ControlPlane) -> None:
+        self._controlplane = controlplane
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name within the service."""
+        return {"LogSettings": answered(pb.LogSettingsRequest, self._log)}
+
+    def _log(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        changes = {
+            name: None if (kind := value.WhichOneof("parameter_choice")) is None else getattr(value, kind)
+            for name, value in request.settings.items()
+        }
+        settings = self._controlplane.logs.update(changes)
+        return pb.LogSettingsResponse(settings={name: _value(value) for name, value in asdict(settings).items()})
+
+
+def _value(value: Any) -> pb.LogSettingsResponse.SettingValue:
+    if isinstance(value, bool):
+        return pb.LogSettingsResponse.SettingValue(bool_param=value)
+    if isinstance(value, int):
+        return pb.LogSettingsResponse.SettingValue(uint32_param=value)
+    return pb.LogSettingsResponse.SettingValue(string_param=value)
