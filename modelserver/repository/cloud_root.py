@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from modelserver.repository.cloud_cache import CloudCache, CloudTree
@@ -60,14 +60,13 @@ class CloudRoot:
             if not is_ignored(name) and name_problem(name) is None and _looks_like_model(part)
         }
         self._listed_s = time.monotonic()
-        self._replace(models)
+        self._replace(lambda _: models)
 
     def refresh_model(self, name: str) -> Listing | None:
         """List one model; None if it is not there. Raises CloudUnavailableError."""
         listing = _visible(self._store.list(name))
         found = listing if _looks_like_model(listing) else None
-        others = {other: part for other, part in self._models.items() if other != name}
-        self._replace(dict(sorted({**others, name: found}.items())) if found is not None else others)
+        self._replace(lambda models: _with(models, name, found))
         return found
 
     def materialise(self, name: str, listing: Listing) -> CloudTree:
@@ -78,8 +77,9 @@ class CloudRoot:
 
         return self._cache.materialise(self.text, name, listing, fetch)
 
-    def _replace(self, models: Mapping[str, Listing]) -> None:
+    def _replace(self, change: Callable[[Mapping[str, Listing]], Mapping[str, Listing]]) -> None:
         with self._lock:
+            models = change(self._models)
             if models != self._models:
                 self._models = models
                 self._generation += 1
@@ -95,6 +95,12 @@ def fingerprint_listing(listing: Listing) -> ModelFingerprint:
 def versions_of(listing: Listing) -> tuple[int, ...]:
     """The versions of a model, ascending."""
     return tuple(sorted(int(path) for path in listing.directories if _VERSION.fullmatch(path)))
+
+
+def _with(models: Mapping[str, Listing], name: str, found: Listing | None) -> Mapping[str, Listing]:
+    """The models with this one as it is now: None if it is gone."""
+    others = {other: part for other, part in models.items() if other != name}
+    return dict(sorted({**others, name: found}.items())) if found is not None else others
 
 
 def _number(tag: str) -> int:

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+# How many changes by an override the index tells; the log tells all.
+_MOST_CHANGES = 10
+
 # Ready models by version; None is the highest one. Replaced as a whole, never changed.
 ReadyTable = Mapping[int | None, "Model"]
 
@@ -245,7 +248,8 @@ class ModelLifecycle:
         elif request.persists is False:
             store.remove(self.name)
         if request.persists or source.request.is_stored:
-            return f"overridden, also after a restart: {'; '.join(source.changes) or 'nothing differs'}"
+            shown = [*source.changes[:_MOST_CHANGES], *(["..."] if len(source.changes) > _MOST_CHANGES else [])]
+            return f"overridden, also after a restart: {'; '.join(shown) or 'nothing differs'}"
         return "an override that is kept is not in use before the next start" if store.has(self.name) else ""
 
     def _forget_failures(self, version: int | None) -> None:

@@ -42,17 +42,17 @@ def test_a_version_policy_chooses(tmp_path: Path) -> None:
 
 
 def test_every_problem_is_reported_at_once_with_its_place(tmp_path: Path) -> None:
-    config = 'name: "other"\nbackend: "identiti"\nmax_batch_size: -1\nsequence_batching { }\n'
+    config = 'name: "other"\nbackend: "identiti"\nmax_batch_size: -1\nruntime: "r"\n'
     problems = problems_of(write_model(tmp_path, "m", config=config))
-    assert {"name", "backend", "max_batch_size", "sequence_batching"} <= problems.keys()
+    assert {"name", "backend", "max_batch_size", "runtime"} <= problems.keys()
     assert "config.pbtxt:1:" in problems["name"]
     assert "did you mean 'identity'" in problems["backend"]
-    assert "config.pbtxt:4:" in problems["sequence_batching"]
+    assert "config.pbtxt:4:" in problems["runtime"]
 
 
 def test_a_field_that_is_not_executed_fails_as_unsupported(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"response_cache\.enable: this version does not execute"):
-        read(write_model(tmp_path, "m", extra="response_cache { enable: true }"))
+    with pytest.raises(UnsupportedError, match="runtime: this version does not execute"):
+        read(write_model(tmp_path, "m", extra='runtime: "r"'))
 
 
 def test_a_model_may_complete_its_transaction_policy(tmp_path: Path) -> None:
