@@ -127,7 +127,11 @@ class InferStream:
             else:
                 slot.is_free = slot.request.is_decoupled
             slot.deliver(InferResponse(error=as_server_error(error)))
-        # Only now it is known whose turn it is. The model may have answered already.
+        self._place(slot)
+
+    def _place(self, slot: _Slot) -> None:
+        """Only once it is submitted it is known whose turn it is. The model may have answered already."""
+        # Not part of `_accept`: an error's traceback holds that frame, which must not hold the error.
         turns, held = self._turns, slot.held
         if held is None or (turns and not slot.is_free):
             if not slot.is_free:
