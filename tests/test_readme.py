@@ -39,7 +39,7 @@ def test_every_kind_of_snippet_is_run() -> None:
     assert {kind for kind, _ in _SNIPPETS} == {"sh", "python"}
 
 
-@pytest.mark.parametrize(("index", "answer"), [(0, "this is a 7"), (1, "this is a 3")])
+@pytest.mark.parametrize(("index", "answer"), [(0, "this is a seven"), (1, "this is a 3")])
 def test_the_python_examples_read_their_digits(server: RunningServer, index: int, answer: str) -> None:
     codes = _snippets("python")
     assert len(codes) == 2
@@ -52,6 +52,8 @@ def test_the_shell_examples_answer(server: RunningServer) -> None:
     assert '"data":[5.0,5.0,5.0,5.0]' in output
     assert "digits_onnx" in output
     assert re.search(r"digit\s+INT64\s+\[1, 1\]\s+3", output)
+    assert re.search(r"label\s+BYTES\s+\[1, 1\]\s+seven", output)
+    assert re.search(r'"model_name":"digits_pipeline".*}\W*seven', output)
 
 
 def test_the_two_commands_are_what_make_knows() -> None:

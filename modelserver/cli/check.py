@@ -12,6 +12,7 @@ from modelserver.cli.inspection import Inspection, inspect_repositories
 from modelserver.cli.output import print_json, print_line
 from modelserver.config.problem import Problem
 from modelserver.options import ServerOptions
+from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.layout import IgnoredPath
 from modelserver.repository.options import DefinitionOptions
 
@@ -56,7 +57,7 @@ def _print(found: list[Inspection], ignored: tuple[IgnoredPath, ...]) -> None:
     for inspection in found:
         if inspection.definition is not None:
             versions = ", ".join(str(version) for version in inspection.definition.versions)
-            print_line(f"ok    {inspection.name}: {inspection.definition.config.backend}, versions {versions}")
+            print_line(f"ok    {inspection.name}: {_kind(inspection.definition)}, versions {versions}")
         else:
             print_line(f"WRONG {inspection.name}: {_count(len(inspection.problems), 'problem')}")
         for problem in inspection.problems:
@@ -90,6 +91,10 @@ def _document(found: list[Inspection], ignored: tuple[IgnoredPath, ...], *, is_v
 
 def _as_dict(problem: Problem) -> dict[str, object]:
     return dataclasses.asdict(problem)
+
+
+def _kind(definition: ModelDefinition) -> str:
+    return definition.config.backend or definition.config.platform
 
 
 def _count(number: int, noun: str) -> str:

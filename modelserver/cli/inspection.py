@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from modelserver.config.ensemble_models import FindConfig, is_decoupled
 from modelserver.config.problem import Problem
+from modelserver.config.schema import EnsembleStep, ModelConfig, ModelTransactionPolicy
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import ConfigError, NotFoundError, ServerError
 from modelserver.flags import nearest_hint
@@ -43,7 +45,8 @@ def inspect_repositories(
     Raises NotFoundError for a path that is no directory.
     """
     scan = _scan(paths, options, model_name)
-    found = [_inspect(layout, options) for layout in scan.models.values()]
+    inspector = _Inspector(scan, options)
+    found = [inspector.inspect(layout) for layout in scan.models.values()]
     for name, directories in scan.duplicates.items():
         listed = ", ".join(str(directory) for directory in directories)
         problem = Problem(
@@ -59,7 +62,7 @@ def inspect_model(paths: Sequence[Path], name: str, options: DefinitionOptions) 
     if name not in scan.models:
         places = ", ".join(str(path) for path in paths)
         raise NotFoundError(f"no model '{name}' in {places}{nearest_hint(name, scan.names)}")
-    return _inspect(scan.models[name], options)
+    return _Inspector(scan, options).inspect(scan.models[name])
 
 
 def _scan(paths: Sequence[Path], options: DefinitionOptions, model_name: str) -> RepositoryScan:
@@ -67,10 +70,49 @@ def _scan(paths: Sequence[Path], options: DefinitionOptions, model_name: str) ->
     return scan_roots(roots, config_name=options.config_name, find_backend=backend_for_model_files)
 
 
-def _inspect(layout: ModelLayout, options: DefinitionOptions) -> Inspection:
-    options = replace(options, gpu_ids=gpu_ids())  # as the server does
+class _Inspector:
+    """Looks at each model once; at those of an ensemble before the ensemble."""
+
+    def __init__(self, scan: RepositoryScan, options: DefinitionOptions) -> None:
+        self._layouts = {layout.name: layout for layout in scan.models.values()}
+        self._options = replace(options, gpu_ids=gpu_ids())  # as the server does
+        self._found: dict[str, Inspection] = {}
+        self._path: list[str] = []
+
+    def inspect(self, layout: ModelLayout) -> Inspection:
+        if layout.name not in self._found:
+            self._path.append(layout.name)
+            self._found[layout.name] = _inspect(layout, self._options, self._find_config)
+            self._path.pop()
+        return self._found[layout.name]
+
+    def _find_config(self, step: EnsembleStep) -> ModelConfig | str | None:
+        """The config of a step's model, or what is wrong with it."""
+        name = step.model_name
+        if name not in self._layouts:
+            return f"there is no model '{name}'{nearest_hint(name, sorted(self._layouts))}"
+        if name in self._path:
+            return f"ensembles contain each other: {' -> '.join((*self._path[self._path.index(name) :], name))}"
+        definition = self.inspect(self._layouts[name]).definition
+        if definition is None:
+            return f"model '{name}' is wrong itself"
+        if step.model_version > 0 and step.model_version not in definition.versions:
+            served = ", ".join(map(str, definition.versions))
+            return f"model '{name}' does not serve version {step.model_version}, only {served}"
+        models = [self._find_config(inner) for inner in _steps(definition.config)]
+        if is_decoupled(definition.config, [model for model in models if isinstance(model, ModelConfig)]):
+            return replace(definition.config, model_transaction_policy=ModelTransactionPolicy(decoupled=True))
+        return definition.config
+
+
+def _steps(config: ModelConfig) -> tuple[EnsembleStep, ...]:
+    return config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+
+
+def _inspect(layout: ModelLayout, options: DefinitionOptions, find_config: FindConfig) -> Inspection:
     try:
-        return Inspection(layout.name, layout.directory, read_definition(layout, options))
+        definition = read_definition(layout, options, find_config=find_config)
+        return Inspection(layout.name, layout.directory, definition)
     except ConfigError as error:
         problems = tuple(problem for problem in error.problems if isinstance(problem, Problem))
         return Inspection(layout.name, layout.directory, problems=problems or (_problem(layout, error.message),))

@@ -70,14 +70,16 @@ class TritonPythonModel:
     assert read(directory).config.is_decoupled
 
 
-def test_an_ensemble_is_unsupported_and_needs_no_backend(tmp_path: Path) -> None:
+def test_an_ensemble_needs_no_backend(tmp_path: Path) -> None:
     step = 'step [ { model_name: "a" input_map { key: "X" value: "I" } output_map { key: "Y" value: "O" } } ]'
     tensors = (
         'input [ { name: "I" data_type: TYPE_FP32 dims: 1 } ] output [ { name: "O" data_type: TYPE_FP32 dims: 1 } ]'
     )
     config = f'platform: "ensemble"\n{tensors}\nensemble_scheduling {{ {step} }}'
-    with pytest.raises(UnsupportedError, match="ensembles"):
-        read(write_model(tmp_path, "m", config=config))
+    definition = read(write_model(tmp_path, "m", config=config))
+    assert definition.config.is_ensemble
+    assert definition.config.backend == ""
+    assert definition.locations.find("ensemble_scheduling.step[0].model_name") == (3, 32)
 
 
 def test_without_config_the_backend_is_found_by_its_file_and_completes(model_repository: Path, tmp_path: Path) -> None:
