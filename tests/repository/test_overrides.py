@@ -126,6 +126,14 @@ async def test_what_an_override_changes_is_logged(
     assert "model 'm': the override changes max_batch_size: 8 -> 2" in caplog.messages
 
 
+async def test_the_index_tells_the_first_changes_of_many(tmp_path: Path, options: dict[str, Any]) -> None:
+    many = json.loads(config(8)) | {"parameters": {f"p{number}": {"string_value": "v"} for number in range(20)}}
+    async with open_repository(tmp_path / "models", **options) as repository:
+        await repository.load("m", config_json=json.dumps(many), persists=True)
+        assert reason(repository).count("->") == 10
+        assert reason(repository).endswith("; ...")
+
+
 @pytest.mark.parametrize(
     ("details", "words"),
     [
