@@ -16,6 +16,7 @@ from modelserver.config.inline_execution import InlineExecution, inline_executio
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
 from modelserver.execution.executor import Executor
+from modelserver.execution.facilities import Facilities
 from modelserver.execution.hosted_worker import AnsweredExecutor, HostedElsewhere, HostedWorker
 from modelserver.execution.inline import decide_inline
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
@@ -31,6 +32,8 @@ from modelserver.scheduling.batch import FormBatch, form_batch
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
 from modelserver.scheduling.hold import held_form, hold_from
+from modelserver.scheduling.limited_source import LimitedSource
+from modelserver.scheduling.rate_limit import Claim
 from modelserver.scheduling.sequence import SequenceEnd
 from modelserver.scheduling.sequence_batcher import SequenceBatcher
 from modelserver.scheduling.sequence_table import EndHook
@@ -99,6 +102,7 @@ class Staff:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         default_max_queue_size: int,
+        facilities: Facilities,
     ) -> None:
         """Blocking. Raises ServerError, with nothing left behind, when an instance cannot be made."""
         self.lock = threading.Lock()
@@ -109,6 +113,10 @@ class Staff:
         self._loop = loop
         self._clock = clock
         self._default_max_queue_size = default_max_queue_size
+        self._limiter = facilities.limiter
+        self._cores = facilities.cores
+        # Of the instances that need resources, while there is a limiter.
+        self._claims: dict[InstancePlan, Claim] = {}
         self._is_stopped = False
         self._has_warned = False
         self._is_leaving = False
@@ -193,12 +201,47 @@ class Staff:
 
     def _make(self, plans: Sequence[InstancePlan]) -> tuple[list[LoadedInstance], bool]:
         """New instances, and whether they may be executed on the event loop: found out before others call them."""
-        instances = self._factory.create_all(plans)
+        claims = self._join(plans)
+        instances: list[LoadedInstance] = []
         try:
-            return instances, not instances or decide_inline(self._backend, instances, self._signature)
+            instances = self._factory.create_all(plans)
+            # What has to wait for resources can keep the event loop no company.
+            is_fast = not self._claims and decide_inline(self._backend, instances, self._signature)
         except BaseException:
             close_all(instances)
+            for plan, claim in claims.items():
+                del self._claims[plan]
+                self._leave(claim)
             raise
+        return instances, not instances or is_fast
+
+    def _join(self, plans: Sequence[InstancePlan]) -> dict[InstancePlan, Claim]:
+        """Claims of the instances that need resources. Raises ConfigError, with nothing claimed, for one in vain."""
+        claims: dict[InstancePlan, Claim] = {}
+        limiter = self._limiter
+        for plan in plans:
+            wish = plan.group.rate_limiter
+            if wish is None or not wish.resources or plan.is_passive:
+                continue
+            if limiter is None:
+                logger.info(
+                    "%s: instance '%s' has a rate_limiter, which counts only with --rate-limit=execution_count",
+                    self._what,
+                    plan.placement.name,
+                )
+                continue
+            try:
+                claims[plan] = limiter.join(plan.placement.name, plan.placement.device_id, wish)
+            except BaseException:
+                for claim in claims.values():
+                    limiter.leave(claim)
+                raise
+        self._claims.update(claims)
+        return claims
+
+    def _leave(self, claim: Claim) -> None:
+        if self._limiter is not None:
+            self._limiter.leave(claim)
 
     def _make_scheduler(self) -> Scheduler:
         config = self._backend.context.config
@@ -254,13 +297,17 @@ class Staff:
             source = self.scheduler.add_instance(_end_hook(loaded))
         else:
             source = self.scheduler
+        claim = self._claims.get(loaded.plan)
+        if claim is not None and self._limiter is not None:
+            source = LimitedSource(source, self._limiter, claim, self._clock)
         if self.is_inline:
             return InlineWorker(source, runner, self._loop, self._clock)
         if isinstance(loaded.instance, HostedElsewhere) and loaded.instance.loop is self._loop:
             return self._make_hosted_worker(loaded, loaded.instance, source)
         context = self._backend.context
         name = f"{context.model_name}/{context.version}/{loaded.name}"
-        return Worker(name, source, runner, lambda: self._may_take(loaded))
+        cores = self._cores.cores_of(loaded.plan.group.host_policy, loaded.plan.placement)
+        return Worker(name, source, runner, lambda: self._may_take(loaded), cores=cores)
 
     def _make_hosted_worker(
         self, loaded: LoadedInstance, instance: HostedElsewhere, source: BatchSource

@@ -99,6 +99,11 @@ class InstanceSource:
             seat.is_woken = True
             seat.wake()
 
+    def pass_on(self, seat: Seat) -> None:
+        """The worker does not look for a while: nobody is to wake it."""
+        with self._batcher.lock:
+            self._sit_up(seat)
+
     def take_more(self, seat: Seat, limit: int) -> list[Batch]:  # noqa: ARG002
         """Nothing: the next requests of the sequences in a batch must wait for it."""
         return []

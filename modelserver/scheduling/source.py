@@ -19,6 +19,9 @@ class BatchSource(Protocol):
     def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
         """The next batch; or None, and when to look again (ns) if nobody wakes the seat before."""
 
+    def pass_on(self, seat: Seat) -> None:
+        """The worker takes nothing for a while: nobody is to wake it, and what it was woken for is another's."""
+
     def take_more(self, seat: Seat, limit: int) -> list[Batch]:
         """Batches that could run now together with the one just taken."""
 
