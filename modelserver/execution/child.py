@@ -163,18 +163,21 @@ class Host:
                 # Nothing of the batches may keep its lease while the answer says what was released.
                 numbers = range(requests[0].number, requests[-1].number + 1)
                 message.requests = requests = []
+            started_ns = time.monotonic_ns()
             responses, error = self._execute_batch(instance, batch, payload, content)
+            now_ns = time.monotonic_ns()
             answer.responses += responses
             answer.errors.append(error)
+            answer.durations_ns.append(now_ns - started_ns)
             del batch, responses, error
             if is_last:
                 del payload
                 self._exchange.close_lines(numbers)
                 self._exchange.send(answer, content)
-            elif time.monotonic_ns() - began_ns > _FLUSH_NS:
+            elif now_ns - began_ns > _FLUSH_NS:
                 self._exchange.send(answer, content)
                 content, answer = Payload(), Executed(number=message.number + position + 1)
-                began_ns = time.monotonic_ns()
+                began_ns = now_ns
 
     def _execute_batch(
         self, instance: BatchInstance, records: list[RequestRecord], payload: bytearray | ByteView, content: Payload

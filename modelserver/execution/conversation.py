@@ -236,13 +236,14 @@ class Conversation:
     def _on_executed(self, message: Executed, payload: bytearray | ByteView) -> None:
         position = 0
         records = message.responses
-        for number, error in enumerate(message.errors, message.number):
-            flight = self._flights.pop(number)
+        for index, error in enumerate(message.errors):
+            flight = self._flights.pop(message.number + index)
+            duration_ns = message.durations_ns[index]
             if error is not None:
                 failure = error.error()
                 for request_number in flight.numbers:
                     self._senders.pop(request_number, None)
-                flight.finish(failure)
+                flight.finish(failure, duration_ns)
                 continue
             count = len(flight.numbers)
             entries: list[InferResponse | ServerError | None] = []
@@ -254,7 +255,7 @@ class Conversation:
                     if self._senders:
                         self._senders.pop(flight.numbers[len(entries) - 1], None)
             position += count
-            flight.finish(entries)
+            flight.finish(entries, duration_ns)
         self._listener.on_progress()
 
     def _on_sent(self, message: Sent, payload: bytearray | ByteView) -> None:

@@ -11,7 +11,8 @@ from modelserver.execution.records import request_record
 
 # One entry for each request (None: its sender answers), or why the whole batch failed.
 Result = Sequence[InferResponse | ServerError | None] | ServerError
-OnDone = Callable[[Result], None]
+# With the result the time in ns that the child took; 0 when it did not say.
+OnDone = Callable[[Result, int], None]
 
 
 class Flight:
@@ -48,11 +49,11 @@ class Flight:
             return list(self.requests)
         return [request for index, request in enumerate(self.requests) if index not in self._refused]
 
-    def finish(self, answered: Result) -> None:
+    def finish(self, answered: Result, duration_ns: int = 0) -> None:
         """Tell of the end: `answered` is for the requests that were sent."""
         if self._refused and not isinstance(answered, ServerError):
             entries = iter(answered)
             answered = [
                 self._refused[index] if index in self._refused else next(entries) for index in range(len(self.requests))
             ]
-        self._on_done(answered)
+        self._on_done(answered, duration_ns)

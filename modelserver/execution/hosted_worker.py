@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 _AWAY_S = 0.02
 # Messages on their way to a process that is quick: while it executes one, the next is there already.
 _MESSAGES_AHEAD = 2
+# Batches that travel together: so many at most, and so long by what the last ones took, because what is behind others
+# waits for them.
+_MAX_TOGETHER = 16
+_TOGETHER_BUDGET_NS = 1_000_000
 
 
 @runtime_checkable
@@ -55,7 +59,9 @@ class AnsweredExecutor(Executor):
     infer_ns = 0
 
     def execute(
-        self, requests: Sequence[InferRequest], start_ns: int  # noqa: ARG002
+        self,
+        requests: Sequence[InferRequest],
+        start_ns: int,  # noqa: ARG002
     ) -> tuple[list[InferResponse], BatchTiming | None]:
         return self.finished(requests, self.result, self.input_ns, self.infer_ns)
 
@@ -101,6 +107,7 @@ class HostedWorker:
         self._sends_ahead = sends_ahead
         self._num_out = 0  # batches
         self._num_messages = 0
+        self._mean_ns = float(_TOGETHER_BUDGET_NS)  # that the child takes for a batch
         self._has_ended = threading.Event()
 
     def start(self) -> None:
@@ -137,7 +144,7 @@ class HostedWorker:
                 if wait_until_ns is not None:
                     self._loop.call_later(max(0, wait_until_ns - self._now_ns()) / 1e9, self._take_turn)
                 break
-            num_further = self.runner.num_further
+            num_further = self._num_further()
             further = self._source.take_more(self, num_further) if num_further > 0 else []
             self._begin([batch, *further] if further else [batch])
         if self.is_left and not self._num_out:
@@ -148,7 +155,11 @@ class HostedWorker:
             return False
         if not self._num_messages:
             return True
-        return self._num_messages < _MESSAGES_AHEAD and self.runner.num_further > 0 and self._sends_ahead()
+        return self._num_messages < _MESSAGES_AHEAD and self._num_further() > 0 and self._sends_ahead()
+
+    def _num_further(self) -> int:
+        """Batches that may go together with another one: as many as the child executes within the budget."""
+        return max(1, min(_MAX_TOGETHER, int(_TOGETHER_BUDGET_NS / self._mean_ns))) - 1
 
     def _begin(self, batches: list[Batch]) -> None:
         runner = self.runner
@@ -174,10 +185,15 @@ class HostedWorker:
         message.sent_ns = self._now_ns()
         self._instance.flush()
 
-    def _on_done(self, message: _Message, batch: Batch, lines: Sequence[Line], result: Result) -> None:
+    def _on_done(
+        self, message: _Message, batch: Batch, lines: Sequence[Line], result: Result, duration_ns: int = 0
+    ) -> None:
         """A batch has its result: record and deliver it, and see to the next."""
         self._num_out -= 1
         message.num_out -= 1
+        if duration_ns:
+            # A running mean that forgets within some ten batches, and a slow one at once.
+            self._mean_ns = max(duration_ns, self._mean_ns + (duration_ns - self._mean_ns) / 8)
         executor = self._executor
         now_ns = self._now_ns()
         # Each batch of a message is given its share of the time that the message took.

@@ -162,12 +162,13 @@ class Began(Message, tag=11):
 class Executed(Message, tag=12):
     """Batches from `number` on: for each an error or None; and one entry for each request of those without, in order.
 
-    The entry None leaves the answer to `Sent` messages.
+    The entry None leaves the answer to `Sent` messages. `durations_ns` are the times that they took in the child.
     """
 
     responses: list[ResponseRecord | None] = []
     errors: list[ErrorRecord | None] = []
     number: int = 0
+    durations_ns: list[int] = []
 
 
 class Readiness(Message, tag=13):

@@ -185,7 +185,7 @@ class ProcessInstance(BatchInstance):
 
         def send() -> None:
             for index, requests in enumerate(batches):
-                self.begin(requests, lambda result, index=index: on_done(index, result))  # type: ignore[misc]
+                self.begin(requests, lambda result, _ns, index=index: on_done(index, result))  # type: ignore[misc]
             self.flush()
 
         if not self._post(send):
