@@ -11,7 +11,7 @@ from modelserver.backend import Backend, Placement
 from modelserver.core.clock import Clock
 from modelserver.errors import UnsupportedError
 from modelserver.execution.staff import StaffedInstance
-from modelserver.scheduling.ensemble import Binding, EnsembleScheduler
+from modelserver.scheduling.ensemble import Binding, EnsembleScheduler, FindHolder
 from modelserver.scheduling.ensemble_plan import StepModel
 from modelserver.telemetry.statistics import ModelStatistics
 
@@ -38,9 +38,9 @@ class EnsembleStaff:
         self.scheduler = EnsembleScheduler(self._config, loop=loop, statistics=statistics, clock=clock)
         statistics.inflight = lambda: self.scheduler.inflight
 
-    def bind(self, models: Sequence[StepModel] | None, fault: str = "") -> bool:
+    def bind(self, models: Sequence[StepModel] | None, fault: str, find_holder: FindHolder | None) -> bool:
         """Call these models, or none and say why; whether it may then answer more than once. Event loop thread."""
-        binding = Binding(self._config, models) if models is not None else None
+        binding = Binding(self._config, models, find_holder) if models is not None else None
         self.scheduler.bind(binding, fault)
         return binding.is_decoupled if binding is not None else self._config.is_decoupled
 

@@ -29,6 +29,7 @@ from modelserver.execution.placement import plan_instances
 from modelserver.execution.response_cache import ResponseCache
 from modelserver.execution.staff import InstanceInfo, Staff, dismiss
 from modelserver.scheduling.batcher import Batcher
+from modelserver.scheduling.ensemble import FindHolder
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Model:
         context = replace(context, server=server)
         started_s = time.monotonic()
         clock = clock or SystemClock()
+        facilities = facilities or Facilities()
         config = context.config
         plans = () if config.is_ensemble else plan_instances(config)
         what = f"model '{context.model_name}' version {context.version}"
@@ -103,13 +105,14 @@ class Model:
             else:
                 staff = Staff(
                     backend,
-                    InstanceFactory(backend, signature, clock),
+                    InstanceFactory(backend, signature, clock, facilities.cores),
                     plans,
                     signature=signature,
                     statistics=statistics,
                     loop=loop,
                     clock=clock,
                     default_max_queue_size=default_max_queue_size,
+                    facilities=facilities,
                 )
         except BaseException:
             _unload(backend)
@@ -117,7 +120,7 @@ class Model:
         model = cls(backend, staff, signature=signature, statistics=statistics)
         model.load_duration_s = time.monotonic() - started_s
         model.labels = labels
-        model._open_cache((facilities or Facilities()).answers, loop, clock)
+        model._open_cache(facilities.answers, loop, clock)
         logger.info("%s is loaded, %d instances, %.3f s", what, len(plans), model.load_duration_s)
         return model
 
@@ -170,15 +173,16 @@ class Model:
         """Whether requests go through the steps of an ensemble, and need `bind` first."""
         return isinstance(self._staff, EnsembleStaff)
 
-    def bind(self, models: Sequence[Model] | None, fault: str = "") -> None:
+    def bind(self, models: Sequence[Model] | None, fault: str = "", *, find_holder: FindHolder | None = None) -> None:
         """Let the steps of an ensemble call these models from now on; until then it takes no requests.
 
-        Without models it is not ready, and `fault` says why. Event loop thread.
+        Without models it is not ready, and `fault` says why. `find_holder` knows on which model a sequence goes on.
+        Event loop thread.
         """
         assert isinstance(self._staff, EnsembleStaff), "only ensembles have steps"
         self.composing = tuple(models or ())
         self.fault = fault
-        self.is_decoupled = self._staff.bind(models, fault)
+        self.is_decoupled = self._staff.bind(models, fault, find_holder)
         if self.is_decoupled and not self.config.is_decoupled:
             self.config = replace(self.config, model_transaction_policy=ModelTransactionPolicy(decoupled=True))
 

@@ -19,6 +19,7 @@ from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.namespaces import key_of
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.table import ModelTable
+from modelserver.scheduling.ensemble_plan import StepModel
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -91,7 +92,7 @@ class Ensembles:
             model.bind(None, error.message)
             return error
         if list(model.composing) != models:
-            model.bind(models)
+            model.bind(models, find_holder=self._find_holder)
         return None
 
     def published(self, key: str) -> None:
@@ -128,6 +129,9 @@ class Ensembles:
     def _find(self, key: str, step: EnsembleStep) -> Model | None:
         versions: Mapping[int | None, Model] = self._table.ready.get(self._key_of(key, step), {})
         return versions.get(step.model_version if step.model_version > 0 else None)
+
+    def _find_holder(self, model: StepModel, sequence_id: int | str) -> Model | None:
+        return self._table.sequence_holder(model.name, None, sequence_id)
 
     def _key_of(self, ensemble: str, step: EnsembleStep) -> str:
         """The key of a step's model: in the namespace that the step names, else the ensemble's, else the only one."""

@@ -16,6 +16,9 @@ from modelserver.scheduling.ensemble_run import EnsembleRun
 from modelserver.scheduling.refusal import refuse
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics, ResponseKind
 
+# The model that a sequence is under way on, if that is not the one that serves now.
+FindHolder = Callable[[StepModel, int | str], StepModel | None]
+
 # Plans for different choices of outputs that are kept.
 _MAX_PLANS = 64
 
@@ -23,8 +26,9 @@ _MAX_PLANS = 64
 class Binding:
     """The models that an ensemble's steps call. They are held until the last request that uses them has ended."""
 
-    def __init__(self, config: ModelConfig, models: Sequence[StepModel]) -> None:
+    def __init__(self, config: ModelConfig, models: Sequence[StepModel], find_holder: FindHolder | None = None) -> None:
         self.models = tuple(models)
+        self.find_holder = find_holder
         self.is_decoupled = config.is_decoupled or any(model.is_decoupled for model in models)
         self._config = config
         self._num_users = 1  # the scheduler, as long as this is what it uses
@@ -132,7 +136,12 @@ class EnsembleScheduler:
         for run in tuple(self._runs):
             run.abort(error)
 
-    # What a run tells.
+    # What a run tells and asks.
+
+    def holder_of(self, run: EnsembleRun, model: StepModel) -> StepModel:
+        assert isinstance(run.binding, Binding), "set by submit"
+        find_holder, sequence_id = run.binding.find_holder, run.request.sequence_id
+        return (find_holder(model, sequence_id) if find_holder is not None else None) or model
 
     def responded(self, _run: EnsembleRun, position: int, kind: ResponseKind, infer_ns: int) -> None:
         self._statistics.record_response(position, kind, infer_ns, 0)

@@ -49,7 +49,6 @@ class StepPlan:
     label: str
     model: StepModel
     model_name: str
-    version: int
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[tuple[str, str], ...]
     requested: tuple[str, ...]
@@ -158,7 +157,6 @@ class _Planner:
             label=f"step[{index}] (model '{step.model_name}')",
             model=model,
             model_name=model.name,
-            version=model.version,
             inputs=tuple((name, tensor, not specs[name].is_optional) for name, tensor in step.input_map.items()),
             outputs=outputs,
             requested=tuple(name for name, _ in outputs),

@@ -16,7 +16,7 @@ from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, InvalidArgumentError, ServerError
-from modelserver.scheduling.ensemble_plan import EnsemblePlan, ScopePlan, StepPlan
+from modelserver.scheduling.ensemble_plan import EnsemblePlan, ScopePlan, StepModel, StepPlan
 from modelserver.telemetry.statistics import FailureReason, ResponseKind
 
 _NS_PER_US = 1000
@@ -26,6 +26,9 @@ class RunOwner(Protocol):
     """What a run tells its scheduler."""
 
     def now_ns(self) -> int: ...
+
+    def holder_of(self, run: EnsembleRun, model: StepModel) -> StepModel:
+        """Where the sequence goes on that the run's request belongs to: on the model, or on one that it replaced."""
 
     def responded(self, run: EnsembleRun, position: int, kind: ResponseKind, infer_ns: int) -> None:
         """A response of a decoupled ensemble is on its way."""
@@ -248,9 +251,12 @@ class EnsembleRun:
         timeout_us = whole.timeout_us
         if timeout_us:
             timeout_us = max(1, timeout_us - (self._owner.now_ns() - whole.arrival_ns) // _NS_PER_US)
+        model = step.model
+        if whole.sequence_id and not whole.sequence_start:
+            model = self._owner.holder_of(self, model)
         call.request = request = InferRequest(
             step.model_name,
-            step.version,
+            model.version,
             inputs,
             whole.id,
             step.requested,
@@ -265,7 +271,7 @@ class EnsembleRun:
         )
         self._calls.add(call)
         try:
-            step.model.infer(request)
+            model.infer(request)
         except ServerError as error:
             self._calls.discard(call)
             self._fail(step, error)
