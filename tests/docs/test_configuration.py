@@ -25,8 +25,6 @@ FIELDS = read_fields()
 ENSEMBLE = "ensemble_scheduling { }"
 EVERYTHING = """
     runtime: "r" cc_model_filenames { key: "8.0" value: "m" }
-    sequence_batching { }
-    batch_input { kind: BATCH_ELEMENT_COUNT } batch_output { target_name: "y" }
     model_operations { op_library_filename: "l.so" }
     model_transaction_policy { decoupled: true }
     response_cache { enable: true }
