@@ -24,7 +24,7 @@ from modelserver.config.hidden_tensors import model_inputs, model_outputs
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
-from modelserver.core.response import InferResponse
+from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -39,6 +39,7 @@ from modelserver.errors import (
 )
 
 __all__ = [
+    "RESCHEDULE",
     "Answers",
     "Array",
     "Backend",
@@ -249,7 +250,8 @@ class BatchInstance(Instance, abc.ABC):
         """One entry per request, in order; an error fails that request alone.
 
         An exception fails every request of the batch. Outputs that a request did not ask for may be
-        present: the server drops them.
+        present: the server drops them. RESCHEDULE is the entry of a request that is to be executed once more, of
+        models with `iterative_sequence` only.
 
         Where `answers_later`, the entry None (or None for all of them) leaves the answer to `request.sender`, which
         has to be taken before `execute` returns; any other entry is the request's final response. An exception then
