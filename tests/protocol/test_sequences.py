@@ -48,6 +48,28 @@ class TritonPythonModel:
         ])
 """
 
+AGAIN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.runs = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        runs = self.runs.setdefault(request.correlation_id(), [])
+        runs.append(request.flags())
+        if len(runs) < request.input_named("INPUT").as_numpy().item():
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            return None
+        del self.runs[request.correlation_id()]
+        seen = np.array([[len(runs), sum(runs)]], np.int32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", seen)])
+"""
+
 
 @pytest.fixture(scope="module")
 def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -55,6 +77,12 @@ def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     for name, (strategy, options) in MODELS.items():
         write_sequence_model(root, name, strategy, **options)
     _write_echo(root)
+    directory = write_sequence_model(root, "again", "", more="iterative_sequence: true", backend="python")
+    (directory / "1" / "model.py").write_text(AGAIN)
+    config = (directory / "config.pbtxt").read_text()
+    (directory / "config.pbtxt").write_text(
+        config.replace('"OUTPUT" data_type: TYPE_INT32 dims: [ 1 ]', '"OUTPUT" data_type: TYPE_INT32 dims: [ 2 ]')
+    )
     for strategy in ("direct", "oldest"):
         _write_accumulator(root, f"state_{strategy}", strategy)
     with running_server(root) as running:
@@ -177,6 +205,22 @@ def test_a_python_model_sees_flags_and_controls_as_in_triton(client: ProtocolCli
     assert seen(7, "") == ([0, 2, 0, 0, 1], [b"7", b"7"])
     assert seen(7, "-") == ([2, 2, 0, 1, 1], [b"7", b"7"])
     assert seen("x", "-") == ([2, 2, 0, 1, 1], [b"x", b"x"])
+
+
+def test_a_python_model_may_want_a_request_again(client: ProtocolClient) -> None:
+    def runs(number: int, **details: Any) -> list[int]:
+        answer = client.infer("again", {"INPUT": np.array([[number]], np.int32)}, **details)
+        return answer["OUTPUT"].tolist()[0]
+
+    before = client.statistics("again")[0]
+    # How often it was executed, and in which of these it saw START: the first alone.
+    assert runs(3) == [3, 1]
+    assert runs(1, sequence_id=8, sequence_start=True) == [1, 1]
+    with pytest.raises(ClientError, match="must specify the START flag"):
+        runs(1, sequence_id=8)
+    after = client.statistics("again")[0]
+    assert int(after["execution_count"]) - int(before["execution_count"]) == 4
+    assert int(after["inference_stats"]["success"]["count"]) - int(before["inference_stats"]["success"]["count"]) == 2
 
 
 def test_statistics_count_requests_and_not_padding(client: ProtocolClient) -> None:

@@ -37,7 +37,7 @@ def write_sequence_model(
     versions: tuple[int, ...] = (1,),
 ) -> Path:
     """A model of the sequence backend that adds up INPUT; `strategy` as in "direct { }"."""
-    kind = strategy.split()[0]
+    kind = strategy.partition(" ")[0]
     tensors = tensors or [tensor.strip() for tensor in STRATEGIES.get(kind, START).split("|")]
     text = f"""
 backend: "{backend}"
