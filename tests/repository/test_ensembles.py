@@ -1,0 +1,312 @@
+"""Ensembles and their models in a repository: loading, unloading, replacing, draining."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.repositories import IDENTITY_CONFIG, GatedLoader, open_repository, write_model
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Tensor
+from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.repository.options import ControlMode
+from modelserver.repository.repository import ModelRepository
+
+SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "40" } }'
+
+
+def write_ensemble(
+    root: Path,
+    name: str,
+    models: Sequence[str],
+    *,
+    of_ensembles: bool = False,
+    version: int = -1,
+    datatype: str = "TYPE_INT32",
+    extra: str = "",
+) -> Path:
+    """An ensemble that is a chain of identity models, or of such ensembles."""
+    source, target = ("IN", "OUT") if of_ensembles else ("INPUT0", "OUTPUT0")
+    steps = ",".join(
+        f'{{ model_name: "{model}" model_version: {version} '
+        f'input_map {{ key: "{source}" value: "{"IN" if position == 0 else f"t{position}"}" }} '
+        f'output_map {{ key: "{target}" value: "{"OUT" if position == len(models) - 1 else f"t{position + 1}"}" }} }}'
+        for position, model in enumerate(models)
+    )
+    config = f"""
+platform: "ensemble"
+max_batch_size: 8
+input [ {{ name: "IN", data_type: {datatype}, dims: [ -1 ] }} ]
+output [ {{ name: "OUT", data_type: {datatype}, dims: [ -1 ] }} ]
+ensemble_scheduling {{ step [ {steps} ] }}
+"""
+    return write_model(root, name, config=config, extra=extra)
+
+
+def request(name: str, value: int = 1) -> InferRequest:
+    data = np.full((1, 2), value, dtype=np.int32)
+    return InferRequest(name, None, {"IN": Tensor("IN", Datatype.INT32, data)})
+
+
+async def ask(repository: ModelRepository, name: str, value: int = 1) -> InferResponse:
+    asked = request(name, value)
+    response = await repository.get(name, None).infer(asked).only()
+    assert response.outputs[0].data.tolist() == [[value, value]]
+    return response
+
+
+def states(repository: ModelRepository) -> Mapping[str, str]:
+    return {row.name: row.state.value for row in repository.index() if row.version is not None}
+
+
+def reason(repository: ModelRepository, name: str) -> str:
+    [row] = [row for row in repository.index() if row.name == name]
+    return row.reason
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """Models a and b, and the ensemble e of both."""
+    write_model(tmp_path, "a")
+    write_model(tmp_path, "b")
+    write_ensemble(tmp_path, "e", ["a", "b"])
+    return tmp_path
+
+
+async def test_an_ensemble_brings_its_models(pair: Path) -> None:
+    async with open_repository(pair) as repository:
+        await repository.load("e")
+        assert states(repository) == {"a": "READY", "b": "READY", "e": "READY"}
+        await ask(repository, "e")
+        for name in ("e", "a", "b"):
+            assert repository.get(name, None).statistics.snapshot().success.count == 1
+
+
+@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
+async def test_at_the_start_everything_comes_in_the_right_order(pair: Path, mode: ControlMode) -> None:
+    write_ensemble(pair, "above", ["e", "e"], of_ensembles=True)
+    loader = GatedLoader()
+    async with open_repository(pair, loader=loader, control_mode=mode) as repository:
+        assert states(repository) == dict.fromkeys(("a", "above", "b", "e"), "READY")
+        await ask(repository, "above")
+        assert sorted(model.name for model in loader.loaded) == ["a", "above", "b", "e"]
+
+
+async def test_unloading_the_ensemble_leaves_its_models_or_takes_them_along(pair: Path) -> None:
+    write_ensemble(pair, "other", ["b"])
+    async with open_repository(pair) as repository:
+        await repository.load("e")
+        await repository.unload("e")
+        assert repository.ready_versions("a") == (1,)
+        await repository.load("e")
+        await repository.load("other")
+        await repository.unload("e", unload_dependents=True)
+        assert repository.ready_versions("a") == ()
+        assert repository.ready_versions("b") == (1,)  # another ensemble needs it
+        await ask(repository, "other")
+
+
+async def test_dependents_of_dependents_go_too(pair: Path) -> None:
+    write_ensemble(pair, "above", ["e"], of_ensembles=True)
+    async with open_repository(pair) as repository:
+        await repository.load("above")
+        await repository.unload("above", unload_dependents=True)
+        assert not list(repository.models())
+
+
+async def test_an_ensemble_is_not_ready_while_one_of_its_models_is_not(pair: Path) -> None:
+    write_ensemble(pair, "above", ["e"], of_ensembles=True)
+    async with open_repository(pair) as repository:
+        await repository.load("above")
+        model = repository.get("e", None)
+        await ask(repository, "above")
+        await repository.unload("a")
+        assert states(repository)["e"] == states(repository)["above"] == "UNAVAILABLE"
+        assert reason(repository, "e") == "step[0] needs model 'a', which is not ready"
+        assert reason(repository, "above") == "step[0] needs model 'e', which is not ready"
+        with pytest.raises(UnavailableError, match="step\\[0\\] needs model 'e'"):
+            repository.get("above", None)
+        assert repository.is_ready(strict=True)  # it was unloaded on request
+        await repository.load("a")
+        assert states(repository)["above"] == "READY"
+        await ask(repository, "above")
+        assert repository.get("e", None) is model
+        assert model.statistics.snapshot().success.count == 2
+
+
+async def test_what_is_missing_or_broken_is_said_with_its_place(tmp_path: Path) -> None:
+    write_model(tmp_path, "b", config="max_batch_size: 8")
+    write_ensemble(tmp_path, "e", ["a", "b"])
+    async with open_repository(tmp_path) as repository:
+        with pytest.raises(InvalidArgumentError) as caught:
+            await repository.load("e")
+        message = caught.value.message
+        assert "config.pbtxt:6:32: ensemble_scheduling.step[0].model_name: there is no model 'a'" in message
+        assert "step[1].model_name: cannot load model 'b'" in message
+        assert not isinstance(caught.value, ConfigError)
+        assert "a" not in states(repository)
+        write_model(tmp_path, "a")
+        write_model(tmp_path, "b")
+        await repository.load("e")
+        await ask(repository, "e")
+
+
+async def test_models_that_do_not_fit_keep_an_ensemble_from_loading(pair: Path) -> None:
+    write_ensemble(pair, "wrong", ["a", "b"], datatype="TYPE_FP32")
+    async with open_repository(pair) as repository:
+        with pytest.raises(ConfigError) as caught:
+            await repository.load("wrong")
+        assert len(caught.value.problems) == 2
+        assert "input 'INPUT0' of model 'a' has datatype INT32, but tensor 'IN' is FP32" in caught.value.message
+        assert states(repository)["wrong"] == "UNAVAILABLE" if "wrong" in states(repository) else True
+        assert states(repository)["a"] == "READY"
+
+
+async def test_an_ensemble_may_not_contain_itself(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, "one", ["two"], of_ensembles=True)
+    write_ensemble(tmp_path, "two", ["three"], of_ensembles=True)
+    write_ensemble(tmp_path, "three", ["one"], of_ensembles=True)
+    for mode in (ControlMode.EXPLICIT, ControlMode.NONE):
+        async with asyncio.timeout(20), open_repository(tmp_path, control_mode=mode) as repository:
+            if mode is ControlMode.EXPLICIT:
+                with pytest.raises(ServerError, match=r"ensembles contain each other: .* -> .* -> "):
+                    await repository.load("one")
+            assert not list(repository.models())
+
+
+async def test_a_model_that_becomes_an_ensemble_of_its_own_ensemble_is_refused(pair: Path) -> None:
+    async with open_repository(pair) as repository:
+        await repository.load("e")
+        write_ensemble(pair, "a", ["e"], of_ensembles=True)
+        with pytest.raises(ConfigError, match="ensembles contain each other: a -> e -> a"):
+            await repository.load("a")
+        await ask(repository, "e")
+
+
+async def test_versions_of_steps(pair: Path) -> None:
+    write_model(pair, "a", versions=(1, 2), extra="version_policy { all { } }")
+    write_ensemble(pair, "first", ["a"], version=1)
+    write_ensemble(pair, "third", ["a"], version=3)
+    async with open_repository(pair) as repository:
+        await repository.load("e")
+        await repository.load("first")
+        await ask(repository, "e")
+        await ask(repository, "first")
+        counts = [repository.get("a", version).statistics.snapshot().success.count for version in (1, 2)]
+        assert counts == [1, 1]
+        with pytest.raises(ServerError, match="step\\[0\\] needs model 'a' version 3, which is not ready"):
+            await repository.load("third")
+        await repository.unload("a", version=2)  # the latest is another one now
+        await ask(repository, "e")
+        await repository.unload("a", version=1)
+        assert states(repository)["first"] == "UNAVAILABLE"
+
+
+async def test_a_reloaded_model_that_no_longer_fits_stops_the_ensemble_until_it_does(pair: Path) -> None:
+    async with open_repository(pair) as repository:
+        await repository.load("e")
+        write_model(pair, "b", config=IDENTITY_CONFIG.replace("INT32", "FP32"))
+        await repository.load("b")
+        assert "input 'INPUT0' of model 'b' has datatype FP32" in reason(repository, "e")
+        assert not repository.is_ready(strict=True)
+        with pytest.raises(UnavailableError, match="has datatype FP32"):
+            repository.get("e", None)
+        write_model(pair, "b")
+        await repository.load("b")
+        assert repository.is_ready(strict=True)
+        await ask(repository, "e")
+
+
+async def test_requests_go_on_while_their_models_are_replaced(pair: Path) -> None:
+    """Each reload of a model swaps it under the ensemble; a request ends with the models that it began with."""
+    for name in ("a", "b"):
+        write_model(pair, name, extra=SLOW)
+    async with open_repository(pair) as repository:
+        await repository.load("e")
+        is_over = False
+
+        async def traffic() -> int:
+            num_answers = 0
+            while not is_over:
+                await ask(repository, "e", num_answers)
+                num_answers += 1
+            return num_answers
+
+        clients = [asyncio.create_task(traffic()) for _ in range(4)]
+        for number in range(4):
+            for name in ("a", "b"):
+                write_model(pair, name, extra=f'{SLOW} metric_tags {{ key: "round" value: "{number}" }}')
+                await repository.load(name)
+        is_over = True
+        assert sum(await asyncio.gather(*clients)) > 0
+
+
+@pytest.mark.parametrize("what", ["e", "a", "b", "all"])
+async def test_what_was_accepted_is_answered_after_unloads(pair: Path, what: str) -> None:
+    write_model(pair, "a", extra=SLOW)
+    loader = GatedLoader()
+    async with open_repository(pair, loader=loader) as repository:
+        await repository.load("e")
+        streams = [repository.get("e", None).infer(request("e", value)) for value in range(3)]
+        assert repository.get("e", None).inflight == 3
+        for name in ("b", "a", "e") if what == "all" else (what,):
+            await repository.unload(name)
+        answers = await asyncio.gather(*(stream.only() for stream in streams))
+        assert [answer.outputs[0].data[0, 0] for answer in answers] == [0, 1, 2]
+
+
+async def test_callers_are_closed_before_those_they_call(pair: Path) -> None:
+    write_model(pair, "a", extra=SLOW)
+    loader = GatedLoader()
+    async with open_repository(pair, loader=loader) as repository:
+        await repository.load("e")
+        stream = repository.get("e", None).infer(request("e"))
+    assert (await stream.only()).error is None
+    assert loader.closed[-1].name in ("a", "b")
+    assert {model.name for model in loader.closed} == {"a", "b", "e"}
+
+
+async def test_outputs_and_config_of_an_ensemble_with_a_decoupled_model(tmp_path: Path) -> None:
+    repeat: Any = """
+backend: "repeat"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+    write_model(tmp_path, "many", config=repeat)
+    write_model(
+        tmp_path,
+        "e",
+        config="""
+platform: "ensemble"
+input [ { name: "VALUES" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+output [ { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] } ]
+ensemble_scheduling { step [ { model_name: "many" model_version: -1
+  input_map [ { key: "IN" value: "VALUES" }, { key: "DELAY" value: "DELAY" }, { key: "WAIT" value: "WAIT" } ]
+  output_map { key: "OUT" value: "VALUE" } } ] }
+""",
+    )
+    async with open_repository(tmp_path) as repository:
+        await repository.load("e")
+        model = repository.get("e", None)
+        assert model.is_decoupled
+        assert model.config.is_decoupled
+        inputs = {
+            "VALUES": Tensor("VALUES", Datatype.INT32, np.array([4, 5, 6], np.int32)),
+            "DELAY": Tensor("DELAY", Datatype.UINT32, np.zeros(3, np.uint32)),
+            "WAIT": Tensor("WAIT", Datatype.UINT32, np.zeros(1, np.uint32)),
+        }
+        stream = model.infer(InferRequest("e", None, inputs))
+        responses = [response async for response in stream]
+        values = [[output.data.tolist() for output in response.outputs] for response in responses]
+        assert values == [[[4]], [[5]], [[6]], []]
+        assert [response.is_final for response in responses] == [False, False, False, True]
