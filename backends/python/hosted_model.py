@@ -35,13 +35,17 @@ from .pb_sender import Convert
 
 
 def create_instance(
-    path: str, args: dict[str, str], outputs: dict[str, str], is_decoupled: bool = False
+    path: str,
+    args: dict[str, str],
+    outputs: dict[str, str],
+    is_decoupled: bool = False,
+    version_directory: str = "",
 ) -> BatchInstance:
     """The instance of the model at `path`, initialized with `args`.
 
     `outputs` maps the config's output names to their datatypes.
     """
-    model_class = import_model(Path(path), Path(args["model_repository"]))
+    model_class = import_model(Path(path), Path(args["model_repository"]), version_directory)
     model = model_class()
     if hasattr(model, "initialize"):
         model.initialize(args)
@@ -53,9 +57,9 @@ def create_instance(
     return instance_class(model, args["model_instance_name"], datatypes, is_decoupled=is_decoupled)
 
 
-def complete_config(path: str, model_directory: str, model_config: str) -> dict[str, Any]:
+def complete_config(path: str, model_directory: str, model_config: str, version_directory: str = "") -> dict[str, Any]:
     """The config, in its JSON form, after the model's `auto_complete_config`; as it was when there is none."""
-    model_class = import_model(Path(path), Path(model_directory))
+    model_class = import_model(Path(path), Path(model_directory), version_directory)
     config = pb_utils.ModelConfig(model_config)
     if not hasattr(model_class, "auto_complete_config"):
         return config.as_dict()
@@ -68,13 +72,14 @@ def complete_config(path: str, model_directory: str, model_config: str) -> dict[
     return completed.as_dict()
 
 
-def import_model(path: Path, model_directory: Path) -> Any:
+def import_model(path: Path, model_directory: Path, version_directory: str = "") -> Any:
     """The class TritonPythonModel of a model.py, imported as `<version>.model` as in Triton.
 
     Modules beside it and in the model's directory can be imported, absolutely and, from beside it, relatively.
     """
     sys.modules["triton_python_backend_utils"] = pb_utils
-    pb_utils.set_model_directory(path.parent)
+    # The files of a model whose code is its backend's are in its own directory.
+    pb_utils.set_model_directory(Path(version_directory) if version_directory else path.parent)
     sys.path += [str(path.parent), str(model_directory)]
     package = ModuleType(path.parent.name)
     package.__path__ = [str(path.parent)]
@@ -125,6 +130,11 @@ class PythonInstance(BatchInstance):
         if any(request.is_rescheduled for request in wrapped):
             return [RESCHEDULE if request.is_rescheduled else None for request in wrapped]
         return None
+
+    def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
+        """Beyond Triton: a model may define this to free what it keeps of a sequence."""
+        if hasattr(self._model, "on_sequence_end"):
+            self._complete(self._model.on_sequence_end(correlation_id, reason))
 
     def close(self) -> None:
         Execution.phase = Phase.FINISHING

@@ -36,6 +36,7 @@ from modelserver.execution.messages import (
     Readiness,
     RequestRecord,
     ResponseRecord,
+    SequenceEnded,
     Trim,
 )
 from modelserver.execution.packing import Payload, unpack
@@ -137,6 +138,8 @@ class Host:
                 self._execute(instance, received)
             elif isinstance(message, AskReady):
                 self._exchange.send(Readiness(number=message.number, is_ready=_is_ready(instance)))
+            elif isinstance(message, SequenceEnded):
+                _end_sequence(instance, message)
             elif isinstance(message, Trim):
                 self._channel.trim_arena()
             elif isinstance(message, Finish):
@@ -206,6 +209,13 @@ def _resolve(target: str) -> Callable[..., Any]:
     function = getattr(importlib.import_module(module), name)
     assert callable(function), f"{target} cannot be called"
     return function  # type: ignore[no-any-return]
+
+
+def _end_sequence(instance: BatchInstance, message: SequenceEnded) -> None:
+    try:
+        instance.on_sequence_end(message.correlation_id, message.reason)
+    except Exception:
+        traceback.print_exc()
 
 
 def _is_ready(instance: BatchInstance) -> bool:

@@ -90,6 +90,9 @@ class HostedInstance(BatchInstance):
         outputs = self._instance.run(self._assembler.gather(requests))
         return self._assembler.scatter(requests, outputs)
 
+    def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
+        self._instance.on_sequence_end(correlation_id, reason)
+
     def is_ready(self) -> bool:
         return self._instance.is_ready()
 

@@ -60,6 +60,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
     is_decoupled: bool = False
     # Of what comes from a client, between the processes of a server.
     transfer: Transfer | None = None
+    trace_parent: str = ""
 
 
 class ResponseRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -144,6 +145,13 @@ class Told(Message, tag=10):
     error: ErrorRecord | None = None
 
 
+class SequenceEnded(Message, tag=19):
+    """The instance sees no more of a sequence. No answer."""
+
+    correlation_id: int | str = 0
+    reason: str = ""
+
+
 class Released(Message, tag=4):
     """Only brings back leases, when nothing else is to be said."""
 
@@ -219,6 +227,7 @@ AnyMessage = (
     | Room
     | Reply
     | Told
+    | SequenceEnded
     | Released
     | Began
     | Executed

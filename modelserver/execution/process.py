@@ -27,7 +27,7 @@ from modelserver.execution.child_process import ChildProcess
 from modelserver.execution.conversation import Conversation
 from modelserver.execution.flight import Flight, OnDone, Result
 from modelserver.execution.loop_thread import LoopThread
-from modelserver.execution.messages import Ask, Began, Begin, Call, Finish, Readiness
+from modelserver.execution.messages import Ask, Began, Begin, Call, Finish, Readiness, SequenceEnded
 from modelserver.execution.model_calls import CallOrigin, ModelCalls
 from modelserver.execution.readiness import ReadinessProbe
 from modelserver.execution.restart import RestartOptions, RestartPolicy
@@ -162,6 +162,10 @@ class ProcessInstance(BatchInstance):
             failure = InternalError(f"{self.name}: a batch cannot be sent to its process: {error}")
             for flight in flights:
                 flight.finish(failure)
+
+    def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
+        """Tell the child, before what it executes next. Loop thread only."""
+        self._send(SequenceEnded(correlation_id=correlation_id, reason=reason))
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError | None]:
         """One batch in the child. Raises UnavailableError while the child is down, InternalError when it dies."""

@@ -70,6 +70,22 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", seen)])
 """
 
+ENDS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.ends = []
+
+    def execute(self, requests):
+        heard = np.array([[",".join(self.ends)]], object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", heard)]) for _ in requests]
+
+    def on_sequence_end(self, correlation_id, reason):
+        self.ends.append(f"{correlation_id} {reason}")
+"""
+
 
 @pytest.fixture(scope="module")
 def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -77,12 +93,8 @@ def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     for name, (strategy, options) in MODELS.items():
         write_sequence_model(root, name, strategy, **options)
     _write_echo(root)
-    directory = write_sequence_model(root, "again", "", more="iterative_sequence: true", backend="python")
-    (directory / "1" / "model.py").write_text(AGAIN)
-    config = (directory / "config.pbtxt").read_text()
-    (directory / "config.pbtxt").write_text(
-        config.replace('"OUTPUT" data_type: TYPE_INT32 dims: [ 1 ]', '"OUTPUT" data_type: TYPE_INT32 dims: [ 2 ]')
-    )
+    _write_python(root, "again", AGAIN, "TYPE_INT32 dims: [ 2 ]", more="iterative_sequence: true")
+    _write_python(root, "ends", ENDS, "TYPE_STRING dims: [ 1 ]", strategy="oldest { }")
     for strategy in ("direct", "oldest"):
         _write_accumulator(root, f"state_{strategy}", strategy)
     with running_server(root) as running:
@@ -223,6 +235,20 @@ def test_a_python_model_may_want_a_request_again(client: ProtocolClient) -> None
     assert int(after["inference_stats"]["success"]["count"]) - int(before["inference_stats"]["success"]["count"]) == 2
 
 
+def test_a_python_model_hears_that_a_sequence_has_ended(client: ProtocolClient) -> None:
+    def ends(sequence_id: int | str, flags: str) -> list[bytes]:
+        arguments = {"sequence_id": sequence_id, "sequence_start": "+" in flags, "sequence_end": "-" in flags}
+        answer = client.infer("ends", {"INPUT": np.zeros((1, 1), np.int32)}, **arguments)
+        return [text for text in answer["OUTPUT"].tolist()[0][0].split(b",") if text]
+
+    ends(1, "+-")
+    heard = ends("two", "+")
+    assert heard[-1] == b"1 end"
+    assert ends("two", "+")[-1] == b"two restarted"
+    assert ends("two", "-")[-1] == b"two restarted"
+    assert ends(3, "+-")[-1] == b"two end"
+
+
 def test_statistics_count_requests_and_not_padding(client: ProtocolClient) -> None:
     before = client.statistics("echo")[0]
     for sequence_id in ("p", "q", "r"):
@@ -294,6 +320,15 @@ def test_sequences_over_one_stream(served: RunningServer, model: str) -> None:
         client.stop_stream()
     totals = np.cumsum(values).tolist()
     assert sums == {"up": totals, "1007": [-total for total in totals]}
+
+
+def _write_python(root: Path, name: str, source: str, output: str, *, strategy: str = "", **options: Any) -> None:
+    directory = write_sequence_model(root, name, strategy, tensors=(START,), backend="python", **options)
+    (directory / "1" / "model.py").write_text(source)
+    config = (directory / "config.pbtxt").read_text()
+    (directory / "config.pbtxt").write_text(
+        config.replace('"OUTPUT" data_type: TYPE_INT32 dims: [ 1 ]', f'"OUTPUT" data_type: {output}')
+    )
 
 
 def _write_echo(root: Path) -> None:
