@@ -15,6 +15,8 @@ from pathlib import Path
 
 from modelserver.access import Access, parse_access
 from modelserver.cache.settings import CacheSettings, parse_cache_config
+from modelserver.config.host_policies import HostPolicy, parse_host_policies
+from modelserver.config.rate_limit_resources import ResourceLimit, parse_resource_limits
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import (
     BOOL_EXPECTATION,
@@ -26,6 +28,7 @@ from modelserver.flags import (
     nearest_hint,
     parse_bool,
 )
+from modelserver.telemetry.trace_settings import OPENTELEMETRY, TraceOptions, parse_trace_config
 
 SERVER = "Server"
 PORTS = "Ports and TLS"
@@ -143,12 +146,12 @@ class ServerOptions:
     metrics_interval_ms: int = field(default=2000, metadata=flag(METRICS, "Shortest time between two readings of the host's gauges.", minimum=1))
     metrics_config: tuple[str, ...] = field(default=(), metadata=flag(METRICS, "counter_latencies, histogram_latencies: false leaves those families out. summary_latencies, summary_quantiles: accepted, no effect, with a warning.", metavar="KEY=VALUE"))
 
-    trace_config: tuple[str, ...] = field(default=(), metadata=flag(TRACING, "Settings of request tracing.", state=_NOT_YET, metavar="[MODE],KEY=VALUE"))
+    trace_config: tuple[str, ...] = field(default=(), metadata=flag(TRACING, "Settings of request tracing: mode=triton or opentelemetry, level=TIMESTAMPS or TENSORS, rate=N, count=N; triton,file=FILE, triton,log-frequency=N; opentelemetry,url=URL, opentelemetry,resource=KEY=VALUE, opentelemetry,bsp_max_queue_size, bsp_schedule_delay, bsp_max_export_batch_size. Repeat for several.", metavar="[MODE],KEY=VALUE"))
 
     cache_config: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "The response cache for models with response_cache.enable, and its settings: local,size=BYTES and optionally ttl=SECONDS (ours); redis,host=NAME and what docs/response-cache.md lists. Repeat for several settings, or separate them by commas.", metavar="CACHE,KEY=VALUE"))
     cache_directory: str = field(default="", metadata=flag(CACHE, "Directory of cache implementations; both of ours are built in.", state=_NOT_YET, metavar="DIRECTORY"))
-    rate_limit: str = field(default="off", metadata=flag(CACHE, "Let instances run only when they hold the resources they name.", choices=("off", "execution_count"), state=_NOT_YET))
-    rate_limit_resource: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "Resources that there are.", state=_NOT_YET, metavar="NAME:COUNT[:DEVICE]"))
+    rate_limit: str = field(default="off", metadata=flag(CACHE, "execution_count: instances execute only while they hold the resources that their rate_limiter names, and who has executed least goes first.", choices=("off", "execution_count")))
+    rate_limit_resource: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "Units of a resource that there are, on each device or on one. Without any, there is of each what the most demanding instance needs; with some, nothing but these. Repeat for several.", metavar="NAME:COUNT[:DEVICE]"))
 
     allow_client_shm: bool = field(default=False, metadata=flag(MEMORY, "Let clients register system shared memory, in which tensors of their requests then lie. Whoever can send requests can have any object of /dev/shm read and written that the server may open."))
     pinned_memory_pool_byte_size: int = field(default=256 << 20, metadata=flag(MEMORY, "Bytes of page-locked memory.", state=_NOT_YET, minimum=0))
@@ -157,7 +160,7 @@ class ServerOptions:
     min_supported_compute_capability: float = field(default=6.0, metadata=flag(MEMORY, "GPUs below this are left alone.", state=_NOT_YET, minimum=0))
     buffer_manager_thread_count: int = field(default=0, metadata=flag(MEMORY, "Threads that gather inputs; the worker does it here.", state=_NOT_YET, minimum=0))
     enable_peer_access: bool = field(default=True, metadata=flag(MEMORY, "Let GPUs read each other's memory.", state=_NOT_YET))
-    host_policy: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "NUMA node or cores of a host policy.", state=_NOT_YET, metavar="POLICY,KEY=VALUE"))
+    host_policy: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Cores of a host policy, on which instances of groups that name it run: numa-node=NUMBER or cpu-cores=0-3,8. The policies cpu and gpu_<id> are those of groups that name none. Repeat for several.", metavar="POLICY,KEY=VALUE"))
     model_load_gpu_limit: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Share of a GPU's memory above which no model is loaded.", state=_NOT_YET, metavar="DEVICE:FRACTION"))
 
     allow_sagemaker: bool = field(default=False, metadata=flag(CLOUDS, "Serve SageMaker's endpoints.", state=_NOT_YET))
@@ -184,6 +187,8 @@ class ServerOptions:
         for text in self.metrics_config:
             _split_metrics_setting(text)
         parse_cache_config(self.cache_config, self.response_cache_byte_size)
+        parse_resource_limits(self.rate_limit_resource)
+        parse_host_policies(self.host_policy)
         if self.load_model and self.model_control_mode != "explicit":
             raise InvalidArgumentError(
                 "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
@@ -192,7 +197,7 @@ class ServerOptions:
             raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
         _check_ports(self)
         _check_tls(self)
-        self.http_access, self.grpc_access  # noqa: B018 - raises for what is no rule
+        self.http_access, self.grpc_access, self.trace_options  # noqa: B018 - raise for what is no rule
         missing = [path for path in self.backend_directory if not Path(path).is_dir()]
         if missing:
             raise InvalidArgumentError(f"--backend-directory: there is no directory {missing[0]}")
@@ -218,7 +223,12 @@ class ServerOptions:
     @property
     def http_access(self) -> Access:
         """Who may call what over HTTP, and which headers are forwarded."""
-        return parse_access("--http-restricted-api", self.http_restricted_api, self.http_header_forward_pattern)
+        return parse_access(
+            "--http-restricted-api",
+            self.http_restricted_api,
+            self.http_header_forward_pattern,
+            reads_context=self.trace_options.mode == OPENTELEMETRY,
+        )
 
     @property
     def grpc_access(self) -> Access:
@@ -228,7 +238,23 @@ class ServerOptions:
             self.grpc_restricted_protocol,
             self.grpc_header_forward_pattern,
             prefix="triton-grpc-protocol-",
+            reads_context=self.trace_options.mode == OPENTELEMETRY,
         )
+
+    @property
+    def trace_options(self) -> TraceOptions:
+        """Which requests are traced at the start, and where to."""
+        return parse_trace_config(self.trace_config)
+
+    @property
+    def resource_limits(self) -> tuple[ResourceLimit, ...]:
+        """The resources that rate limiters share."""
+        return parse_resource_limits(self.rate_limit_resource)
+
+    @property
+    def host_policies(self) -> tuple[HostPolicy, ...]:
+        """The cores that groups of instances are given."""
+        return parse_host_policies(self.host_policy)
 
     @property
     def backend_options(self) -> dict[str, dict[str, str]]:

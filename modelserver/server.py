@@ -21,6 +21,7 @@ from modelserver.cache.opening import open_store
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.execution.facilities import Facilities
+from modelserver.execution.host_policy import HostCores
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
@@ -33,12 +34,14 @@ from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
 from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
+from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.shared_memory import SharedMemory
 from modelserver.signals import StopSignals, unless
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
+from modelserver.telemetry.tracer import Tracer
 from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.address import authority
 from modelserver.wire.processes.server import FrontedPort
@@ -59,13 +62,15 @@ class Server:
         self.options = options
         self.version = metadata.version("modelserver")
         self.answers = open_store(options.cache_settings)
-        self.repository = ModelRepository(repository_options(options), facilities=Facilities(answers=self.answers))
+        self.limiter = RateLimiter(options.resource_limits) if options.rate_limit == "execution_count" else None
+        self.repository = ModelRepository(repository_options(options), facilities=self._facilities())
         self.dataplane = DataPlane(
             self.repository,
             ServerMetadata(options.id, self.version, EXTENSIONS),
             strict_readiness=options.strict_readiness,
             logs_requests=options.log_verbose > 0,
             shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
+            tracer=Tracer(options.trace_options, version=self.version),
         )
         self._model_metrics = ModelMetricsBoard()
         self.controlplane = ControlPlane(self.repository, LogControl(log_settings(options)))
@@ -127,6 +132,7 @@ class Server:
         async with AsyncExitStack() as stack:
             await self._open(stack, ports, METRICS)
             stack.callback(self.dataplane.shared_memory.close)
+            self._on_stop(stack, "traces", lambda _: asyncio.to_thread(self.dataplane.tracer.close))
             if self.answers is not None:
                 stack.push_async_callback(self.answers.close)
             self._on_stop(stack, "models", self.repository.stop)
@@ -167,6 +173,9 @@ class Server:
                 self.is_abandoned = True
         return 1 if self.is_abandoned else 0
 
+    def _facilities(self) -> Facilities:
+        return Facilities(answers=self.answers, limiter=self.limiter, cores=HostCores(self.options.host_policies))
+
     def _frontends(self) -> Frontends:
         options = self.options
         return Frontends(
@@ -187,6 +196,7 @@ class Server:
             host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
             wire=self._counts if options.wire == "native" else None,
             answers=self.answers.counts if self.answers is not None else None,
+            limiter=self.limiter,
             fronts=self._fronts,
             model_metrics=self._model_metrics,
             options=MetricsOptions(

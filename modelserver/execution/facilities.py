@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelserver.cache.store import AnswerStore
+from modelserver.execution.host_policy import HostCores
+from modelserver.scheduling.rate_limit import RateLimiter
 
 
 @dataclass(frozen=True, slots=True)
 class Facilities:
-    """`answers` is where response caches keep answers; without it no model has a cache."""
+    """`answers` is where response caches keep answers; without it no model has a cache. `limiter` decides who executes
+    of those that need the same resources; without it nobody waits for any. `cores` says where instances run.
+    """
 
     answers: AnswerStore | None = None
+    limiter: RateLimiter | None = None
+    cores: HostCores = field(default_factory=HostCores)

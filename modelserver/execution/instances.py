@@ -15,6 +15,7 @@ from modelserver.errors import InternalError, ServerError
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.executor import Executor
+from modelserver.execution.host_policy import HostCores, on_cores
 from modelserver.execution.placement import InstancePlan
 from modelserver.execution.sequence_inputs import SequenceInputs
 from modelserver.execution.warmup import warm_up
@@ -50,7 +51,10 @@ class LoadedInstance:
 class InstanceFactory:
     """Makes the instances of one backend object. Called off the event loop."""
 
-    def __init__(self, backend: Backend, signature: ModelSignature, clock: Clock) -> None:
+    def __init__(
+        self, backend: Backend, signature: ModelSignature, clock: Clock, cores: HostCores | None = None
+    ) -> None:
+        self._cores = cores or HostCores()
         self._backend = backend
         self._signature = signature
         context = backend.context
@@ -81,6 +85,11 @@ class InstanceFactory:
         return loaded
 
     def _create(self, plan: InstancePlan) -> LoadedInstance:
+        # What the instance starts, threads and child processes, stays on the cores that it is made on.
+        with on_cores(self._cores.cores_of(plan.group.host_policy, plan.placement)):
+            return self._create_here(plan)
+
+    def _create_here(self, plan: InstancePlan) -> LoadedInstance:
         name = plan.placement.name
         context = self._backend.context
         instance = guard(lambda: self._backend.create_instance(plan.placement), f"creating instance '{name}' failed")

@@ -7,9 +7,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from modelserver.backend import Backend, Instance, Placement
 from modelserver.config.inline_execution import InlineExecution, inline_execution
@@ -63,10 +64,11 @@ class InstanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class StaffedInstance:
-    """An instance and, unless it is passive, the worker that drives it."""
+    """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone."""
 
     loaded: LoadedInstance
     worker: AnyWorker | None
+    leave: Callable[[], None]
 
     @property
     def can_execute(self) -> bool:
@@ -201,6 +203,7 @@ class Staff:
 
     def _make(self, plans: Sequence[InstancePlan]) -> tuple[list[LoadedInstance], bool]:
         """New instances, and whether they may be executed on the event loop: found out before others call them."""
+        self._warn_of_policies(plans)
         claims = self._join(plans)
         instances: list[LoadedInstance] = []
         try:
@@ -209,11 +212,20 @@ class Staff:
             is_fast = not self._claims and decide_inline(self._backend, instances, self._signature)
         except BaseException:
             close_all(instances)
-            for plan, claim in claims.items():
-                del self._claims[plan]
-                self._leave(claim)
+            for plan in claims:
+                self._leave(plan)
             raise
         return instances, not instances or is_fast
+
+    def _warn_of_policies(self, plans: Sequence[InstancePlan]) -> None:
+        for name in dict.fromkeys(plan.group.host_policy for plan in plans):
+            if name and name not in self._cores.names:
+                logger.warning(
+                    "%s: there is no host policy '%s' (--host-policy gives %s): its instances run on any core",
+                    self._what,
+                    name,
+                    ", ".join(self._cores.names) or "none",
+                )
 
     def _join(self, plans: Sequence[InstancePlan]) -> dict[InstancePlan, Claim]:
         """Claims of the instances that need resources. Raises ConfigError, with nothing claimed, for one in vain."""
@@ -239,8 +251,9 @@ class Staff:
         self._claims.update(claims)
         return claims
 
-    def _leave(self, claim: Claim) -> None:
-        if self._limiter is not None:
+    def _leave(self, plan: InstancePlan) -> None:
+        claim = self._claims.pop(plan, None)
+        if claim is not None and self._limiter is not None:
             self._limiter.leave(claim)
 
     def _make_scheduler(self) -> Scheduler:
@@ -277,7 +290,7 @@ class Staff:
     ) -> tuple[StaffedInstance, ...]:
         """Give each instance a worker, with its former runner if it had one, and start it."""
         members = tuple(
-            StaffedInstance(loaded, self._make_worker(loaded, runner))
+            StaffedInstance(loaded, self._make_worker(loaded, runner), partial(self._leave, loaded.plan))
             for loaded, runner in zip(instances, runners or [None] * len(instances), strict=True)
         )
         for member in members:
@@ -391,4 +404,5 @@ def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
         else:
             all_ended = False
             logger.error("instance '%s' still executes after %.1f s and is abandoned", member.loaded.name, timeout_s)
+        member.leave()
     return all_ended

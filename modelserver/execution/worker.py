@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from modelserver.execution.host_policy import Cores, on_cores
 from modelserver.execution.runner import BatchRunner
 from modelserver.scheduling.seat import ThreadSeat
 from modelserver.scheduling.source import BatchSource
@@ -16,8 +17,18 @@ class Worker:
     `may_take` is asked before every batch, from that thread.
     """
 
-    def __init__(self, name: str, batcher: BatchSource, runner: BatchRunner, may_take: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        batcher: BatchSource,
+        runner: BatchRunner,
+        may_take: Callable[[], bool],
+        *,
+        cores: Cores | None = None,
+    ) -> None:
+        """The thread runs on these cores; None: on any."""
         self.runner = runner
+        self._cores = cores
         self._batcher = batcher
         self._seat = ThreadSeat(may_take)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -35,8 +46,9 @@ class Worker:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while self._run_next():
-            pass
+        with on_cores(self._cores):
+            while self._run_next():
+                pass
 
     def _run_next(self) -> bool:
         # A method of its own, so that no request is kept alive while the thread waits for the next.

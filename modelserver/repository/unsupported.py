@@ -50,7 +50,7 @@ def _refused(config: ModelConfig) -> Iterator[Finding]:
         yield "model_operations.op_library_filename", "custom operation libraries"
     if config.cc_model_filenames:
         yield "cc_model_filenames", "model files by compute capability (use default_model_filename)"
-    if config.runtime:
+    if config.runtime and not config.runtime.endswith(".py"):  # Triton's way to say "Python-based"
         yield "runtime", "a choice of backend runtimes"
     yield from _refused_tensors(config)
 
@@ -99,11 +99,7 @@ def _ignored_in_optimization(optimization: ModelOptimizationPolicy) -> Iterator[
 
 
 def _ignored_in_group(path: str, group: ModelInstanceGroup) -> Iterator[Finding]:
-    if group.rate_limiter is not None:
-        yield f"{path}.rate_limiter", "there is no rate limiter yet"
     if group.secondary_devices:
         yield f"{path}.secondary_devices", "no backend uses secondary devices"
-    if group.host_policy:
-        yield f"{path}.host_policy", "there are no host policies"
     if group.profile:
         yield f"{path}.profile", "optimization profiles belong to TensorRT"

@@ -19,6 +19,7 @@ from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
+from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.statistics import ModelStatistics, StatisticsSnapshot
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
@@ -198,6 +199,7 @@ class ServerMetrics:
         wire: WireCounts | None = None,
         fronts: Callable[[], Sequence[FrontGauges]] = list,
         answers: StoreCounts | None = None,
+        limiter: MeasuredLimiter | None = None,
         model_metrics: ModelMetricsBoard | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
@@ -210,6 +212,7 @@ class ServerMetrics:
         self._wire = wire
         self._fronts = fronts
         self._answers = answers
+        self._limiter = limiter
         self._options = options or MetricsOptions()
         self._process = ProcessCollector(registry=None)
 
@@ -231,6 +234,8 @@ class ServerMetrics:
                     if model.config.response_cache is not None and model.config.response_cache.enable
                 ],
             )
+        if self._limiter is not None:
+            families += limiter_families(self._limiter)
         families += _load_families(self._load_counts())
         families.append(_refusal_family(self._refusals))
         if self._wire is not None:

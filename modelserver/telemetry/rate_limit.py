@@ -1,0 +1,46 @@
+"""The metric families of the rate limiter: its resources, and who waits for some. Triton has none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+
+class MeasuredUse(Protocol):
+    """What is asked of a resource; `device` None is a global one's."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def device(self) -> int | None: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def used(self) -> int: ...
+
+
+class MeasuredLimiter(Protocol):
+    """What is asked of a rate limiter."""
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    def uses(self) -> Sequence[MeasuredUse]: ...
+
+
+def limiter_families(limiter: MeasuredLimiter) -> list[Metric]:
+    """By resource and device; that of a global one is empty."""
+    capacity = Metric("modelserver_resource_capacity", "Units of a resource that instances may hold", "gauge")
+    used = Metric("modelserver_resource_used", "Units of a resource that executing instances hold", "gauge")
+    for use in limiter.uses():
+        labels = {"resource": use.name, "device": "" if use.device is None else str(use.device)}
+        capacity.add_sample(capacity.name, labels, use.capacity)
+        used.add_sample(used.name, labels, use.used)
+    waiting = Metric("modelserver_resource_waiting_instances", "Instances that wait for resources", "gauge")
+    waiting.add_sample(waiting.name, {}, limiter.num_waiting)
+    return [capacity, used, waiting]

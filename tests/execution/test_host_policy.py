@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.batching import batching_config, load_model, request
+from support.instances import Doubling, backend_of
+
+from modelserver.backend import DeviceKind, Placement
+from modelserver.config.host_policies import HostPolicy
+from modelserver.errors import InvalidArgumentError
+from modelserver.execution.facilities import Facilities
+from modelserver.execution.host_policy import HostCores, on_cores
+
+AVAILABLE = frozenset(os.sched_getaffinity(0))
+ONE = frozenset({max(AVAILABLE)})
+ABSENT = max(AVAILABLE) + 1000
+ON_CPU = Placement("m_0", DeviceKind.CPU, 0, 0)
+
+
+def nodes(directory: Path, *lists: str) -> Path:
+    for number, text in enumerate(lists):
+        (directory / f"node{number}").mkdir()
+        (directory / f"node{number}" / "cpulist").write_text(f"{text}\n")
+    return directory
+
+
+def written(cores: frozenset[int]) -> str:
+    return ",".join(map(str, sorted(cores)))
+
+
+def test_a_policy_is_its_cores_or_those_of_its_node(tmp_path: Path) -> None:
+    found = HostCores(
+        [
+            HostPolicy("cores", ONE),
+            HostPolicy("node", numa_node=0),
+            HostPolicy("both", ONE, 0),
+        ],
+        nodes=nodes(tmp_path, f"{written(AVAILABLE)},{ABSENT}"),
+    )
+    assert found.cores_of("cores", ON_CPU) == ONE
+    assert found.cores_of("node", ON_CPU) == AVAILABLE
+    assert found.cores_of("both", ON_CPU) == ONE
+    assert found.cores_of("", ON_CPU) is None
+    assert found.cores_of("unknown", ON_CPU) is None
+
+
+def test_groups_without_a_policy_have_that_of_their_device() -> None:
+    found = HostCores([HostPolicy("cpu", ONE), HostPolicy("gpu_1", ONE)])
+    assert found.cores_of("", ON_CPU) == ONE
+    assert found.cores_of("", Placement("m_0", DeviceKind.GPU, 1, 0)) == ONE
+    assert found.cores_of("", Placement("m_0", DeviceKind.GPU, 0, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (HostPolicy("p", frozenset({ABSENT})), f"may use the cores .*, not {ABSENT}"),
+        (HostPolicy("p", numa_node=7), "has the NUMA nodes 0, 1, not 7"),
+        (HostPolicy("p", numa_node=1), f"NUMA node 1 has the cores {ABSENT}, of which none is left"),
+        (HostPolicy("p", ONE, 1), "none is left"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_named(policy: HostPolicy, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        HostCores([policy], nodes=nodes(tmp_path, written(AVAILABLE), str(ABSENT)))
+
+
+def test_what_is_started_there_stays_there() -> None:
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    seen: list[frozenset[int]] = []
+    with on_cores(ONE):
+        thread = threading.Thread(target=lambda: seen.append(frozenset(os.sched_getaffinity(0))))
+        thread.start()
+        thread.join()
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert seen == [ONE]
+    assert child.stdout.strip() == str(sorted(ONE))
+    assert os.sched_getaffinity(0) == AVAILABLE
+
+
+class Noting(Doubling):
+    """Says where it was made and where it executes."""
+
+    made: list[frozenset[int]]
+    executed: list[frozenset[int]]
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement)
+        self.made.append(frozenset(os.sched_getaffinity(0)))
+
+    def run(self, inputs):  # type: ignore[no-untyped-def]
+        self.executed.append(frozenset(os.sched_getaffinity(0)))
+        return super().run(inputs)
+
+
+async def test_instances_are_made_and_executed_on_their_cores() -> None:
+    Noting.made, Noting.executed = [], []
+    config = batching_config()
+    group = replace(config.instance_group[0], host_policy="narrow")
+    model = await asyncio.to_thread(
+        load_model,
+        backend_of(Noting),
+        replace(config, instance_group=(group,)),
+        asyncio.get_running_loop(),
+        facilities=Facilities(cores=HostCores([HostPolicy("narrow", ONE)])),
+    )
+    try:
+        await model.submit(request()).only()
+    finally:
+        await asyncio.to_thread(model.close)
+    assert Noting.made == [ONE]
+    assert Noting.executed == [ONE]
