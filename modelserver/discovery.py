@@ -2,12 +2,14 @@
 
 Nothing heavy is imported before a model asks for it: what must be known earlier about the bundled backends
 is in one table. Looked up in this order: the model's own directory (only when the caller passes it), the
-`--backend-directory`s, the bundled `modelserver_backends`, entry points in the group `modelserver.backends`.
+`--backend-directory`s (`<name>.py`, `<name>/__init__.py` or `<name>/model.py`), the bundled
+`modelserver_backends`, entry points in the group `modelserver.backends`.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -24,6 +26,8 @@ from modelserver.source_module import find_source, import_source
 
 ENTRY_POINT_GROUP = "modelserver.backends"
 _BUNDLED_PACKAGE = "modelserver_backends"
+# A directory with this file is a backend too: the file is the Python model of all its models.
+_PYTHON_BASED = "model.py"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -76,6 +80,9 @@ def find_backend(
         source = find_source(directory, name)
         if source is not None:
             return _checked(name, str(source), _import_source(name, source))
+        model = directory / name / _PYTHON_BASED
+        if model.is_file():
+            return _python_based(model.resolve())
     if name in _BUNDLED:
         module_name = f"{_BUNDLED_PACKAGE}.{name}"
         return _checked(name, module_name, _import_module(name, module_name))
@@ -108,7 +115,9 @@ def list_backends(backend_directories: Sequence[Path] = ()) -> tuple[BackendList
 def _all_listings(backend_directories: Sequence[Path]) -> Iterator[BackendListing]:
     for directory in backend_directories:
         for path in sorted(directory.glob("*")):
-            if _NAME.fullmatch(path.stem) and find_source(directory, path.stem) is not None:
+            if _NAME.fullmatch(path.stem) and (
+                find_source(directory, path.stem) is not None or (path / _PYTHON_BASED).is_file()
+            ):
                 yield BackendListing(path.stem, str(directory))
     for name, bundled in _BUNDLED.items():
         missing = bundled.library if bundled.library and importlib.util.find_spec(bundled.library) is None else None
@@ -116,6 +125,13 @@ def _all_listings(backend_directories: Sequence[Path]) -> Iterator[BackendListin
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         distribution = entry_point.dist.name if entry_point.dist is not None else entry_point.value
         yield BackendListing(entry_point.name, f"entry point of {distribution}")
+
+
+@functools.cache
+def _python_based(model: Path) -> type[Backend]:
+    """The backend whose models are served by the Python model at `model`, as Triton's Python-based backends are."""
+    made = _import_module("python", f"{_BUNDLED_PACKAGE}.python").python_based(model)
+    return _checked(model.parent.name, str(model), made)
 
 
 def _import_source(name: str, source: Path) -> ModuleType:

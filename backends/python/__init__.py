@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backend import PythonBackend as BACKEND  # noqa: N814
+    from .backend import backend_from as python_based
 
-__all__ = ["BACKEND"]
+__all__ = ["BACKEND", "python_based"]
 
 
 def __getattr__(name: str) -> object:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> object:
         from .backend import PythonBackend
 
         return PythonBackend
+    if name == "python_based":
+        from .backend import backend_from
+
+        return backend_from
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from modelserver.backend import (
     Backend,
@@ -15,11 +16,12 @@ from modelserver.backend import (
     ModelConfig,
     Placement,
     ServerError,
-    UnsupportedError,
 )
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.model_calls import CallOrigin
 from modelserver.execution.process import ProcessInstance, ProcessOptions, Recipe, call_in_process
+
+from .environment import PythonEnvironment, environment_of
 
 _HOSTED = f"{__package__}.hosted_model"
 _MODEL_FILE = "model.py"
@@ -28,22 +30,39 @@ _MODEL_FILE = "model.py"
 class PythonBackend(Backend):
     """Runs `class TritonPythonModel` of `model.py`; a crash of the model never touches the server.
 
-    Parameters of the model's config: `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer gets the child killed
-    and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option `stub-timeout-seconds`).
+    Parameters of the model's config: `EXECUTION_ENV_PATH` (an environment that the model brings; see
+    `environment.py`, also for requirements.txt), `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer gets the
+    child killed and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option `stub-timeout-seconds`).
     """
 
     model_filenames = (_MODEL_FILE,)
     # Memory between the processes grows as needed: Triton's sizes of it are taken, and mean nothing.
     option_names = frozenset(
-        {"stub-timeout-seconds", "shm-default-byte-size", "shm-growth-byte-size", "shm-region-prefix-name"}
+        {
+            "stub-timeout-seconds",
+            "shm-default-byte-size",
+            "shm-growth-byte-size",
+            "shm-region-prefix-name",
+            "environment-directory",
+            "pip-arguments",
+        }
     )
+    # Of a backend that is a directory with a model.py: that file, for all its models.
+    backend_source: ClassVar[Path | None] = None
     # The child asks by itself what devices there are; the server only places it.
     supports_gpu = True
 
     @classmethod
+    def source_of(cls, context: BackendContext) -> Path:
+        """The file with the class TritonPythonModel. Raises NotFoundError."""
+        if cls.backend_source is None:
+            return context.model_file(_MODEL_FILE)
+        own = context.version_directory / _MODEL_FILE
+        return own if own.is_file() else cls.backend_source
+
+    @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
-        _refuse_environment(context)
-        path = context.model_file(_MODEL_FILE)
+        path = cls.source_of(context)
         if not may_complete_config(path):
             return context.config
         recipe = Recipe(
@@ -52,26 +71,39 @@ class PythonBackend(Backend):
                 "path": str(path),
                 "model_directory": str(context.model_directory),
                 "model_config": json.dumps(config_to_json(context.config)),
+                "version_directory": str(context.version_directory),
             },
         )
         name = f"{context.model_name} auto-complete"
+        environment = environment_of(context)
         try:
-            completed = call_in_process(name, recipe, timeout_s=_start_timeout_s(context), environment=_environment(1))
+            completed = call_in_process(
+                name,
+                recipe,
+                timeout_s=_start_timeout_s(context),
+                environment={**_thread_limits(1), **environment.variables},
+                interpreter=environment.interpreter,
+            )
         except ServerError as error:
             raise ConfigError(f"model '{context.model_name}': auto_complete_config failed: {error.message}") from error
         return config_from_json(completed, source=f"auto_complete_config of {path}")
 
+    _environment = PythonEnvironment()
+
     def load(self) -> None:
-        _refuse_environment(self.context)
-        self.context.model_file(_MODEL_FILE)
+        self.source_of(self.context)
+        self._environment = environment_of(self.context)
 
     def create_instance(self, placement: Placement) -> BatchInstance:
         context = self.context
         config = context.config
+        source = self.source_of(context)
+        environment = self._environment
         recipe = Recipe(
             f"{_HOSTED}:create_instance",
             {
-                "path": str(context.model_file(_MODEL_FILE)),
+                "path": str(source),
+                "version_directory": str(context.version_directory),
                 "args": {
                     "model_config": json.dumps(config_to_json(config)),
                     "model_instance_kind": placement.kind.value.removeprefix("KIND_"),
@@ -89,7 +121,8 @@ class PythonBackend(Backend):
         options = ProcessOptions(
             start_timeout_s=_start_timeout_s(context),
             execute_timeout_s=context.float_parameter("EXECUTE_TIMEOUT_SECONDS") or None,
-            environment=_environment(num_instances),
+            environment={**_thread_limits(num_instances), **environment.variables},
+            interpreter=environment.interpreter,
         )
         server = context.server
         return ProcessInstance(
@@ -99,8 +132,13 @@ class PythonBackend(Backend):
             loop=server.loop if server is not None else None,
             server=server,
             origin=CallOrigin(placement.name, context.model_name, num_instances),
-            answers_later=config.is_decoupled or may_answer_later(context.model_file(_MODEL_FILE)),
+            answers_later=config.is_decoupled or may_answer_later(source),
         )
+
+
+def backend_from(source: Path) -> type[PythonBackend]:
+    """A backend whose models are all served by the class TritonPythonModel of `source`."""
+    return type("SourceBackend", (PythonBackend,), {"backend_source": source, "model_filenames": ()})
 
 
 def may_complete_config(path: Path) -> bool:
@@ -126,14 +164,6 @@ def may_answer_later(path: Path) -> bool:
         return True
 
 
-def _refuse_environment(context: BackendContext) -> None:
-    if context.parameter("EXECUTION_ENV_PATH"):
-        raise UnsupportedError(
-            f"model '{context.model_name}': parameter EXECUTION_ENV_PATH is not supported yet: install what the model "
-            "imports into the server's own Python environment and remove the parameter"
-        )
-
-
 def _start_timeout_s(context: BackendContext) -> float:
     text = context.options.get("stub-timeout-seconds", "")
     try:
@@ -145,7 +175,7 @@ def _start_timeout_s(context: BackendContext) -> float:
     return context.float_parameter("START_TIMEOUT_SECONDS", default)
 
 
-def _environment(num_instances: int) -> dict[str, str]:
+def _thread_limits(num_instances: int) -> dict[str, str]:
     """Without a word from the operator, the instances of a model share the cores instead of each taking all."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}

@@ -7,7 +7,7 @@ from modelserver_backends.python.backend import PythonBackend, may_complete_conf
 from support.contexts import context_of
 from support.python_models import write_model
 
-from modelserver.backend import ModelConfig, UnsupportedError
+from modelserver.backend import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ConfigError
 
@@ -96,9 +96,3 @@ def test_a_process_is_started_only_where_it_may_be_needed(tmp_path: Path, source
     path = tmp_path / "model.py"
     path.write_text(source)
     assert may_complete_config(path) is expected
-
-
-def test_an_environment_of_its_own_is_refused_by_name(tmp_path: Path) -> None:
-    config = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/env.tar.gz" } }'
-    with pytest.raises(UnsupportedError, match="EXECUTION_ENV_PATH is not supported yet"):
-        completed(tmp_path, COMPLETING, config)

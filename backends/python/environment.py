@@ -1,0 +1,139 @@
+"""The interpreter that a model's processes run: the server's, one that the model brings, or one built for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from modelserver.backend import BackendContext, InvalidArgumentError, NotFoundError
+
+from .environment_build import build_environment, locked, run_program, unpack_archive
+
+EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
+REQUIREMENTS = "REQUIREMENTS"
+_REQUIREMENTS_FILE = "requirements.txt"
+_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_IGNORE = "ignore"
+# What the interpreter tells of itself; it must be able to import what the server's packages were built for.
+_ASK = "import sys, json; print(json.dumps([sys.implementation.name, *sys.version_info[:2]]))"
+_ASK_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEnvironment:
+    """An interpreter, "" for the server's own, and the variables that its processes need."""
+
+    interpreter: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def environment_of(context: BackendContext) -> PythonEnvironment:
+    """The environment of a model, built or unpacked if that has not been done before. Blocking.
+
+    Raises ServerError: what is wrong with the path or the archive, or the last lines of what the installer said.
+    """
+    interpreter = _brought(context)
+    requirements = _requirements(context)
+    if requirements is not None:
+        interpreter = _built(context, requirements, interpreter)
+    if not interpreter:
+        return PythonEnvironment()
+    _check_version(context, interpreter)
+    return PythonEnvironment(interpreter, _variables(Path(interpreter)))
+
+
+def cache_directory(context: BackendContext) -> Path:
+    """Where environments are kept: `--backend-config python,environment-directory=...`."""
+    chosen = context.options.get("environment-directory", "")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelserver" / "python"
+
+
+def _brought(context: BackendContext) -> str:
+    """The interpreter of EXECUTION_ENV_PATH; "" without it."""
+    text = context.parameter(EXECUTION_ENV_PATH)
+    if not text:
+        return ""
+    what = f"model '{context.model_name}': parameter {EXECUTION_ENV_PATH}"
+    path = Path(text.replace(_MODEL_DIRECTORY, str(context.model_directory)))
+    if not path.exists():
+        raise NotFoundError(f"{what}: there is no {path}")
+    if path.is_file():
+        path = _unpacked(context, path, what)
+    interpreter = path / "bin" / "python"
+    if not interpreter.exists():
+        raise InvalidArgumentError(
+            f"{what}: expected a virtual environment or an archive of one (conda-pack), but there is no {interpreter}"
+        )
+    return str(interpreter)
+
+
+def _unpacked(context: BackendContext, archive: Path, what: str) -> Path:
+    """The directory that holds the content of `archive`: unpacked once for each state of the file."""
+    status = archive.stat()
+    state = f"{archive.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
+    target = cache_directory(context) / f"unpacked-{_digest(state)}"
+    with locked(target) as is_complete:
+        if not is_complete:
+            unpack_archive(archive, target, what)
+    return target
+
+
+def _requirements(context: BackendContext) -> Path | None:
+    """The requirements.txt beside model.py, or that of the whole model."""
+    if context.parameter(REQUIREMENTS).strip().lower() == _IGNORE:
+        return None
+    for directory in (context.version_directory, context.model_directory):
+        path = directory / _REQUIREMENTS_FILE
+        if path.is_file():
+            return path
+    return None
+
+
+def _built(context: BackendContext, requirements: Path, interpreter: str) -> str:
+    """The interpreter of a virtual environment that holds `requirements`: built once for each content of the file."""
+    arguments = context.options.get("pip-arguments", "")
+    base = interpreter or sys.executable
+    state = "\n".join([requirements.read_text(encoding="utf-8"), os.path.realpath(base), sys.version, arguments])
+    target = cache_directory(context) / f"built-{_digest(state)}"
+    what = f"model '{context.model_name}': {requirements}"
+    with locked(target) as is_complete:
+        if not is_complete:
+            build_environment(
+                target, base, requirements, arguments, what, inherits=bool(interpreter), keeps_output_lines=20
+            )
+    return str(target / "bin" / "python")
+
+
+def _check_version(context: BackendContext, interpreter: str) -> None:
+    """Raise InvalidArgumentError unless the server's own packages fit the interpreter."""
+    output = run_program([interpreter, "-I", "-c", _ASK], timeout_s=_ASK_TIMEOUT_S, what=f"{interpreter} does not run")
+    theirs = tuple(json.loads(output.splitlines()[-1]))
+    ours = (sys.implementation.name, *sys.version_info[:2])
+    if theirs != ours:
+        raise InvalidArgumentError(
+            f"model '{context.model_name}': its environment has {theirs[0]} {theirs[1]}.{theirs[2]} ({interpreter}), "
+            f"the server runs {ours[0]} {ours[1]}.{ours[2]}: make the environment with that version"
+        )
+
+
+def _variables(interpreter: Path) -> dict[str, str]:
+    """What "activating" the environment would set; and where the child finds what the server is made of."""
+    prefix = interpreter.parent.parent
+    libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    own = {name: str(Path(sys.modules[name].__file__ or "")) for name in ("modelserver", __package__.split(".")[0])}
+    return {
+        "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "VIRTUAL_ENV": str(prefix),
+        "MODELSERVER_CHILD_PACKAGES": json.dumps({"packages": own, "libraries": list(dict.fromkeys(libraries))}),
+    }
+
+
+def _digest(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()[:24]
