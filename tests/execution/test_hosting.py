@@ -41,6 +41,43 @@ def test_a_backend_of_either_kind_runs_in_a_child(
         instance.close()
 
 
+def test_states_and_ragged_inputs_cross_the_hop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child gathers batches by itself, and gives states back as outputs: the server keeps them."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
+    config = parse_pbtxt(
+        """
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
+output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
+batch_input { kind: BATCH_ELEMENT_COUNT target_name: "COUNT" data_type: TYPE_INT32 source_input: "IN" }
+sequence_batching { state { input_name: "SUM" output_name: "SUM" data_type: TYPE_FP32 dims: 1 } }
+""",
+        "config.pbtxt",
+    ).config
+    context = BackendContext("m", 1, config, tmp_path, tmp_path)
+    instance = ProcessInstance("m_0", backend_recipe("support.hosted:SummingBackend", context, Placement("m_0")))
+    try:
+        requests = [
+            InferRequest(
+                "m",
+                1,
+                {
+                    "IN": Tensor("IN", Datatype.FP32, np.ones((1, size), np.float32)),
+                    "SUM": Tensor("SUM", Datatype.FP32, np.full((1, 1), 10, np.float32)),
+                },
+            )
+            for size in (2, 3)
+        ]
+        for size, entry in zip((2, 3), instance.execute(requests), strict=True):
+            assert isinstance(entry, InferResponse)
+            assert {tensor.name: tensor.data.tolist() for tensor in entry.outputs} == {
+                "OUT": [[10 + size]],
+                "SUM": [[10 + size]],
+            }
+    finally:
+        instance.close()
+
+
 def test_the_child_does_not_reshape_again() -> None:
     config = parse_pbtxt('input { name: "IN" data_type: TYPE_FP32 dims: 4 reshape { shape: [2, 2] } }', "c").config
     (spec,) = without_reshapes(config).input

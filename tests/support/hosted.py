@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from support.instances import Doubling
 
 from modelserver.backend import (
+    Array,
     Backend,
     BatchInstance,
     InferRequest,
@@ -21,6 +22,7 @@ from modelserver.backend import (
     Placement,
     ServerError,
     Tensor,
+    TensorInstance,
 )
 from modelserver.core.datatype import Datatype
 
@@ -102,6 +104,21 @@ class DoublingBackend(Backend):
 
     def create_instance(self, placement: Placement) -> Doubling:
         return Doubling(placement)
+
+
+class RaggedSumming(TensorInstance):
+    """Adds the elements of each request, which lie flat one after the other, to its SUM."""
+
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        ends = np.cumsum(inputs["COUNT"])
+        own = [part.sum() for part in np.split(inputs["IN"], ends[:-1])]
+        total = inputs["SUM"] + np.array(own, np.float32).reshape(-1, 1)
+        return {"OUT": total, "SUM": total}
+
+
+class SummingBackend(Backend):
+    def create_instance(self, placement: Placement) -> RaggedSumming:
+        return RaggedSumming()
 
 
 def echo(**arguments: float) -> EchoInstance:
