@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from modelserver.config.message import config_to_json
-from modelserver.errors import NotFoundError, UnsupportedError
+from modelserver.errors import NotFoundError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
 from modelserver.frontends.http.exchange import HttpExchange
@@ -18,6 +17,7 @@ from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
+from modelserver.frontends.http.trace_settings import TraceRoutes
 
 if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 EXTENSIONS = (
     "classification",
     "model_repository",
-    # Kept as long as there are no ensembles: then no model has dependents, and clients that ask for it are served.
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
@@ -35,17 +34,12 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
     "logging",
 )
 
 _MODEL = "/v2/models/{name}"
 _VERSION = "/v2/models/{name}/versions/{version}"
-
-# Extensions whose routes clients know and that this server does not have; each answers what it is.
-_UNSUPPORTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("trace", "GET", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
-    ("trace", "POST", ("/v2/trace/setting", f"{_MODEL}/trace/setting")),
-)
 
 
 class HttpFrontend:
@@ -61,9 +55,9 @@ class HttpFrontend:
         routes = (
             *self._table(inference, control),
             *_generate_routes(generate),
-            *_unsupported_routes(),
             *Regions(dataplane, self.limits).routes(),
             *LogRoutes(controlplane, self.limits).routes(),
+            *TraceRoutes(dataplane, self.limits).routes(),
         )
         self._router = Router(restricted(routes, self.limits.access))
 
@@ -168,15 +162,3 @@ def _generate_routes(generate: Generate) -> tuple[Route, ...]:
         for owner in (_MODEL, _VERSION)
         for verb, call in (("generate", generate.generate), ("generate_stream", generate.generate_stream))
     )
-
-
-def _unsupported_routes() -> tuple[Route, ...]:
-    return tuple(
-        Route(method, pattern, partial(_refuse, extension))
-        for extension, method, patterns in _UNSUPPORTED
-        for pattern in patterns
-    )
-
-
-def _refuse(extension: str, _exchange: HttpExchange, **_arguments: str) -> None:
-    raise UnsupportedError(f"this server does not have the '{extension}' extension")

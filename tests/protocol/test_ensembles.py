@@ -1,0 +1,352 @@
+"""Ensembles as clients meet them, over both protocols."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import scripted
+from support.async_clients import AsyncClient
+from support.clients import ClientError, HttpClient, ProtocolClient
+from support.events import EventCall
+from support.gate import BACKEND_DIRECTORY, gate_of, until, write_gated
+from support.grpc_stream import StreamAnswer, StreamPeer, text_request
+from support.model_files import write_identity, write_model
+from support.python_models import write_model as write_python
+from support.scripted import write_scripted
+from support.serving import RunningServer, running_server
+from support.waiting import until_true
+
+from modelserver.errors import ErrorCode
+
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input [ {{ name: "IN", data_type: TYPE_INT32, dims: [ -1 ] }} ]
+output [ {{ name: "OUT", data_type: TYPE_INT32, dims: [ -1 ] }} ]
+ensemble_scheduling {{ step [
+  {{ model_name: "{first}" model_version: -1
+     input_map {{ key: "{source}" value: "IN" }} output_map {{ key: "{target}" value: "mid" }} }},
+  {{ model_name: "{second}" model_version: -1
+     input_map {{ key: "INPUT0" value: "mid" }} output_map {{ key: "OUTPUT0" value: "OUT" }} }} ] }}
+"""
+CHOICE = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] },
+        { name: "EXTRA", data_type: TYPE_INT32, dims: [ -1 ], optional: true },
+        { name: "FAST", data_type: TYPE_BOOL, dims: [ 1 ], optional: true } ]
+output [ { name: "OUT", data_type: TYPE_INT32, dims: [ -1 ] } ]
+parameters { key: "step.echo.condition" value { string_value: "FAST" } }
+parameters { key: "step.1.condition" value { string_value: "!FAST" } }
+ensemble_scheduling { step [
+  { model_name: "echo" model_version: -1
+    input_map { key: "INPUT0" value: "IN" } output_map { key: "OUTPUT0" value: "OUT" } },
+  { model_name: "sum" model_version: -1
+    input_map [ { key: "X" value: "IN" }, { key: "EXTRA" value: "EXTRA" } ]
+    output_map { key: "Y" value: "OUT" } } ] }
+"""
+SUM_CONFIG = """
+max_batch_size: 8
+input [ { name: "X", data_type: TYPE_INT32, dims: [ -1 ] },
+        { name: "EXTRA", data_type: TYPE_INT32, dims: [ -1 ], optional: true } ]
+output [ { name: "Y", data_type: TYPE_INT32, dims: [ -1 ] } ]
+"""
+# Adds up its inputs, and a thousand; minus one ends the process.
+SUM = """
+    import os
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            tensors = [tensor.as_numpy() for tensor in request.inputs()]
+            if (tensors[0] == -1).any():
+                print("no minus one, please", flush=True)
+                os._exit(3)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("Y", sum(tensors) + 1000)])
+"""
+SAY = """
+platform: "ensemble"
+input [ { name: "SCRIPT", data_type: TYPE_STRING, dims: [ -1 ] } ]
+output [ { name: "TEXT", data_type: TYPE_STRING, dims: [ -1 ] } ]
+ensemble_scheduling { step [
+  { model_name: "many" model_version: -1
+    input_map { key: "SCRIPT" value: "SCRIPT" } output_map { key: "OUT" value: "said" } },
+  { model_name: "words" model_version: -1
+    input_map { key: "INPUT0" value: "said" } output_map { key: "OUTPUT0" value: "TEXT" } } ] }
+"""
+
+
+def chain(first: str, second: str, source: str = "INPUT0", target: str = "OUTPUT0") -> str:
+    return CHAIN.format(first=first, second=second, source=source, target=target)
+
+
+@pytest.fixture(scope="module")
+def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp(f"ensembles-{layout}")
+    write_all(root)
+    with running_server(root, backend_directory=(BACKEND_DIRECTORY,)) as running:
+        yield running
+
+
+def write_all(root: Path) -> None:
+    write_identity(root, "echo", data_type="TYPE_INT32")
+    write_model(
+        root,
+        "pairs",
+        'backend: "identity" max_batch_size: 8 input { name: "INPUT0" data_type: TYPE_INT32 dims: 2 } '
+        'output { name: "OUTPUT0" data_type: TYPE_INT32 dims: 2 }',
+    )
+    write_gated(root, "first", more="dynamic_batching { }")
+    write_gated(root, "second", more="dynamic_batching { }")
+    write_python(root, SUM, SUM_CONFIG).rename(root / "sum")
+    write_scripted(root, "many")
+    write_identity(root, "words", data_type="TYPE_STRING", max_batch_size=0)
+    for name, config in {
+        "twice": chain("echo", "echo"),
+        "held": chain("first", "second"),
+        "nested": chain("twice", "echo", "IN", "OUT"),
+        "picky": chain("echo", "pairs"),
+        "choice": CHOICE,
+        "say": SAY,
+    }.items():
+        write_model(root, name, config)
+
+
+@pytest.fixture
+def client(protocol: type[ProtocolClient], served: RunningServer) -> Iterator[ProtocolClient]:
+    with protocol(served) as connected:
+        yield connected
+
+
+def numbers(*values: int) -> np.ndarray[Any, Any]:
+    return np.array([values], np.int32)
+
+
+def statistics(client: ProtocolClient, model: str) -> dict[str, Any]:
+    [row] = client.statistics(model)
+    return row
+
+
+def counts(client: ProtocolClient, *models: str) -> list[int]:
+    return [int(statistics(client, model)["inference_stats"]["success"]["count"]) for model in models]
+
+
+@pytest.mark.parametrize("model", ["twice", "nested"])
+def test_an_answer_comes_from_the_ensemble(client: ProtocolClient, model: str) -> None:
+    answer = client.infer(model, {"IN": numbers(1, 2, 3)}, request_id="me")
+    assert answer["OUT"].tolist() == [[1, 2, 3]]
+    assert (answer.model_name, answer.model_version, answer.id) == (model, "1", "me")
+
+
+def test_it_is_described_as_a_model(client: ProtocolClient) -> None:
+    metadata = client.model_metadata("twice")
+    assert metadata["platform"] == "ensemble"
+    assert [int(size) for size in metadata["inputs"][0]["shape"]] == [-1, -1]
+    assert client.model_config("twice")["ensemble_scheduling"]["step"][1]["model_name"] == "echo"
+    assert client.model_config("say")["model_transaction_policy"]["decoupled"] is True
+    assert client.is_model_ready("twice")
+
+
+def test_statistics_count_the_ensemble_and_each_step(client: ProtocolClient) -> None:
+    before = counts(client, "twice", "echo")
+    client.infer("twice", {"IN": np.zeros((3, 2), np.int32)})
+    after = counts(client, "twice", "echo")
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 2]
+    own = statistics(client, "twice")
+    assert int(own["inference_count"]) >= 3
+    assert int(own["inference_stats"]["compute_infer"]["ns"]) > 0
+
+
+def test_an_error_names_its_step(client: ProtocolClient) -> None:
+    failures = int(statistics(client, "picky")["inference_stats"]["fail"]["count"])
+    with pytest.raises(ClientError) as caught:
+        client.infer("picky", {"IN": numbers(1, 2, 3)})
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    assert "in ensemble 'picky', step[1] (model 'pairs'): unexpected shape for input 'INPUT0'" in caught.value.message
+    assert client.infer("picky", {"IN": numbers(1, 2)})["OUT"].tolist() == [[1, 2]]
+    assert int(statistics(client, "picky")["inference_stats"]["fail"]["count"]) == failures + 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ({"FAST": np.array([[True]])}, [[7]]),
+        ({"FAST": np.array([[False]])}, [[1007]]),
+        ({}, [[1007]]),
+        ({"EXTRA": numbers(100)}, [[1107]]),
+    ],
+)
+def test_a_request_chooses_its_branch(
+    client: ProtocolClient, inputs: dict[str, Any], expected: list[list[int]]
+) -> None:
+    assert client.infer("choice", {"IN": numbers(7), **inputs})["OUT"].tolist() == expected
+
+
+def test_a_step_whose_process_ends_fails_only_the_requests_that_it_had(client: ProtocolClient) -> None:
+    with pytest.raises(
+        ClientError, match=r"(?s)in ensemble 'choice', step\[1\] \(model 'sum'\): .*no minus one, please"
+    ):
+        client.infer("choice", {"IN": numbers(-1)})
+    assert client.infer("choice", {"IN": numbers(1)})["OUT"].tolist() == [[1001]]
+
+
+async def test_steps_batch_inside_their_models(async_protocol: type[AsyncClient], served: RunningServer) -> None:
+    gates = [gate_of("first"), gate_of("second")]
+    model = served.server.repository.get("first", None)
+    async with async_protocol(served) as client:
+        for gate in gates:
+            gate.hold()
+        try:
+            tasks = [asyncio.create_task(client.infer("held", {"IN": numbers(0)}, request_id="0"))]
+            await until(lambda: bool(gates[0].batches), "the first request executed")
+            tasks += [
+                asyncio.create_task(client.infer("held", {"IN": numbers(number)}, request_id=str(number)))
+                for number in range(1, 5)
+            ]
+            await until(lambda: served.call(lambda: model.queue_depth) == 4, "the others wait")
+            gates[0].let("0")
+            await until(lambda: len(gates[0].batches) == 2, "they share a batch")
+            await until(lambda: bool(gates[1].batches), "the first request is at its second step")
+            gates[0].release()
+            await until(lambda: served.call(lambda: held_depth(served)) == 4, "they wait for the second step")
+        finally:
+            for gate in gates:
+                gate.release()
+        answers = await asyncio.gather(*tasks)
+    assert [answer["OUT"].tolist() for answer in answers] == [[[number]] for number in range(5)]
+    assert sorted(gates[0].batches[1]) == sorted(gates[1].batches[1]) == ["1", "2", "3", "4"]
+
+
+def held_depth(served: RunningServer) -> int:
+    return served.server.repository.get("second", None).queue_depth
+
+
+async def test_a_client_that_leaves_starts_no_further_step(
+    async_protocol: type[AsyncClient], served: RunningServer
+) -> None:
+    ensemble, second = (served.server.repository.get(name, None) for name in ("held", "second"))
+    before = served.call(lambda: second.statistics.snapshot().success.count)
+    gate = gate_of("first")
+    gate.hold()
+    try:
+        async with async_protocol(served) as client:
+            task = asyncio.create_task(client.infer("held", {"IN": numbers(1)}, request_id="left"))
+            await until(lambda: bool(gate.batches), "the first step executes")
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await until(lambda: served.call(lambda: ensemble.inflight) == 0, "the ensemble has let go")
+    finally:
+        gate.release()
+    await until(
+        lambda: served.call(lambda: served.server.repository.get("first", None).inflight) == 0, "the step has ended"
+    )
+    assert served.call(lambda: second.statistics.snapshot().success.count) == before
+
+
+# Decoupled ones.
+
+
+def stream(served: RunningServer, *script: str, **parameters: bool) -> list[StreamAnswer]:
+    with StreamPeer(served) as peer:
+        peer.send(text_request("say", "SCRIPT", script, "x", **parameters))
+        return peer.rest()
+
+
+def texts(answers: list[StreamAnswer]) -> list[str]:
+    return [answer.error or "".join(value[4:].decode() for value in answer.outputs.values()) for answer in answers]
+
+
+def test_responses_stream_through_the_steps(served: RunningServer) -> None:
+    answers = stream(served, "say a", "say b", "end", triton_enable_empty_final_response=True)
+    assert texts(answers) == ["a", "b", ""]
+    assert [answer.is_final for answer in answers] == [False, False, True]
+    assert {answer.model_name for answer in answers} == {"say"}
+
+
+def test_an_error_ends_the_stream_of_its_request(served: RunningServer) -> None:
+    answers = stream(served, "say a", "fail too bad", "end")
+    assert texts(answers)[0] == "a"
+    assert "in ensemble 'say', step[0] (model 'many'): too bad" in texts(answers)[1]
+    assert len(answers) == 2
+
+
+def test_a_decoupled_ensemble_has_no_single_answer(client: ProtocolClient) -> None:
+    one = client.infer("say", {"SCRIPT": np.array([b"say a", b"end"], dtype=object)})
+    assert one["TEXT"].tolist() == [b"a"]
+    with pytest.raises(ClientError):
+        client.infer("say", {"SCRIPT": np.array([b"say a", b"say b", b"end"], dtype=object)})
+
+
+def test_a_slow_reader_slows_the_source_down(served: RunningServer) -> None:
+    scripted.events.clear()
+    many = 3000
+    with StreamPeer(served) as peer:
+        peer.send(text_request("say", "SCRIPT", (f"flood {many}", "last done"), "x"))
+        peer.take(1)
+        until_true(lambda: len(scripted.events) > 70, "the model has begun")
+        seen = [-1]
+
+        def stands() -> bool:
+            before, seen[0] = seen[0], len(scripted.events)
+            return before == seen[0]
+
+        until_true(stands, "the model waits", interval_s=0.3)
+        assert len(scripted.events) < many - 500
+        assert texts(peer.rest())[-1] == "done"
+
+
+def test_events_come_from_the_last_step(served: RunningServer) -> None:
+    document = {"SCRIPT": ["say a", "say b", "end"]}
+    with EventCall(served, "/v2/models/say/generate_stream", document) as call:
+        assert [event["TEXT"] for event in call] == ["a", "b"]
+
+
+def test_a_client_that_leaves_a_stream_is_told_to_its_source(served: RunningServer) -> None:
+    scripted.events.clear()
+    with StreamPeer(served) as peer:
+        peer.send(text_request("say", "SCRIPT", ("say a", "await-cancel"), "x"))
+        assert next(iter(peer)).outputs
+    until_true(lambda: "cancelled" in scripted.events, "the source heard of it")
+
+
+# Control.
+
+
+def test_models_come_and_go_with_their_ensemble(protocol: type[ProtocolClient], tmp_path: Path) -> None:
+    write_identity(tmp_path, "echo", data_type="TYPE_INT32")
+    write_model(tmp_path, "twice", chain("echo", "echo"))
+    with running_server(tmp_path, model_control_mode="explicit") as server, protocol(server) as client:
+        client.load("twice")
+        assert client.is_model_ready("echo")
+        client.unload("echo")
+        assert not client.is_model_ready("twice")
+        [row] = [row for row in client.index() if row["name"] == "twice"]
+        assert (row["state"], row["reason"]) == ("UNAVAILABLE", "step[0] needs model 'echo', which is not ready")
+        with pytest.raises(ClientError, match="step\\[0\\] needs model 'echo'"):
+            client.infer("twice", {"IN": numbers(1)})
+        client.load("echo")
+        assert client.infer("twice", {"IN": numbers(1)})["OUT"].tolist() == [[1]]
+        client.unload("twice", unload_dependents=True)
+        assert not client.is_model_ready("echo")
+
+
+def test_what_is_wrong_is_told_to_who_loads(tmp_path: Path) -> None:
+    write_identity(tmp_path, "echo", data_type="TYPE_FP32")
+    write_model(tmp_path, "twice", chain("echo", "nobody"))
+    with running_server(tmp_path, model_control_mode="explicit") as server, HttpClient(server) as client:
+        with pytest.raises(ClientError, match="there is no model 'nobody'"):
+            client.load("twice")
+        write_identity(tmp_path, "nobody", data_type="TYPE_FP32")
+        with pytest.raises(ClientError, match="has datatype FP32, but tensor 'IN' is INT32") as caught:
+            client.load("twice")
+        assert "config.pbtxt:" in caught.value.message
