@@ -62,14 +62,22 @@ class Restriction:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one protocol. `forward_pattern` is a regular expression for names of headers."""
+    """The rules of one protocol. `forward_pattern` is a regular expression for names of headers.
+
+    `reads_context`: traces are parts of those of clients, which name them in a header.
+    """
 
     restrictions: tuple[Restriction, ...] = ()
     forward_pattern: str = ""
+    reads_context: bool = False
 
     def restriction(self, group: ApiGroup) -> Restriction | None:
         """What calls of that group need, if anything."""
         return next((each for each in self.restrictions if group in each.groups), None)
+
+    def context(self, headers: Mapping[str, str | bytes]) -> str:
+        """The trace that the call is a part of (W3C `traceparent`); empty for none, and where nobody wants it."""
+        return str(headers.get("traceparent", "")) if self.reads_context else ""
 
     def forwarded(self, headers: Mapping[str, str | bytes]) -> dict[str, str] | None:
         """The headers that become parameters of the request; None where there are none.
@@ -94,7 +102,9 @@ class Access:
         return True
 
 
-def parse_access(flag: str, restrictions: Sequence[str], forward_pattern: str, *, prefix: str = "") -> Access:
+def parse_access(
+    flag: str, restrictions: Sequence[str], forward_pattern: str, *, prefix: str = "", reads_context: bool = False
+) -> Access:
     """The rules that flags write; `prefix` precedes each key on the wire, `flag` is named in errors.
 
     Raises InvalidArgumentError for what is no rule, an unknown group, one that is in two rules, or a pattern that is
@@ -113,7 +123,7 @@ def parse_access(flag: str, restrictions: Sequence[str], forward_pattern: str, *
         raise InvalidArgumentError(
             f"the pattern of headers to forward, '{forward_pattern}', is no regular expression: {error}"
         ) from None
-    return Access(rules, forward_pattern)
+    return Access(rules, forward_pattern, reads_context)
 
 
 def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:

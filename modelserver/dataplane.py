@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.core.transfer import Transfer
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
@@ -20,6 +19,9 @@ from modelserver.telemetry.log_settings import LogSettings
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics import StatisticsSnapshot
+from modelserver.telemetry.trace_settings import Changes
+from modelserver.telemetry.traced_stream import TracedStream
+from modelserver.telemetry.tracer import Tracer
 from modelserver.transfers import TransferStream, resolve
 
 
@@ -63,11 +65,14 @@ class DataPlane:
         strict_readiness: bool = True,
         logs_requests: bool = False,
         shared_memory: SharedMemory | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._repository = repository
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._logs_requests = logs_requests
+        self.tracer = tracer or Tracer()
+        self._is_observed = logs_requests or self.tracer.is_on
         self.is_shutting_down = False
         self.refusals = RefusalCounts()
         self.shared_memory = shared_memory or SharedMemory()
@@ -105,41 +110,54 @@ class DataPlane:
             if self._logs_requests:
                 log_refusal(request, error)
             raise
-        if transfer is None and not self._logs_requests:
+        if transfer is None and not self._is_observed:
             return model.submit(request)
-        if transfer is None:
-            return self._submit_logged(model, request)
-        return self._submit_transfer(model, request, transfer, regions)
+        return self._submit_observed(model, request, regions)
 
-    def _submit_transfer(
-        self, model: Model, request: InferRequest, transfer: Transfer, regions: Sequence[Region]
-    ) -> ResponseStream:
+    def _submit_observed(self, model: Model, request: InferRequest, regions: Sequence[Region]) -> ResponseStream:
+        """As `Model.submit`, with what is to see or change the responses on their way standing before the reader."""
         reader = request.stream
-        request.stream = stream = TransferStream(request, transfer, model, regions, self.shared_memory)
-        try:
-            if self._logs_requests:
-                self._submit_logged(model, request)
-            else:
-                model.submit(request)
-        except ServerError:
-            stream.release()
-            raise
-        return reader
-
-    def _submit_logged(self, model: Model, request: InferRequest) -> ResponseStream:
-        request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after the log has begun
-        reader = request.stream
-        request.stream = LoggedStream(request)
+        transfer = request.transfer
+        request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after log and trace have begun
+        moving = None if transfer is None else TransferStream(request, transfer, model, regions, self.shared_memory)
+        if moving is not None:
+            request.stream = moving
+        trace = self.tracer.sample(model.name, request.trace_parent) if self.tracer.is_on else None
+        if trace is not None:
+            model.statistics.is_traced = True
+            request.stream = TracedStream(request, trace, self.tracer, reader.protocol)
+        if self._logs_requests:
+            request.stream = LoggedStream(request)
         try:
             model.submit(request)
         except ServerError as error:
-            log_refusal(request, error)
+            if self._logs_requests:
+                log_refusal(request, error)
+            if moving is not None:
+                moving.release()
             raise
         return reader
 
     def follow_logs(self, settings: LogSettings) -> None:
         """Write a line per request, or not, from now on."""
         self._logs_requests = settings.log_verbose_level > 0
+        self._is_observed = self._logs_requests or self.tracer.is_on
+
+    def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
+        """Of the server, or of a model. Raises InvalidArgumentError for one that nobody knows."""
+        self._check_traced_model(model_name)
+        return self.tracer.settings(model_name)
+
+    def update_trace_settings(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]:
+        """Change some; the settings then. Raises ServerError as `Tracer.update` and `trace_settings` do."""
+        self._check_traced_model(model_name)
+        settings = self.tracer.update(changes, model_name)
+        self._is_observed = self._logs_requests or self.tracer.is_on
+        return settings
+
+    def _check_traced_model(self, name: str) -> None:
+        if name and all(entry.name != name for entry in self._repository.index()):
+            raise InvalidArgumentError(f"Request for unknown model : {name}")
 
     @property
     def is_live(self) -> bool:

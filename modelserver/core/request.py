@@ -10,6 +10,7 @@ from modelserver.core.sender import ResponseSender
 from modelserver.core.sequence_state import SequenceState
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
+from modelserver.core.trace import Trace
 from modelserver.core.transfer import Transfer
 from modelserver.errors import InternalError
 
@@ -68,6 +69,9 @@ class InferRequest:
     state: SequenceState | None = None
     # What does not travel in its message; the data plane sees to it.
     transfer: Transfer | None = None
+    # There for the few that are traced; and the context that the client sent, where anybody wants it.
+    trace: Trace | None = None
+    trace_parent: str = ""
     # Fills the row of an idle slot in a batch of sequences: nobody sent it, and nobody reads its answer.
     is_padding: bool = False
 
@@ -93,6 +97,12 @@ class InferRequest:
         self.is_cancelled = True
         if self.on_cancel is not None:
             self.on_cancel(self)
+
+
+def set_context(request: InferRequest, trace_parent: str) -> None:
+    """Have the request traced as part of the client's own trace (W3C `traceparent`)."""
+    request.trace_parent = trace_parent
+    request.form = None  # as for forwarded headers
 
 
 def forward(request: InferRequest, headers: Mapping[str, str]) -> None:

@@ -26,6 +26,8 @@ class ResponseStream:
     # A reader that may be slower than the model calls `has_read` once for each response that was delivered. For
     # any other one what is delivered is read.
     reads_later: ClassVar[bool] = False
+    # What the client speaks, for traces: HTTP or GRPC, or nothing where there is no client.
+    protocol: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self._callback: ResponseCallback | None = None

@@ -65,6 +65,8 @@ class BatchRunner:
             done_ns = self._now_ns()
         else:
             prepared_ns, called_ns, done_ns = times
+            if request.trace is not None:
+                request.trace.note_compute(taken_ns, prepared_ns, called_ns, done_ns)
             infer_ns = called_ns - prepared_ns
             if response.error is None:
                 self._statistics.record_lone(
@@ -112,6 +114,8 @@ class BatchRunner:
     def _record(self, batch: Batch, responses: Sequence[InferResponse], timing: BatchTiming | None) -> None:
         taken_ns = batch.taken_ns
         now_ns = self._now_ns() if timing is None else taken_ns + timing.total_ns
+        if timing is not None and self._statistics.is_traced:
+            note_traces(batch, timing)
         request_ns = [now_ns - request.arrival_ns for request in batch.requests]
         queue_ns = [taken_ns - enqueue_ns for enqueue_ns in batch.enqueue_ns]
         failed = [position for position, response in enumerate(responses) if response.error is not None]
@@ -127,3 +131,13 @@ class BatchRunner:
     def _remember(self, infer_ns: int) -> None:
         """A running mean that forgets within some ten batches, and a slow one at once."""
         self._mean_ns = max(1, infer_ns, self._mean_ns + (infer_ns - self._mean_ns) / 8)
+
+
+def note_traces(batch: Batch, timing: BatchTiming) -> None:
+    """Tell the traces of a batch's requests, of the few that have one, when it was computed."""
+    taken_ns = batch.taken_ns
+    prepared_ns = taken_ns + timing.compute_input_ns
+    called_ns = prepared_ns + timing.compute_infer_ns
+    for request in batch.requests:
+        if request.trace is not None:
+            request.trace.note_compute(taken_ns, prepared_ns, called_ns, taken_ns + timing.total_ns)

@@ -8,7 +8,7 @@ from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery
 from modelserver.core.response import RESCHEDULE
 from modelserver.execution.executor import Executor
-from modelserver.execution.runner import BatchRunner
+from modelserver.execution.runner import BatchRunner, note_traces
 from modelserver.execution.sending import Line, SenderDesk
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.sequence_batch import SequenceBatch
@@ -61,6 +61,8 @@ class SendingRunner(BatchRunner):
             ]
             if timing is not None and batch.num_padding:
                 self._statistics.record_padding(batch.num_padding)
+        if timing is not None and self._statistics.is_traced:
+            note_traces(batch, timing)
         if timing is not None:
             self._remember(timing.compute_infer_ns)
             self._statistics.record_batch(batch.rows, timing, queue_ns=(), request_ns=())

@@ -112,6 +112,12 @@ _COUNTS = (
         lambda sample: sample.load_duration_s,
     ),
     _Family(
+        "modelserver_model_warmup_duration_seconds",
+        "gauge",
+        "Seconds that warming up the slowest instance took, a part of the load; 0 without warmup",
+        lambda sample: sample.numbers.warmup_s,
+    ),
+    _Family(
         "modelserver_last_inference_timestamp_seconds",
         "gauge",
         "Unix time of the last execution; 0 before the first",

@@ -110,6 +110,7 @@ class StatisticsSnapshot:
     queue_histogram: HistogramSnapshot
     compute_infer_histogram: HistogramSnapshot
     batch_rows_histogram: HistogramSnapshot
+    warmup_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -193,6 +194,10 @@ class ModelStatistics:
     """
 
     def __init__(self, *, pending: Callable[[], int] = _zero, inflight: Callable[[], int] = _zero) -> None:
+        # Some request of this model was traced: who executes batches looks for such ones from then on.
+        self.is_traced = False
+        # How long the slowest instance was warmed up, in seconds.
+        self.warmup_s = 0.0
         self.pending = pending
         self.inflight = inflight
         self._lock = threading.Lock()
@@ -383,4 +388,5 @@ class ModelStatistics:
                 queue_histogram=self._queue_histogram.snapshot(),
                 compute_infer_histogram=self._compute_infer_histogram.snapshot(),
                 batch_rows_histogram=self._batch_rows_histogram.snapshot(),
+                warmup_s=self.warmup_s,
             )

@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from modelserver.config.message import config_to_message
-from modelserver.core.request import forward
-from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from modelserver.core.request import forward, set_context
+from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.frontends.grpc import codec, replies
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
 from modelserver.frontends.grpc.decoder import InferDecoder
@@ -55,6 +55,7 @@ class GrpcFrontend:
         self._limits = limits
         self._decoder = InferDecoder(limits)
         self._forwards = bool(limits.access.forward_pattern)
+        self._reads_context = limits.access.reads_context
         self._tasks = Tasks()
         self._streams: set[InferStream] = set()
         self._draining = asyncio.Event()
@@ -93,8 +94,7 @@ class GrpcFrontend:
             "RepositoryModelLoad": awaited(pb.RepositoryModelLoadRequest, self._load, self._tasks),
             "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
             **Regions(self._dataplane).methods(),
-            "TraceSetting": answered(pb.TraceSettingRequest, _no_trace_settings),
-            **Settings(self._controlplane).methods(),
+            **Settings(self._dataplane, self._controlplane).methods(),
         }
 
     # Inference.
@@ -106,6 +106,8 @@ class GrpcFrontend:
             request.deadline_ns = call.deadline_ns
             if self._forwards and (headers := self._limits.access.forwarded(call.metadata)):
                 forward(request, headers)
+            if self._reads_context and (context := self._limits.access.context(call.metadata)):
+                set_context(request, context)
             reply.request = request
             call.on_cancel = request.cancel
             self._dataplane.infer(request)
@@ -190,7 +192,3 @@ def _repository_parameters(request: _RepositoryRequest) -> dict[str, bool | int 
             raise InvalidArgumentError(f"parameter '{key}' has no value")
         parameters[key] = getattr(parameter, kind)
     return parameters
-
-
-def _no_trace_settings(_: object) -> pb.TraceSettingResponse:
-    raise UnsupportedError("trace settings are not supported by this server")

@@ -12,17 +12,33 @@ from modelserver.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
+    from modelserver.dataplane import DataPlane
 
 
 class Settings:
-    """Answers LogSettings. Called from the event loop thread."""
+    """Answers LogSettings and TraceSetting. Called from the event loop thread."""
 
-    def __init__(self, controlplane: ControlPlane) -> None:
+    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane) -> None:
+        self._dataplane = dataplane
         self._controlplane = controlplane
 
     def methods(self) -> Mapping[str, Method]:
         """By name within the service."""
-        return {"LogSettings": answered(pb.LogSettingsRequest, self._log)}
+        return {
+            "LogSettings": answered(pb.LogSettingsRequest, self._log),
+            "TraceSetting": answered(pb.TraceSettingRequest, self._trace),
+        }
+
+    def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """A setting without values is one that shall no longer be set."""
+        changes = {name: list(setting.value) for name, setting in request.settings.items()}
+        settings = self._dataplane.update_trace_settings(changes, request.model_name)
+        return pb.TraceSettingResponse(
+            settings={
+                name: pb.TraceSettingResponse.SettingValue(value=[value] if isinstance(value, str) else value)
+                for name, value in settings.items()
+            }
+        )
 
     def _log(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         changes = {

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from modelserver.core.request import InferRequest, forward
+from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
@@ -29,6 +29,8 @@ class _Slot(ResponseStream):
     """
 
     __slots__ = ("_owner", "held", "is_free", "request", "request_id")
+
+    protocol = "GRPC"
 
     reads_later = True
 
@@ -61,6 +63,7 @@ class InferStream:
         self._decode = decoder.decode
         self._limits = limits
         self._headers = limits.access.forwarded(call.metadata)
+        self._context = limits.access.context(call.metadata)
         self._ends_on_error = str(call.metadata.get("triton_grpc_error", "")).lower() == "true"
         self._open: dict[_Slot, None] = {}  # those whose last response was not sent, as they came
         self._turns: deque[_Slot] = deque()  # those that are answered in order and have not ended
@@ -119,6 +122,8 @@ class InferStream:
             request.deadline_ns = self._call.deadline_ns
             if self._headers is not None:
                 forward(request, self._headers)
+            if self._context:
+                set_context(request, self._context)
             self._dataplane.infer(request)
             slot.is_free = request.is_decoupled
         except Exception as error:

@@ -21,6 +21,8 @@ class UnaryReply(ResponseStream):
 
     __slots__ = ("_call", "_held", "request")
 
+    protocol = "GRPC"
+
     request: InferRequest
 
     def __init__(self, call: UnaryCall) -> None:

@@ -37,6 +37,8 @@ class EventStream(ResponseStream):
 
     __slots__ = ("_encode", "_exchange", "_is_writing", "_task", "_unwritten", "_writer", "request")
 
+    protocol = "HTTP"
+
     reads_later = True
 
     def __init__(self, exchange: HttpExchange, encode: EncodeEvent) -> None:

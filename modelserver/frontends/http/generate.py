@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from modelserver.core.request import InferRequest, forward
+from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
@@ -62,6 +62,9 @@ class Generate:
         forwarded = self._limits.access.forwarded(exchange.head.headers)
         if forwarded is not None:
             forward(request, forwarded)
+        context = self._limits.access.context(exchange.head.headers)
+        if context:
+            set_context(request, context)
         reply = make_reply()
         request.stream = reply
         reply.request = request
@@ -77,6 +80,8 @@ class _OnlyReply(ResponseStream):
     """Takes a request's responses and answers with the only one; no or more responses are an error."""
 
     __slots__ = ("_encoding", "_exchange", "_held", "request")
+
+    protocol = "HTTP"
 
     def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
         super().__init__()

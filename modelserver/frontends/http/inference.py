@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from modelserver.access import Access
-from modelserver.core.request import InferRequest, forward
+from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
@@ -52,12 +52,14 @@ class InferHead:
         "is_encoded",
         "json_len",
         "name",
+        "trace_parent",
         "version",
     )
 
     def __init__(self, head: HttpHead, name: str, version: str | None, access: Access) -> None:
         """Raises NotFoundError for a version that is no number, InvalidArgumentError for a header as `Access` does."""
         self.forwarded = access.forwarded(head.headers)
+        self.trace_parent = access.context(head.headers)
         self.name = name
         self.version = parse_version(name, version)
         self.is_encoded = "content-encoding" in head.headers
@@ -114,6 +116,8 @@ class Inference:
                 request, form = self._decode(head.name, head.version, body, json_len, reply)
             if head.forwarded is not None:
                 forward(request, head.forwarded)
+            if head.trace_parent:
+                set_context(request, head.trace_parent)
             reply.request, reply.form = request, form
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)
@@ -168,6 +172,8 @@ class _Reply(ResponseStream):
     """
 
     __slots__ = ("_encoding", "_exchange", "_held", "form", "request")
+
+    protocol = "HTTP"
 
     def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
         super().__init__()

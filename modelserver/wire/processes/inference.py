@@ -150,6 +150,7 @@ class RemoteRequests:
             stream=(_PacedAnswerStream if message.is_paced else _AnswerStream)(self, message.call),
             form=form,
             transfer=record.transfer,
+            trace_parent=record.trace_parent,
         )
 
     def _read_head(self, head: bytes) -> Head:

@@ -137,7 +137,11 @@ class RemoteDataPlane:
         payload = Payload()
         record = request_record(request, payload)
         try:
-            head = _encode(msgspec.structs.replace(record, id="", deadline_ns=None, transfer=request.transfer))
+            head = _encode(
+                msgspec.structs.replace(
+                    record, id="", deadline_ns=None, transfer=request.transfer, trace_parent=request.trace_parent
+                )
+            )
         except UnicodeEncodeError:
             raise InvalidArgumentError("a name or parameter of the request is not UTF-8") from None
         if form is not None and all(tensor.datatype is not Datatype.BYTES for tensor in inputs.values()):

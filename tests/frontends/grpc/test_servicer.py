@@ -364,18 +364,6 @@ async def test_there_are_no_shared_memory_regions(methods: Methods, kind: str) -
         assert "--allow-client-shm=true" in error.message
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("TraceSetting", "trace settings are not supported"),
-    ],
-)
-async def test_what_is_not_there_says_so(methods: Methods, path: str, text: str) -> None:
-    error = await refused(methods, path, b"")
-    assert error.status is Status.UNIMPLEMENTED
-    assert text in error.message
-
-
 @pytest.mark.parametrize("fault", [None, "refused", "too many", "failed"])
 async def test_nothing_of_a_request_stays_in_memory_after_its_answer(
     methods: Methods, model: EchoModel, fault: str | None

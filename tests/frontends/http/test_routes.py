@@ -156,19 +156,6 @@ def test_there_are_no_regions(frontend: HttpFrontend, kind: str) -> None:
         assert ask_now(frontend, "POST", f"/v2/{kind}sharedmemory/region/r/{verb}", b"{}").status == 501
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v2/trace/setting"),
-        ("POST", "/v2/models/echo/trace/setting"),
-    ],
-)
-def test_extensions_that_are_not_there_say_so(frontend: HttpFrontend, method: str, path: str) -> None:
-    answer = ask_now(frontend, method, path)
-    assert answer.status == 501
-    assert "extension" in answer.error
-
-
 def test_only_what_is_there_is_advertised() -> None:
     for absent in ("cuda_shared_memory",):
         assert absent not in EXTENSIONS

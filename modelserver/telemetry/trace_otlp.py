@@ -1,0 +1,119 @@
+"""Traces as OpenTelemetry spans, sent to a collector by OTLP over HTTP, in its JSON encoding.
+
+A request's span holds one of its model, which holds one of the computation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from modelserver.core.trace import Trace
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0
+_SERVER, _INTERNAL = 2, 1  # kinds of span
+
+
+class TraceCollector:
+    """A collector at `url`. Called from one thread."""
+
+    def __init__(self, url: str, resource: Mapping[str, str], version: str) -> None:
+        self._url = url if "://" in url else f"http://{url}"
+        self._resource = [_attribute(key, value) for key, value in resource.items()]
+        self._scope = {"name": "modelserver", "version": version}
+        # From the monotonic clock to the one that people read.
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def send(self, traces: list[Trace]) -> None:
+        """Blocking. What the collector does not take is logged, and lost."""
+        body = orjson.dumps(self.document(traces))
+        if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
+            logger.error("%d traces are lost: '%s' is no HTTP address of a collector", len(traces), self._url)
+            return
+        request = urllib.request.Request(  # noqa: S310 - the scheme was looked at
+            self._url, body, {"Content-Type": "application/json"}, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - as above
+                answer.read()
+        except (OSError, urllib.error.URLError, ValueError) as error:
+            logger.error(
+                "%d traces are lost: the collector at '%s' did not take them: %s", len(traces), self._url, error
+            )
+
+    def document(self, traces: list[Trace]) -> dict[str, Any]:
+        """An ExportTraceServiceRequest."""
+        spans = [span for trace in traces for span in self._spans(trace)]
+        scope = {"scope": self._scope, "spans": spans}
+        return {"resourceSpans": [{"resource": {"attributes": self._resource}, "scopeSpans": [scope]}]}
+
+    def _spans(self, trace: Trace) -> list[dict[str, Any]]:
+        if not trace.events:
+            return []
+        trace_id, parent_id = parse_context(trace.parent) or (os.urandom(16).hex(), "")
+        times = dict(trace.events)
+        first, last = min(times.values()), max(times.values())
+        request = self._span(trace_id, parent_id, "InferRequest", _SERVER, first, last)
+        model = self._span(
+            trace_id,
+            request["spanId"],
+            trace.model_name,
+            _INTERNAL,
+            times.get("REQUEST_START", first),
+            times.get("REQUEST_END", last),
+        )
+        model["attributes"] = [
+            _attribute("triton.model_name", trace.model_name),
+            _attribute("triton.model_version", str(trace.version)),
+            _attribute("triton.trace_request_id", trace.request_id),
+        ]
+        spans = [request, model]
+        compute = [time_ns for name, time_ns in trace.events if name.startswith("COMPUTE_")]
+        inside: dict[str, Any] | None = None
+        if compute:
+            inside = self._span(trace_id, model["spanId"], "compute", _INTERNAL, min(compute), max(compute))
+            spans.append(inside)
+        for name, time_ns in trace.events:
+            span = inside if inside is not None and name.startswith("COMPUTE_") else model
+            if name.startswith(("HTTP_", "GRPC_")):
+                span = request
+            span["events"].append({"name": name, "timeUnixNano": str(time_ns + self._offset_ns)})
+        return spans
+
+    def _span(self, trace_id: str, parent_id: str, name: str, kind: int, start_ns: int, end_ns: int) -> dict[str, Any]:
+        span: dict[str, Any] = {
+            "traceId": trace_id,
+            "spanId": os.urandom(8).hex(),
+            "name": name,
+            "kind": kind,
+            "startTimeUnixNano": str(start_ns + self._offset_ns),
+            "endTimeUnixNano": str(end_ns + self._offset_ns),
+            "events": [],
+        }
+        if parent_id:
+            span["parentSpanId"] = parent_id
+        return span
+
+
+def parse_context(traceparent: str) -> tuple[str, str] | None:
+    """Trace id and span id of a W3C `traceparent`; None for what is none (W3C Trace Context, section 3.2)."""
+    parts = traceparent.strip().lower().split("-")
+    if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
+        return None
+    if any(set(part) - set("0123456789abcdef") for part in parts[:4]) or not int(parts[1], 16) or not int(parts[2], 16):
+        return None
+    return parts[1], parts[2]
+
+
+def _attribute(key: str, value: str) -> dict[str, Any]:
+    return {"key": key, "value": {"stringValue": value}}

@@ -1,0 +1,185 @@
+"""Settings of request tracing: the server's, and those that a model has of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.flags import nearest_hint
+
+TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
+TRITON, OPENTELEMETRY = "triton", "opentelemetry"
+# Triton's older words for levels.
+_OLD_LEVELS = {"MIN": TIMESTAMPS, "MAX": TIMESTAMPS}
+_MAX_UINT32 = 2**32 - 1
+
+# What clients send for a setting; None takes a model's own value back, or the server's to what it started with.
+Changes = Mapping[str, Sequence[str] | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """Which requests are traced, and how much of them.
+
+    Every `rate`-th request is; `count` is how many more of them (-1: no end). A file gets `log_frequency` traces before
+    the next one is begun (0: one file for all).
+    """
+
+    levels: frozenset[str] = frozenset()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """What `--trace-config` says. `bsp_*` are those of OpenTelemetry's batching of spans; times in ms."""
+
+    start: TraceSettings = field(default_factory=TraceSettings)
+    mode: str = TRITON
+    file: str = ""
+    url: str = "localhost:4318/v1/traces"
+    resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "triton-inference-server"})
+    bsp_max_queue_size: int = 2048
+    bsp_schedule_delay_ms: int = 5000
+    bsp_max_export_batch_size: int = 512
+
+
+def changed(settings: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """The values of `TraceSettings` that are set, after the changes; a null removes one.
+
+    Raises InvalidArgumentError for an unknown setting or a bad value, UnsupportedError for what is fixed at the start.
+    """
+    values = dict(settings)
+    for name, value in changes.items():
+        if name in ("trace_file", "trace_mode"):
+            what = "trace file location" if name == "trace_file" else "trace mode"
+            raise UnsupportedError(f"{what} can not be updated through network protocol")
+        if name not in _FIELDS:
+            raise InvalidArgumentError(
+                f"unknown trace setting '{name:.100}', expected one of {', '.join(_FIELDS)}"
+                f"{nearest_hint(name, _FIELDS)}"
+            )
+        if value is None or (not isinstance(value, str) and not value):
+            values.pop(_FIELDS[name], None)
+        elif name == "trace_level":
+            values["levels"] = parse_levels([value] if isinstance(value, str) else value)
+        else:
+            values[_FIELDS[name]] = parse_number(name, value)
+    return values
+
+
+_FIELDS = {"trace_level": "levels", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
+_LOWEST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
+
+
+def parse_levels(words: Sequence[str]) -> frozenset[str]:
+    """Raises InvalidArgumentError for what is no level, or OFF beside others."""
+    levels = [_OLD_LEVELS.get(word, word) for word in words]
+    for level in levels:
+        if level not in (OFF, TIMESTAMPS, TENSORS):
+            raise InvalidArgumentError(
+                f"'trace_level' must be one of {OFF}, {TIMESTAMPS}, {TENSORS}, got: {level!r:.40}"
+            )
+    if OFF in levels and len(set(levels)) > 1:
+        raise InvalidArgumentError(f"Expect only one trace level '{OFF}' is specified")
+    return frozenset(levels) - {OFF}
+
+
+def parse_number(name: str, value: Sequence[str] | str) -> int:
+    """A number as the protocol writes it: a string. Raises InvalidArgumentError."""
+    text = value if isinstance(value, str) else value[0] if len(value) == 1 else None
+    try:
+        number = int(text) if text is not None else None
+    except ValueError:
+        number = None
+    if number is None:
+        raise InvalidArgumentError(f"Unable to parse '{name}', got: {', '.join(value) if text is None else text:.40}")
+    if not _LOWEST[name] <= number <= _MAX_UINT32:
+        raise InvalidArgumentError(f"Unable to parse '{name}'. Expecting value >= {_LOWEST[name]}, got:{number}")
+    return number
+
+
+def document(settings: TraceSettings, options: TraceOptions) -> dict[str, str | list[str]]:
+    """The settings as the protocol shows them."""
+    rows: dict[str, str | list[str]] = {
+        "trace_level": sorted(settings.levels, key=(TIMESTAMPS, TENSORS).index) or [OFF],
+        "trace_rate": str(settings.rate),
+        "trace_count": str(settings.count),
+    }
+    if options.mode == TRITON:
+        rows["log_frequency"] = str(settings.log_frequency)
+        rows["trace_file"] = options.file
+    else:
+        rows["url"] = options.url
+        rows["resource"] = [f"{key}={value}" for key, value in options.resource.items()]
+        rows["bsp_max_queue_size"] = str(options.bsp_max_queue_size)
+        rows["bsp_schedule_delay"] = str(options.bsp_schedule_delay_ms)
+        rows["bsp_max_export_batch_size"] = str(options.bsp_max_export_batch_size)
+    rows["trace_mode"] = options.mode
+    return rows
+
+
+def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
+    """The options that `--trace-config [<mode>,]<key>=<value>` flags write. Raises InvalidArgumentError."""
+    values: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    levels: list[str] = []
+    resource = dict(TraceOptions().resource)
+    for text in flags:
+        head, equals, value = text.partition("=")
+        mode, comma, key = head.partition(",")
+        if not comma:
+            mode, key = "", head
+        if not equals or (mode, key) not in _KEYS:
+            known = [f"{mode},{key}" if mode else key for mode, key in _KEYS]
+            raise InvalidArgumentError(
+                f"--trace-config expects [<mode>,]<key>=<value> with one of {', '.join(known)}, got '{text}'"
+                f"{nearest_hint(head, known)}"
+            )
+        if key == "level":
+            levels.append(value)
+        elif key == "resource":
+            name, _, what = value.partition("=")
+            resource[name] = what
+        elif key == "mode":
+            if value not in (TRITON, OPENTELEMETRY):
+                raise InvalidArgumentError(f"--trace-config mode expects {TRITON} or {OPENTELEMETRY}, got '{value}'")
+            values["mode"] = value
+        elif key in ("file", "url"):
+            values[key] = value
+        else:
+            name = _KEYS[mode, key]
+            number = _flag_number(text, key, value)
+            (settings if mode != OPENTELEMETRY else values)[name] = number
+    if levels:
+        settings["levels"] = parse_levels(levels)
+    return replace(TraceOptions(), start=TraceSettings(**settings), resource=resource, **values)
+
+
+def _flag_number(text: str, key: str, value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = None
+    lowest = {"rate": 1, "count": -1, "log-frequency": 0}.get(key, 1)
+    if number is None or not lowest <= number <= _MAX_UINT32:
+        raise InvalidArgumentError(f"--trace-config {key} expects an integer of at least {lowest}, got '{text}'")
+    return number
+
+
+_KEYS: dict[tuple[str, str], str] = {
+    ("", "mode"): "mode",
+    ("", "level"): "levels",
+    ("", "rate"): "rate",
+    ("", "count"): "count",
+    (TRITON, "file"): "file",
+    (TRITON, "log-frequency"): "log_frequency",
+    (OPENTELEMETRY, "url"): "url",
+    (OPENTELEMETRY, "resource"): "resource",
+    (OPENTELEMETRY, "bsp_max_queue_size"): "bsp_max_queue_size",
+    (OPENTELEMETRY, "bsp_schedule_delay"): "bsp_schedule_delay_ms",
+    (OPENTELEMETRY, "bsp_max_export_batch_size"): "bsp_max_export_batch_size",
+}

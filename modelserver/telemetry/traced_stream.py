@@ -1,0 +1,58 @@
+"""Notes in a request's trace what becomes of its responses."""
+
+from __future__ import annotations
+
+import time
+
+from modelserver.core.relay import RelayStream
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.trace import Trace
+from modelserver.telemetry.tracer import Tracer
+
+# Before and after a request is read, by the protocol of the stream that waits for its answer.
+_READ_EVENTS = {
+    "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END"),
+    "GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
+}
+
+
+class TracedStream(RelayStream):
+    """Stands before a request's stream, and lets go of the trace with the last response."""
+
+    __slots__ = ("_protocol", "_trace", "_tracer")
+
+    def __init__(self, request: InferRequest, trace: Trace, tracer: Tracer, protocol: str) -> None:
+        """`protocol` is that of the reader behind all others."""
+        super().__init__(request.stream)
+        self._trace: Trace | None = trace
+        self._tracer = tracer
+        self._protocol = protocol
+        request.trace = trace
+        trace.model_name = request.model_name
+        trace.version = request.version or 0
+        trace.request_id = request.id
+        now_ns = request.arrival_ns
+        # A wire hands over whole requests: when their first bytes came is not known here.
+        for name in (*_READ_EVENTS.get(protocol, ()), "REQUEST_START", "QUEUE_START"):
+            trace.note(name, now_ns)
+        trace.note_tensors("TENSOR_QUEUE_INPUT", request.inputs.values())
+
+    def deliver(self, response: InferResponse) -> None:
+        trace = self._trace
+        if trace is None:
+            return
+        trace.note_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
+        now_ns = time.monotonic_ns()
+        trace.note("INFER_RESPONSE_COMPLETE", now_ns)
+        protocol = self._protocol
+        if response.is_final:
+            trace.note("REQUEST_END", now_ns)
+        if protocol:
+            trace.note(f"{protocol}_SEND_START", now_ns)
+        super().deliver(response)
+        if protocol:
+            trace.note(f"{protocol}_SEND_END", time.monotonic_ns())
+        if response.is_final:
+            self._trace = None
+            self._tracer.finish(trace)

@@ -1,0 +1,177 @@
+"""Decides which requests are traced, and brings their traces where they are wanted."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from modelserver.core.trace import Trace
+from modelserver.telemetry.trace_file import TraceFile
+from modelserver.telemetry.trace_otlp import TraceCollector, parse_context
+from modelserver.telemetry.trace_settings import (
+    OPENTELEMETRY,
+    TENSORS,
+    TIMESTAMPS,
+    TRITON,
+    Changes,
+    TraceOptions,
+    TraceSettings,
+    changed,
+    document,
+)
+
+_MAX_WAITING = 10_000
+_CLOSE_TIMEOUT_S = 15.0
+
+
+class _Sampler:
+    """Settings, and how many requests there were under them."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self.settings = settings
+        self.num_left = settings.count
+        self._num_seen = 0
+
+    def takes(self) -> bool:
+        """Whether this request is one of those that are traced; asked once for each."""
+        self._num_seen += 1
+        if self._num_seen % self.settings.rate or self.num_left == 0:
+            return False
+        self.num_left -= self.num_left > 0
+        return True
+
+    def now(self) -> TraceSettings:
+        """The settings, with the count of those that are left."""
+        settings = self.settings
+        return TraceSettings(settings.levels, settings.rate, self.num_left, settings.log_frequency)
+
+
+class Tracer:
+    """All but `close` is called from the event loop thread. `is_on` is false where no request can be traced."""
+
+    def __init__(self, options: TraceOptions | None = None, *, version: str = "") -> None:
+        self.options = options or TraceOptions()
+        self._version = version
+        # What clients have set: of the server, and of models.
+        self._changes: dict[str, Any] = {}
+        self._model_changes: dict[str, dict[str, Any]] = {}
+        self._server = _Sampler(self.options.start)
+        self._models: dict[str, _Sampler] = {}
+        self._numbers = itertools.count(1)
+        self._writer: _Writer | None = None
+        self.is_on = self._can_trace()
+
+    def settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
+        """Of a model, or the server's, as the protocol shows them."""
+        return document(self._models.get(model_name, self._server).now(), self.options)
+
+    def update(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]:
+        """Change some settings, all or none; the settings then. Raises as `trace_settings.changed` does."""
+        if not changes:
+            return self.settings(model_name)
+        if not model_name:
+            self._changes = changed(self._changes, changes)
+            self._server = _Sampler(self._with(self.options.start, self._changes))
+        else:
+            self._model_changes[model_name] = changed(self._model_changes.get(model_name, {}), changes)
+        for name, own in list(self._model_changes.items()):
+            if not own:
+                del self._model_changes[name]
+                self._models.pop(name, None)
+            elif not model_name or name == model_name:
+                self._models[name] = _Sampler(self._with(self._server.settings, own))
+        self.is_on = self._can_trace()
+        return self.settings(model_name)
+
+    def sample(self, model_name: str, parent: str = "") -> Trace | None:
+        """A trace for a request of that model, if it shall have one. One that has a parent always has."""
+        sampler = self._models.get(model_name, self._server)
+        levels = sampler.settings.levels
+        is_child = bool(parent) and self.options.mode == OPENTELEMETRY and parse_context(parent) is not None
+        if not levels or not (is_child or sampler.takes()):
+            return None
+        trace = Trace(next(self._numbers), has_times=TIMESTAMPS in levels, has_tensors=TENSORS in levels)
+        # Tensors alone are no trace of a request: Triton's tools look for its times.
+        trace.has_times = True
+        trace.parent = parent if is_child else ""
+        return trace
+
+    def finish(self, trace: Trace) -> None:
+        """The request has ended: its trace is written from another thread."""
+        if self._writer is None:
+            self._writer = _Writer(self.options, self._version)
+        self._writer.put(trace, self._models.get(trace.model_name, self._server).settings.log_frequency)
+
+    def close(self) -> None:
+        """Write what is left. Blocking."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _can_trace(self) -> bool:
+        if self.options.mode == TRITON and not self.options.file:
+            return False
+        return any(sampler.settings.levels for sampler in (self._server, *self._models.values()))
+
+    @staticmethod
+    def _with(settings: TraceSettings, values: Mapping[str, Any]) -> TraceSettings:
+        return TraceSettings(
+            values.get("levels", settings.levels),
+            values.get("rate", settings.rate),
+            values.get("count", settings.count),
+            values.get("log_frequency", settings.log_frequency),
+        )
+
+
+class _Writer:
+    """A thread that writes traces, to a file at once, to a collector when enough are there or time has passed."""
+
+    def __init__(self, options: TraceOptions, version: str) -> None:
+        is_otel = options.mode == OPENTELEMETRY
+        self._file = None if is_otel else TraceFile(options.file)
+        self._collector = TraceCollector(options.url, options.resource, version) if is_otel else None
+        self._most = options.bsp_max_export_batch_size if is_otel else _MAX_WAITING
+        self._delay_s = options.bsp_schedule_delay_ms / 1000 if is_otel else 0.0
+        # None ends the thread. What finds it full is dropped: tracing holds up nobody.
+        size = options.bsp_max_queue_size if is_otel else _MAX_WAITING
+        self._traces: queue.Queue[tuple[Trace, int] | None] = queue.Queue(size)
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, trace: Trace, log_frequency: int) -> None:
+        if not self._traces.full():
+            self._traces.put_nowait((trace, log_frequency))
+
+    def close(self) -> None:
+        self._is_ending.set()
+        self._traces.put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        is_running = True
+        while is_running:
+            first = self._traces.get()
+            if self._delay_s and first is not None:
+                self._is_ending.wait(self._delay_s)
+            batch = [] if first is None else [first]
+            is_running = first is not None
+            while is_running and len(batch) < self._most and not self._traces.empty():
+                entry = self._traces.get()
+                if entry is None:
+                    is_running = False
+                else:
+                    batch.append(entry)
+            if batch:
+                self._write(batch)
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, batch: list[tuple[Trace, int]]) -> None:
+        if self._collector is not None:
+            self._collector.send([trace for trace, _ in batch])
+        elif self._file is not None:
+            self._file.write(batch)

@@ -1,0 +1,224 @@
+"""Request tracing: its settings over both protocols, Triton's files, and OpenTelemetry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.clients import ClientError, ProtocolClient
+from support.model_files import write_identity
+from support.otlp_receiver import otlp_receiver
+from support.serving import RunningServer, running_server
+
+from modelserver.errors import ErrorCode
+
+DATA = np.array([[1, 2.5]], np.float32)
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+
+
+def _config(directory: Path, *more: str) -> tuple[str, ...]:
+    return (f"triton,file={directory / 'trace.json'}", *more)
+
+
+def _repository(tmp_path: Path) -> Path:
+    root = tmp_path / "models"
+    write_identity(root, "echo")
+    write_identity(root, "other")
+    return root
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[RunningServer]:
+    with running_server(_repository(tmp_path), trace_config=_config(tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(protocol: type[ProtocolClient], served: RunningServer) -> Iterator[ProtocolClient]:
+    with protocol(served) as connected:
+        yield connected
+
+
+def _settings(client: ProtocolClient, model: str = "", **changes: Any) -> dict[str, list[str]]:
+    if changes:
+        answer: Any = client._call(client.raw.update_trace_settings, model_name=model, settings=changes)
+    else:
+        answer = client._call(client.raw.get_trace_settings, model_name=model)
+    if client.name == "http":
+        return {name: [value] if isinstance(value, str) else value for name, value in answer.items()}
+    return {name: list(setting.value) for name, setting in answer.settings.items()}
+
+
+def _traces(file: Path) -> list[dict[str, Any]]:
+    """The traces of a file: names of the events in the order of time, and what else is told of each."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in json.loads(file.read_text()):
+        trace = found.setdefault(row["id"], {"times": [], "tensors": []})
+        for stamp in row.get("timestamps", ()):
+            trace["times"].append((stamp["ns"], stamp["name"]))
+        if "activity" in row:
+            trace["tensors"].append((row["activity"], row["tensor"]))
+        trace |= {key: row[key] for key in ("model_name", "model_version", "request_id") if key in row}
+    for trace in found.values():
+        trace["events"] = [name for _, name in sorted(trace.pop("times"), key=lambda time: time[0])]
+    return list(found.values())
+
+
+def test_settings_of_the_server_and_of_a_model(client: ProtocolClient, tmp_path: Path) -> None:
+    start = {
+        "trace_level": ["OFF"],
+        "trace_rate": ["1000"],
+        "trace_count": ["-1"],
+        "log_frequency": ["0"],
+        "trace_file": [str(tmp_path / "trace.json")],
+        "trace_mode": ["triton"],
+    }
+    assert _settings(client) == start
+    assert _settings(client, trace_rate="5", trace_level=["TIMESTAMPS"])["trace_rate"] == ["5"]
+    assert _settings(client, "echo", trace_rate="7", trace_count="3")["trace_level"] == ["TIMESTAMPS"]
+    assert _settings(client, trace_level=["TIMESTAMPS", "TENSORS"])["trace_rate"] == ["5"]
+    own = _settings(client, "echo")
+    assert (own["trace_rate"], own["trace_count"], own["trace_level"]) == (["7"], ["3"], ["TIMESTAMPS", "TENSORS"])
+    assert _settings(client, "echo", trace_rate=None)["trace_rate"] == ["5"]
+    assert _settings(client, "echo", trace_count=None) == _settings(client, "other")
+    assert _settings(client, trace_rate=None, trace_level=None) == start
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "code"),
+    [
+        ({"trace_rate": "x"}, "Unable to parse 'trace_rate', got: x", ErrorCode.INVALID_ARGUMENT),
+        ({"trace_rate": "0"}, "Expecting value >= 1", ErrorCode.INVALID_ARGUMENT),
+        ({"trace_count": "-2"}, "Expecting value >= -1, got:-2", ErrorCode.INVALID_ARGUMENT),
+        ({"log_frequency": "-3"}, "Expecting value >= 0", ErrorCode.INVALID_ARGUMENT),
+        ({"trace_level": ["OFF", "TIMESTAMPS"]}, "only one trace level 'OFF'", ErrorCode.INVALID_ARGUMENT),
+        ({"trace_level": ["ALL"]}, "'trace_level' must be one of", ErrorCode.INVALID_ARGUMENT),
+        ({"trace_levels": ["OFF"]}, "did you mean 'trace_level'", ErrorCode.INVALID_ARGUMENT),
+        ({"trace_file": "/tmp/x"}, "trace file location can not be updated", ErrorCode.UNSUPPORTED),
+    ],
+)
+def test_what_is_no_setting_changes_nothing(
+    client: ProtocolClient, changes: dict[str, Any], text: str, code: ErrorCode
+) -> None:
+    before = _settings(client)
+    with pytest.raises(ClientError, match=text) as caught:
+        _settings(client, **(changes | {"trace_rate": "3"} if "trace_rate" not in changes else changes))
+    assert caught.value.code is code
+    assert _settings(client) == before
+
+
+def test_a_model_that_nobody_knows_has_no_settings(client: ProtocolClient) -> None:
+    for changes in ({}, {"trace_rate": "1"}):
+        with pytest.raises(ClientError, match="Request for unknown model : nope"):
+            _settings(client, "nope", **changes)
+
+
+def test_values_are_strings(served: RunningServer) -> None:
+    answer = httpx.post(f"http://{served.http_url}/v2/trace/setting", json={"trace_rate": 5})
+    assert answer.status_code == 400
+    assert "must be a string" in answer.json()["error"]
+
+
+def test_a_file_has_the_times_and_tensors_of_every_second_request(
+    protocol: type[ProtocolClient], layout: str, tmp_path: Path
+) -> None:
+    levels = ("level=TIMESTAMPS", "level=TENSORS", "rate=2")
+    with (
+        running_server(_repository(tmp_path), trace_config=_config(tmp_path, *levels)) as running,
+        protocol(running) as client,
+    ):
+        for number in range(4):
+            client.infer("echo", {"INPUT0": DATA}, request_id=f"r{number}")
+    traces = _traces(tmp_path / "trace.json")
+    assert [(trace["request_id"], trace["model_name"], trace["model_version"]) for trace in traces] == [
+        ("r1", "echo", 1),
+        ("r3", "echo", 1),
+    ]
+    inner = [
+        "REQUEST_START",
+        "QUEUE_START",
+        "COMPUTE_START",
+        "COMPUTE_INPUT_END",
+        "COMPUTE_OUTPUT_START",
+        "COMPUTE_END",
+        "INFER_RESPONSE_COMPLETE",
+        "REQUEST_END",
+    ]
+    outer = ("HTTP_RECV", "HTTP_SEND") if client.name == "http" else ("GRPC_WAITREAD", "GRPC_SEND")
+    names = [f"{name}_{end}" for name in outer for end in ("START", "END")]
+    expected = inner if layout == "native-processes" else [*names[:2], *inner, *names[2:]]
+    assert traces[0]["events"] == expected
+    tensor = {"data": "1,2.5", "shape": "1,2", "dtype": "FP32"}
+    assert traces[0]["tensors"] == [
+        ("TENSOR_QUEUE_INPUT", {"name": "INPUT0"} | tensor),
+        ("TENSOR_BACKEND_OUTPUT", {"name": "OUTPUT0"} | tensor),
+    ]
+
+
+def test_a_model_is_traced_alone_until_its_count_is_used_up(client: ProtocolClient, served: RunningServer) -> None:
+    _settings(client, "echo", trace_level=["TIMESTAMPS"], trace_rate="1", trace_count="2")
+    for _ in range(3):
+        client.infer("echo", {"INPUT0": DATA})
+        client.infer("other", {"INPUT0": DATA})
+    assert _settings(client, "echo")["trace_count"] == ["0"]
+    served.call(served.server.dataplane.tracer.close)
+    traces = _traces(Path(_settings(client)["trace_file"][0]))
+    assert [trace["model_name"] for trace in traces] == ["echo", "echo"]
+
+
+def test_files_take_turns(protocol: type[ProtocolClient], tmp_path: Path) -> None:
+    flags = _config(tmp_path, "level=TIMESTAMPS", "rate=1", "triton,log-frequency=2")
+    with running_server(_repository(tmp_path), trace_config=flags) as running, protocol(running) as client:
+        for _ in range(5):
+            client.infer("echo", {"INPUT0": DATA})
+    files = sorted(file.name for file in tmp_path.iterdir() if file.is_file())
+    assert files == ["trace.json.0", "trace.json.1", "trace.json.2"]
+    assert [len(_traces(tmp_path / file)) for file in files] == [2, 2, 1]
+
+
+def test_spans_reach_a_collector_as_part_of_the_clients_trace(protocol: type[ProtocolClient], tmp_path: Path) -> None:
+    with otlp_receiver() as receiver:
+        flags = (
+            "mode=opentelemetry",
+            "level=TIMESTAMPS",
+            "rate=1000",
+            f"opentelemetry,url={receiver.url}",
+            "opentelemetry,resource=service.name=shop",
+            "opentelemetry,bsp_schedule_delay=10",
+        )
+        with running_server(_repository(tmp_path), trace_config=flags) as running, protocol(running) as client:
+            shown = _settings(client)
+            assert shown["url"] == [receiver.url]
+            assert shown["resource"] == ["service.name=shop"]
+            assert "trace_file" not in shown
+            client.infer("echo", {"INPUT0": DATA}, request_id="a", headers={"traceparent": PARENT})
+            client.infer("echo", {"INPUT0": DATA}, request_id="b", headers={"traceparent": "nonsense"})
+    assert receiver.problems == []
+    (resource,) = receiver.requests[0]["resourceSpans"]
+    assert resource["resource"]["attributes"] == [{"key": "service.name", "value": {"stringValue": "shop"}}]
+    request, model, compute = receiver.spans
+    _, trace_id, parent_id, _ = PARENT.split("-")
+    assert {span["traceId"] for span in (request, model, compute)} == {trace_id}
+    assert request["parentSpanId"] == parent_id
+    assert (model["parentSpanId"], compute["parentSpanId"]) == (request["spanId"], model["spanId"])
+    assert (request["name"], model["name"], compute["name"]) == ("InferRequest", "echo", "compute")
+    assert int(request["startTimeUnixNano"]) <= int(compute["startTimeUnixNano"]) <= int(compute["endTimeUnixNano"])
+    assert [event["name"] for event in compute["events"]] == [
+        "COMPUTE_START",
+        "COMPUTE_INPUT_END",
+        "COMPUTE_OUTPUT_START",
+        "COMPUTE_END",
+    ]
+
+
+def test_a_collector_that_is_not_there_costs_traces_and_nothing_else(tmp_path: Path) -> None:
+    flags = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", "opentelemetry,url=127.0.0.1:9/v1/traces")
+    with running_server(_repository(tmp_path), trace_config=flags) as running:
+        document = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+        for _ in range(3):
+            assert httpx.post(f"http://{running.http_url}/v2/models/echo/infer", json=document).status_code == 200
