@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from modelserver.config.ensemble_rules import check_ensemble
+from modelserver.config.auto_warmup import check_auto_warmup
 from modelserver.config.inline_execution import check_inline_execution
 from modelserver.config.instance_rules import check_instances, check_warmup
 from modelserver.config.platform import BACKENDS, ENSEMBLE
@@ -53,6 +54,7 @@ def validate(
     check_instances(config, gpu_ids, report)
     check_warmup(config, report)
     check_inline_execution(config, report)
+    check_auto_warmup(config, report)
     _check_files(config, report)
     _check_response_cache(config, report)
     _check_labels(config, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class InstanceFactory:
     def __init__(
         self, backend: Backend, signature: ModelSignature, clock: Clock, cores: HostCores | None = None
     ) -> None:
+        # How long the slowest instance took to warm up, in seconds.
+        self.warmup_s = 0.0
         self._cores = cores or HostCores()
         self._backend = backend
         self._signature = signature
@@ -96,7 +99,9 @@ class InstanceFactory:
         executor = Executor(instance, self._assembler, instance_name=name, clock=self._clock)
         loaded = LoadedInstance(plan, instance, executor)
         try:
+            began_s = time.monotonic()
             warm_up(executor, context.config, self._signature, context.model_directory, instance_name=name)
+            self.warmup_s = max(self.warmup_s, time.monotonic() - began_s)
         except BaseException:
             loaded.close()
             raise

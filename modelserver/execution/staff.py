@@ -208,6 +208,7 @@ class Staff:
         instances: list[LoadedInstance] = []
         try:
             instances = self._factory.create_all(plans)
+            self._statistics.warmup_s = self._factory.warmup_s
             # What has to wait for resources can keep the event loop no company.
             is_fast = not self._claims and decide_inline(self._backend, instances, self._signature)
         except BaseException:

@@ -1,15 +1,17 @@
-"""Requests that every instance executes before its version is ready (`model_warmup`)."""
+"""Requests that every instance executes before its version is ready: `model_warmup`, parameter `auto_warmup`."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from modelserver.backend import Array
+from modelserver.config.auto_warmup import auto_warmup, warmup_rows
 from modelserver.config.schema import ModelConfig, ModelWarmup, WarmupInput
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
@@ -30,20 +32,44 @@ def warm_up(
     Raises ServerError, naming the sample, when one does not fit the model, cannot be read, or fails.
     """
     for sample in config.model_warmup:
-        started_s = time.monotonic()
-        try:
-            inputs = _sample_inputs(sample, model_directory, is_batched=config.max_batch_size > 0)
-            for _ in range(max(1, sample.count)):
-                _execute(executor, signature, inputs)
-        except ServerError as error:
-            message = f"model '{config.name}': warmup sample '{sample.name}' failed: {error.message}"
-            raise ServerError(message, code=error.code) from error
-        duration_s = time.monotonic() - started_s
-        logger.info("instance '%s': warmup sample '%s' took %.3f s", instance_name, sample.name, duration_s)
+        read = partial(_sample_inputs, sample, model_directory, is_batched=config.max_batch_size > 0)
+        _run(executor, signature, sample.name, read, count=max(1, sample.count), instance_name=instance_name)
+    for name, make in _automatic_samples(config, signature):
+        _run(executor, signature, name, make, count=1, instance_name=instance_name)
 
 
-def _execute(executor: Executor, signature: ModelSignature, inputs: Sequence[Tensor]) -> None:
-    execute_probe(executor, probe_request(signature, inputs))
+def _run(
+    executor: Executor,
+    signature: ModelSignature,
+    name: str,
+    make_inputs: Callable[[], list[Tensor]],
+    *,
+    count: int,
+    instance_name: str,
+) -> None:
+    started_s = time.monotonic()
+    try:
+        inputs = make_inputs()
+        for _ in range(count):
+            for request in _requests(signature, inputs):
+                execute_probe(executor, request)
+    except ServerError as error:
+        message = f"model '{signature.model_name}': warmup sample '{name}' failed: {error.message}"
+        raise ServerError(message, code=error.code) from error
+    duration_s = time.monotonic() - started_s
+    logger.info("instance '%s': warmup sample '%s' took %.3f s", instance_name, name, duration_s)
+
+
+def _requests(signature: ModelSignature, inputs: Sequence[Tensor]) -> list[InferRequest]:
+    """One request with all rows; for a model with sequences, one with each row, which is a whole sequence."""
+    if not signature.has_sequences or not signature.max_batch_size or not inputs:
+        return [probe_request(signature, inputs)]
+    return [
+        probe_request(
+            signature, [Tensor(tensor.name, tensor.datatype, tensor.data[row : row + 1]) for tensor in inputs]
+        )
+        for row in range(len(inputs[0].data))
+    ]
 
 
 def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InferRequest:
@@ -64,13 +90,37 @@ def probe_inputs(config: ModelConfig, signature: ModelSignature, model_directory
     is_batched = config.max_batch_size > 0
     if config.model_warmup:
         return [_sample_inputs(sample, model_directory, is_batched=is_batched) for sample in config.model_warmup]
+    return [_zero_inputs(signature, {}, 1 if is_batched else None)]
+
+
+def _automatic_samples(
+    config: ModelConfig, signature: ModelSignature
+) -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
+    """What `auto_warmup` asks for: zeros, in each batch size that matters, with small and with large dimensions."""
+    asked = auto_warmup(config)
+    if asked is None:
+        return
+    ranges = {spec.name: asked.ranges(spec) for spec in config.input if not spec.optional}
+    ends = ("min", "max") if any(low != high for pairs in ranges.values() for low, high in pairs) else ("min",)
+    for rows in warmup_rows(config):
+        for end, label in enumerate(ends):
+            sizes = {name: [pair[end] for pair in pairs] for name, pairs in ranges.items()}
+            batch = "" if rows is None else f" rows={rows}"
+            dims = f" dims={label}" if len(ends) > 1 else ""
+            yield f"auto{batch}{dims}", partial(_zero_inputs, signature, sizes, rows)
+
+
+def _zero_inputs(signature: ModelSignature, sizes: Mapping[str, Sequence[int]], rows: int | None) -> list[Tensor]:
+    """Every input that is not optional; `sizes` are those of variable dimensions, 1 if there are none."""
     inputs = []
     for spec in signature.inputs.values():
         if spec.is_optional:
             continue
-        item = _zero_item(spec.datatype, tuple(1 if dim == -1 else dim for dim in spec.dims))
-        inputs.append(Tensor(spec.name, spec.datatype, item[np.newaxis] if is_batched else item))
-    return [inputs]
+        left = iter(sizes.get(spec.name, ()))
+        item = _zero_item(spec.datatype, tuple([next(left, 1) if dim == -1 else dim for dim in spec.dims]))
+        data = item if rows is None else np.repeat(item[np.newaxis], rows, axis=0)
+        inputs.append(Tensor(spec.name, spec.datatype, data))
+    return inputs
 
 
 def _sample_inputs(sample: ModelWarmup, model_directory: Path, *, is_batched: bool) -> list[Tensor]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from support.batching import batching_config, load_model
 from support.instances import Doubling, backend_of
 from support.leaks import no_leaks
 
-from modelserver.config.schema import ModelInput, ModelOutput, ModelWarmup, WarmupInput
+from modelserver.config.schema import (
+    ModelDynamicBatching,
+    ModelInput,
+    ModelOutput,
+    ModelSequenceBatching,
+    ModelWarmup,
+    WarmupInput,
+)
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import encode_bytes_elements
 from modelserver.errors import InternalError, InvalidArgumentError, ServerError
@@ -145,3 +153,63 @@ async def test_an_instance_that_fails_fails_the_load_and_is_closed(
         await asyncio.to_thread(load_model, backend_of(make), config, asyncio.get_running_loop(), tmp_path)
     assert caught.value.code is InternalError.code
     assert made[0].is_closed
+
+
+@pytest.mark.parametrize(
+    ("value", "shapes"),
+    [
+        ("true", [(1, 1), (2, 1), (4, 1), (8, 1)]),
+        ("3-5", [(1, 3), (1, 5), (2, 3), (2, 5), (4, 3), (4, 5), (8, 3), (8, 5)]),
+        ("IN=7-7", [(1, 7), (2, 7), (4, 7), (8, 7)]),
+        ("false", []),
+    ],
+)
+async def test_automatic_warmup_covers_sizes_of_batches_and_dims(
+    tmp_path: Path, value: str, shapes: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    seen = await seen_by_warmup(
+        tmp_path,
+        parameters={"auto_warmup": value},
+        dynamic_batching=ModelDynamicBatching(preferred_batch_size=(2, 4)),
+    )
+    assert [array.shape for array in seen] == shapes
+    if value == "3-5":
+        assert "warmup sample 'auto rows=8 dims=max' took" in caplog.text
+
+
+async def test_automatic_warmup_comes_after_the_samples(tmp_path: Path) -> None:
+    written = ModelWarmup("one", 3, {"IN": sample(zero_data=True)})
+    seen = await seen_by_warmup(tmp_path, written, parameters={"auto_warmup": "true"})
+    assert [array.shape for array in seen] == [(3, 3), (1, 1), (8, 1)]
+
+
+async def test_each_row_of_a_sample_is_a_sequence(tmp_path: Path) -> None:
+    seen = await seen_by_warmup(
+        tmp_path, ModelWarmup("s", 3, {"IN": sample(zero_data=True)}), sequence_batching=ModelSequenceBatching()
+    )
+    assert [array.shape for array in seen] == [(1, 3)] * 3
+
+
+class Failing(Doubling):
+    def run(self, inputs: Any) -> Any:
+        raise ValueError(f"{len(inputs['IN'])} rows are too many")
+
+
+async def test_a_model_that_fails_when_warmed_up_does_not_load(tmp_path: Path) -> None:
+    config = batching_config(parameters={"auto_warmup": "true"})
+    loop = asyncio.get_running_loop()
+    with no_leaks(), pytest.raises(ServerError, match=r"warmup sample 'auto rows=1' failed: .*1 rows are too many"):
+        await asyncio.to_thread(load_model, backend_of(Failing), config, loop, tmp_path)
+
+
+async def test_the_time_of_the_warmup_is_a_number(tmp_path: Path) -> None:
+    class Slow(Doubling):
+        def run(self, inputs: Any) -> Any:
+            time.sleep(0.01)
+            return super().run(inputs)
+
+    config = batching_config(parameters={"auto_warmup": "true"})
+    model = await asyncio.to_thread(load_model, backend_of(Slow), config, asyncio.get_running_loop(), tmp_path)
+    await asyncio.to_thread(model.close)
+    assert model.load_duration_s > model.statistics.snapshot().warmup_s >= 0.02
