@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -24,10 +25,11 @@ from modelserver.backend import (
     Placement,
     ResponseSender,
 )
-from modelserver.config.schema import ModelDynamicBatching, ModelTransactionPolicy
+from modelserver.config.schema import ModelDynamicBatching, ModelTransactionPolicy, ModelWarmup, WarmupInput
+from modelserver.core.datatype import Datatype
 from modelserver.core.reading import MAX_UNREAD
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import CancelledError, ErrorCode, UnavailableError
+from modelserver.errors import CancelledError, ErrorCode, ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.telemetry.statistics import FailureReason
 
@@ -240,6 +242,22 @@ async def test_outputs_that_were_not_asked_for_are_dropped_and_may_be_missing(lo
     responses = await collect(stream)
     assert [len(response.outputs) for response in responses] == [1, 0, 0]
     assert made.outputs == ("OUT",)
+
+
+async def test_nothing_of_a_request_stays_in_memory(load: Load) -> None:
+    loaded = await load()
+    gc.disable()
+    try:
+        made, stream, sender = await loaded.one()
+        kept = weakref.ref(made.inputs["IN"].data)
+        sender.send(out(1))
+        sender.finish()
+        await collect(stream)
+        loaded.instance.senders.clear()
+        del made, stream, sender
+        await until(lambda: kept() is None, "the request went")
+    finally:
+        gc.enable()
 
 
 # Models that are not decoupled.
@@ -484,6 +502,58 @@ async def test_an_instance_that_is_removed_finishes_its_requests(load: Load) -> 
     await update
     assert [says(await collect(stream)) for stream in streams] == [[1], [1]]
     assert sorted(instance.is_closed for instance in loaded.instances) == [False, True]
+
+
+WARMUP = ModelWarmup("zeros", 1, {"IN": WarmupInput(Datatype.FP32, (1,), zero_data=True)})
+
+
+class Threaded(BatchInstance):
+    """Answers from threads, twice, and with `failure` the second time."""
+
+    answers_later = True
+    failure: InvalidArgumentError | None = None
+    num_warm = 0
+
+    def execute(self, requests: Sequence[InferRequest]) -> None:
+        for each in requests:
+            threading.Thread(target=self._answer, args=(each.sender,)).start()
+
+    def _answer(self, sender: ResponseSender) -> None:
+        sender.send(out(1))
+        Threaded.num_warm += 1
+        sender.finish(self.failure)
+
+
+@pytest.mark.parametrize("inline", [{}, {"parameters": {"inline_execution": "auto"}}], ids=["worker", "measured"])
+async def test_warmup_waits_for_the_last_response(inline: dict[str, Any]) -> None:
+    Threaded.num_warm = 0
+    config = batching_config(model_transaction_policy=DECOUPLED, model_warmup=(WARMUP,), **inline)
+    backend = backend_of(lambda _: Threaded(), can_run_inline=True)
+    model = await asyncio.to_thread(load_model, backend, config, asyncio.get_running_loop())
+    assert Threaded.num_warm > 0
+    assert says(await collect(model.submit(request()))) == [1, None]
+    assert model.statistics.snapshot().success.count == 1
+    model.stop()
+    await model.drain(10)
+    await asyncio.to_thread(model.close)
+
+
+async def test_warmup_hears_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Threaded, "failure", InvalidArgumentError("too cold"))
+    config = batching_config(model_transaction_policy=DECOUPLED, model_warmup=(WARMUP,))
+    with pytest.raises(ServerError, match="too cold"):
+        await asyncio.to_thread(load_model, backend_of(lambda _: Threaded()), config, asyncio.get_running_loop())
+
+
+async def test_on_the_event_loop_too() -> None:
+    config = batching_config(model_transaction_policy=DECOUPLED, parameters={"inline_execution": "always"})
+    backend = backend_of(lambda _: Threaded(), can_run_inline=True)
+    model = await asyncio.to_thread(load_model, backend, config, asyncio.get_running_loop())
+    assert all(instance.is_inline for instance in model.instances())
+    assert says(await collect(model.submit(request()))) == [1, None]
+    model.stop()
+    assert await model.drain(10)
+    await asyncio.to_thread(model.close)
 
 
 # Numbers.
