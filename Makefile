@@ -21,8 +21,9 @@ EXTRAS := onnx,pytorch,images
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
 
+# A file's tests run in order in one of as many processes as there are processors, up to eight.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile $(ARGS)
 
 # What is checked without running the server: manner, types, the direction of imports.
 check: $(VENV)/.dev

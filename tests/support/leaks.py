@@ -33,7 +33,7 @@ class Holdings:
             *(f"thread {name}" for name in self.threads - before.threads),
             *(f"child process {name}" for name in self.children - before.children),
             *(f"listening socket {name}" for name in self.sockets - before.sockets),
-            *(f"/dev/shm/{name}" for name in self.shared_memory - before.shared_memory),
+            *(f"/dev/shm/{name}" for name in self.shared_memory - before.shared_memory if not _is_used_elsewhere(name)),
         ]
         if self.memfds > before.memfds:
             new.append(f"{self.memfds - before.memfds} open memfds")
@@ -74,6 +74,19 @@ def _command(process: psutil.Process) -> str:
         return " ".join(process.cmdline())[:120]
     except psutil.Error:
         return "(gone)"
+
+
+def _is_used_elsewhere(name: str) -> bool:
+    """Whether a process that is not one of ours maps the file: a test that runs beside this one, or a stranger."""
+    this = psutil.Process()
+    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    for process in psutil.process_iter():
+        try:
+            if process.pid not in ours and f"/dev/shm/{name}" in Path(f"/proc/{process.pid}/maps").read_text():
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _count_memfds() -> int:
