@@ -14,7 +14,11 @@ from pathlib import Path
 # Where Debian keeps programs of daemons, which is not on everybody's PATH.
 _DAEMONS = "/usr/sbin:/sbin:/usr/local/sbin"
 # Variables that name a tool which is not on PATH.
-_VARIABLES = {"h2spec": "MODELSERVER_H2SPEC", "perf_analyzer": "MODELSERVER_PERF_ANALYZER"}
+_VARIABLES = {
+    "h2spec": "MODELSERVER_H2SPEC",
+    "perf_analyzer": "MODELSERVER_PERF_ANALYZER",
+    "triton-launcher": "MODELSERVER_TRITON",
+}
 # A directory with node_modules/@grpc/grpc-js in it.
 _NODE_VARIABLE = "MODELSERVER_NODE"
 # Where Debian keeps Go libraries; tests build with them, and without modules.

@@ -1,0 +1,152 @@
+"""Every difference from Triton that is meant, and why. A difference that no rule covers fails its case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Differences in facts whose paths match one of `facts`, of cases whose names match one of `cases`.
+
+    `pair`: only where the values are these, Triton's and ours.
+    """
+
+    is_better: bool
+    reason: str
+    cases: tuple[str, ...]
+    facts: tuple[str, ...] = ("*",)
+    pair: tuple[Any, Any] | None = None
+
+    def covers(self, case: str, path: str, pair: tuple[Any, Any]) -> bool:
+        return (
+            (self.pair is None or self.pair == pair)
+            and any(fnmatchcase(path, pattern) for pattern in self.facts)
+            and any(fnmatchcase(case, pattern) for pattern in self.cases)
+        )
+
+
+def _better(reason: str, *cases: str, facts: tuple[str, ...] = ("*",), pair: tuple[Any, Any] | None = None) -> Rule:
+    return Rule(True, reason, cases, facts, pair)
+
+
+def _different(reason: str, *cases: str, facts: tuple[str, ...] = ("*",), pair: tuple[Any, Any] | None = None) -> Rule:
+    return Rule(False, reason, cases, facts, pair)
+
+
+_STATUS = ("status",)
+_SAYS = ("says.*",)
+
+RULES: tuple[Rule, ...] = (
+    # Refusals over HTTP.
+    _better("a request that is not valid is the client's fault", "*", facts=_STATUS, pair=(500, 400)),
+    _better("the text names the tensor", "data too * (http-json)", "no data (http-*)", facts=_SAYS),
+    _better("what does not exist is missing, not bad", "*", facts=_STATUS, pair=(400, 404)),
+    _better("the text names model and version", "*: ready of *", facts=_SAYS),
+    # Data.
+    _different("binary data asked for is binary, empty or not", "no elements (*", "no texts (*", "http: raw and empty"),
+    _different("outputs come in the order in which they were asked for", "outputs in another order (*"),
+    _different("an output asked for twice is refused, as an input given twice is", "an output twice (*"),
+    _better(
+        "data is nested as the shape says, or flat", "http: nested too deep", "http: half nested", "http: nested texts"
+    ),
+    _better(
+        "values that the datatype cannot hold are refused", "http: an integer beyond its type", "http: a huge float"
+    ),
+    _better("bytes that are no text are not sent as one", "http: bytes that are no text"),
+    _better("no body is no request", "http: no body"),
+    _better("a raw text needs a shape of one element, not one that says so", "http: raw text"),
+    _better("a body is what its encoding says", "http: gzip that is none"),
+    _better("what belongs to no input is refused", "grpc: a raw part too many"),
+    _better("a version is a number", "version '1.0' (*"),
+    _better("unsigned numbers are ids of sequences over both protocols", "grpc: an unsigned sequence"),
+    _better("negative ids are refused, not wrapped", "grpc: a negative sequence"),
+    _different("the region is not looked for when the data is in the message", "a region and data (grpc-raw)"),
+    _different("no classes are no classes over both protocols", "no classes (grpc-*"),
+    # Answers.
+    _better(
+        "a decoupled model that answers once can be asked as others", "a decoupled model (*", "a decoupled ensemble (*"
+    ),
+    _better("an output of another datatype than the config's is an error", "failing: other datatype (*"),
+    _better("a required output that is missing fails the request", "a step that fails: no output (*"),
+    _better("a float is a parameter", "failing: float parameter (*"),
+    _better(
+        "an ensemble's answers have no parameters of a sequence that is none",
+        "an ensemble (*",
+        "one output of an ensemble (*",
+        "a step that fails: * (*",
+        "*ensemble*",
+        facts=("*parameters*", "*sequence_*"),
+    ),
+    _different("an ensemble's outputs come in the order of its config", "an ensemble (*", facts=("outputs.*",)),
+    _better("an empty final response names its version", "stream: *, final wanted", facts=("answers.*.version",)),
+    _different(
+        "errors end a stream that asks for it also when the model was never reached",
+        "stream: an error among others, errors end it",
+    ),
+    # Generate.
+    _better("several responses where one fits are an error in the status too", "http: generate: *", pair=(200, 501)),
+    _better(
+        "several responses where one fits are an error in the status too",
+        "http: generate: three responses",
+        "http: generate: no response",
+        "http: generate: an error after two",
+        "http: generate: a decoupled ensemble",
+    ),
+    _better("failures keep their codes", "http: generate*: a failure*", facts=_STATUS),
+    _better("data may be nested as the input is", "http: generate*: nested arrays"),
+    # BLS and pb_utils.
+    _better(
+        "a failed call keeps its code and says what failed", "a call *", "a plain call *", facts=("outputs.0.data.0.*",)
+    ),
+    _different(
+        "responses end without an empty one; an error after responses is told",
+        "a decoupled call*",
+        facts=("outputs.0.data.0*",),
+    ),
+    _better("a tensor tells its shape and its datatype", "pb_utils: tensor *"),
+    _different("what cannot be a tensor is the model's exception", "pb_utils: wrong tensor (*"),
+    # Documents.
+    _different("the version is our own", "server metadata *", facts=("*version",)),
+    _different("only extensions that are served are told", "server metadata *", facts=("*.extensions.*",)),
+    _different(
+        "answers are JSON, as KServe says",
+        "GET *",
+        "POST *",
+        "DELETE *",
+        "http: ready of *",
+        facts=("type", "is_empty", "body.*"),
+    ),
+    _better(
+        "a slash at the end, a list of models, an escaped name",
+        "GET /v2/",
+        "GET /v2/models",
+        "GET /v2/models/ech%6f",
+        facts=_STATUS,
+    ),
+    _different(
+        "candidates are told as they are used", "*: config of sequence_oldest", facts=("*.max_candidate_sequences",)
+    ),
+    _different(
+        "the strategy that is used is told", "*: config of sequence_state", facts=("*sequence_batching.direct*",)
+    ),
+    _better(
+        "dimensions are numbers everywhere", "http: config of *", facts=("*.initial_state.*.dims.*",), pair=("1", 1)
+    ),
+    _different("a field that this Triton has not yet", "http: config of *", facts=("*.max_inflight_requests",)),
+    _different(
+        "what a config leaves out of an ensemble stays out",
+        "*: config of *ensemble*",
+        facts=("*model_transaction_policy*",),
+    ),
+    _different("the file is named where it is chosen", "*: config of *", facts=("*.default_model_filename",)),
+    # Settings.
+    _better("settings that cannot be are refused", "extension: a bad *", "extension: an unknown *"),
+)
+
+
+def rule_for(case: str, path: str, pair: tuple[Any, Any]) -> Rule | None:
+    """The first rule that covers this difference."""
+    return next((rule for rule in RULES if rule.covers(case, path, pair)), None)
