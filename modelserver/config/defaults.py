@@ -58,7 +58,8 @@ def normalise(
     if config.is_ensemble:
         return config if config.backend else replace(config, platform=config.platform or ENSEMBLE)
     devices = _Devices(default_cpu_instances, supports_gpu, tuple(gpu_ids))
-    groups = config.instance_group or (ModelInstanceGroup(),)
+    # As Triton names them: one that the config leaves out has the model's own name.
+    groups = config.instance_group or (ModelInstanceGroup(config.name),)
     return replace(
         config,
         backend=config.backend or BACKENDS.get(config.platform, ""),

@@ -37,7 +37,7 @@ def plan_instances(config: ModelConfig) -> tuple[InstancePlan, ...]:
 
     Raises ConfigError when a group wants a GPU and names none, or when no instance would take requests.
     """
-    groups = config.instance_group or (ModelInstanceGroup(),)
+    groups = config.instance_group or (ModelInstanceGroup(config.name),)
     plans: list[InstancePlan] = []
     for number, group in enumerate(groups):
         name = group.name or f"{config.name}_{number}"

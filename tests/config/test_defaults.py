@@ -32,7 +32,7 @@ def test_an_empty_config_gets_all_defaults() -> None:
     config = normalised("")
     assert config.name == "m"
     assert config.version_policy.latest == VersionPolicyLatest(1)
-    assert config.instance_group == (ModelInstanceGroup("m_0", KINDS.KIND_CPU, 1),)
+    assert config.instance_group == (ModelInstanceGroup("m", KINDS.KIND_CPU, 1),)
     assert config.optimization.input_pinned_memory.enable
     assert config.optimization.output_pinned_memory.enable
     assert config.dynamic_batching is None
