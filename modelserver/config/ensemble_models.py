@@ -165,6 +165,11 @@ def _check_runs(config: ModelConfig, models: Mapping[int, ModelConfig], report: 
     for conflict in conflicts:
         path = "ensemble_scheduling" if conflict.step is None else f"{_STEP}[{conflict.step}]"
         report.add(path, conflict.message)
+    cache = config.response_cache
+    if cache is not None and cache.enable and any(decoupled):
+        index = decoupled.index(True)
+        message = f"responses of an ensemble with a decoupled model ({graph.name_of(index)}) cannot be cached"
+        report.add("response_cache", message)
     required = {
         (index, tensor.name) for index, model in models.items() for tensor in model.input if not tensor.optional
     }

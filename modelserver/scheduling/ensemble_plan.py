@@ -40,7 +40,7 @@ class StepModel(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """One step. `inputs` are (the model's name of it, tensor of the ensemble, whether the model needs it), `outputs`
-    (the model's name of it, tensor of the ensemble); `requested` are the model's outputs that somebody uses.
+    (the model's name of it, tensor of the ensemble); `requested` are the model's outputs that somebody uses (None: all).
 
     `opens` is the scope of each of its responses if it is decoupled. `position` is its place in its scope.
     """
@@ -51,7 +51,7 @@ class StepPlan:
     model_name: str
     inputs: tuple[tuple[str, str, bool], ...]
     outputs: tuple[tuple[str, str], ...]
-    requested: tuple[str, ...]
+    requested: tuple[str, ...] | None
     condition: Condition | None
     scope: int
     position: int
@@ -159,7 +159,7 @@ class _Planner:
             model_name=model.name,
             inputs=tuple((name, tensor, not specs[name].is_optional) for name, tensor in step.input_map.items()),
             outputs=outputs,
-            requested=tuple(name for name, _ in outputs),
+            requested=None if len(outputs) == len(model.signature.outputs) else tuple(name for name, _ in outputs),
             condition=self._graph.conditions.get(index),
             scope=scope,
             position=len(self._steps[scope]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from support.ensembles import ensemble_config, model_config, parse, step
@@ -10,7 +11,7 @@ from support.ensembles import ensemble_config, model_config, parse, step
 from modelserver.config.ensemble_graph import ensemble_graph
 from modelserver.config.ensemble_models import check_models
 from modelserver.config.pbtxt import read_pbtxt
-from modelserver.config.schema import EnsembleStep, ModelConfig
+from modelserver.config.schema import EnsembleStep, ModelConfig, ModelResponseCache
 from modelserver.config.validate import validate
 from modelserver.core.datatype import Datatype
 
@@ -122,6 +123,13 @@ def test_outputs_of_two_decoupled_sources_do_not_belong_together() -> None:
     config = ensemble_config(step("d", {"X": "IN"}, {"Y": "P"}), step("d", {"X": "IN"}, {"Y": "Q"}), outputs=("P", "Q"))
     found = problems(config, model_config("d", is_decoupled=True))
     assert "the outputs of the ensemble come from different decoupled models" in found["ensemble_scheduling"]
+
+
+def test_an_ensemble_with_a_decoupled_model_cannot_be_cached() -> None:
+    config = replace(ensemble_config(step("d", {"X": "IN"}, {"Y": "OUT"})), response_cache=ModelResponseCache(True))
+    assert not problems(config, model_config("d"))
+    found = problems(config, model_config("d", is_decoupled=True))
+    assert "an ensemble with a decoupled model (step[0] (model 'd')) cannot be cached" in found["response_cache"]
 
 
 def test_branches_must_answer_equally_often() -> None:
