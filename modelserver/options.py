@@ -63,6 +63,7 @@ class ServerOptions:
     exit_timeout_secs: int = field(default=30, metadata=flag(SERVER, "Seconds that requests in flight and queued are given to finish after SIGTERM or SIGINT.", minimum=0))
     config: str = field(default="", metadata=flag(SERVER, "YAML file of options: a mapping from flag names to values.", metavar="FILE", is_ours=True))
     tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
+    overload_statuses: bool = field(default=False, metadata=flag(SERVER, "Answer 429 with Retry-After (gRPC: RESOURCE_EXHAUSTED) when a queue is full, and 504 (DEADLINE_EXCEEDED) when a request's time was over in a queue. false: 503 (UNAVAILABLE) for both, as Triton.", is_ours=True))
     wire: str = field(default="native", metadata=flag(SERVER, "What carries HTTP and gRPC: native is our own, grpcio is uvicorn and grpcio, kept as the reference.", choices=("native", "grpcio"), is_ours=True))
 
     wire_processes: int = field(default=1, metadata=flag(PORTS, "Processes that do sockets, TLS, HTTP, decoding and encoding in front of the one that batches and executes; 1: that one does it itself, which is best but for much TLS or JSON on many cores.", minimum=1, maximum=64, is_ours=True))
@@ -163,14 +164,14 @@ class ServerOptions:
     host_policy: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Cores of a host policy, on which instances of groups that name it run: numa-node=NUMBER or cpu-cores=0-3,8. The policies cpu and gpu_<id> are those of groups that name none. Repeat for several.", metavar="POLICY,KEY=VALUE"))
     model_load_gpu_limit: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Share of a GPU's memory above which no model is loaded.", state=_NOT_YET, metavar="DEVICE:FRACTION"))
 
-    allow_sagemaker: bool = field(default=False, metadata=flag(CLOUDS, "Serve SageMaker's endpoints.", state=_NOT_YET))
-    sagemaker_port: int = field(default=8080, metadata=flag(CLOUDS, "Port of SageMaker's endpoints.", state=_NOT_YET, **_PORT))
-    sagemaker_safe_port_range: str = field(default="", metadata=flag(CLOUDS, "Ports that SageMaker leaves free.", state=_NOT_YET, metavar="LOW-HIGH"))
-    sagemaker_thread_count: int = field(default=8, metadata=flag(CLOUDS, "Threads of SageMaker's endpoints.", state=_NOT_YET, minimum=1))
-    allow_vertex_ai: bool = field(default=False, metadata=flag(CLOUDS, "Serve Vertex AI's endpoints.", state=_NOT_YET))
-    vertex_ai_port: int = field(default=8080, metadata=flag(CLOUDS, "Port of Vertex AI's endpoints.", state=_NOT_YET, **_PORT))
-    vertex_ai_thread_count: int = field(default=8, metadata=flag(CLOUDS, "Threads of Vertex AI's endpoints.", state=_NOT_YET, minimum=1))
-    vertex_ai_default_model: str = field(default="", metadata=flag(CLOUDS, "Model that Vertex AI's predict route asks.", state=_NOT_YET, metavar="NAME"))
+    allow_sagemaker: bool = field(default=False, metadata=flag(CLOUDS, "Serve SageMaker's endpoints /ping and /invocations, the latter for the model that SAGEMAKER_TRITON_DEFAULT_MODEL_NAME names, or the only one."))
+    sagemaker_port: int = field(default=8080, metadata=flag(CLOUDS, "Port of SageMaker's endpoints.", **_PORT))
+    sagemaker_safe_port_range: str = field(default="", metadata=flag(CLOUDS, "Ports that SageMaker leaves free: those of HTTP, gRPC and metrics must be among them.", metavar="LOW-HIGH"))
+    sagemaker_thread_count: int = field(default=8, metadata=flag(CLOUDS, "One event loop serves them, whatever this says.", state=_NOT_YET, minimum=1))
+    allow_vertex_ai: bool = field(default=False, metadata=flag(CLOUDS, "Serve Vertex AI's endpoints, at the paths that AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE name."))
+    vertex_ai_port: int = field(default=8080, metadata=flag(CLOUDS, "Port of Vertex AI's endpoints.", **_PORT))
+    vertex_ai_thread_count: int = field(default=8, metadata=flag(CLOUDS, "One event loop serves them, whatever this says.", state=_NOT_YET, minimum=1))
+    vertex_ai_default_model: str = field(default="", metadata=flag(CLOUDS, "Model that Vertex AI's predict route asks; empty: the only one.", metavar="NAME"))
 
     strict_model_config: bool = field(default=False, metadata=flag(DEPRECATED, "true is --disable-auto-complete-config.", state=_OLD))
     response_cache_byte_size: int = field(default=0, metadata=flag(DEPRECATED, "As --cache-config=local,size=BYTES.", state=_OLD, minimum=0))
@@ -193,7 +194,8 @@ class ServerOptions:
             raise InvalidArgumentError(
                 "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
             )
-        if not self.allow_http and not self.allow_grpc:
+        _check_clouds(self)
+        if not (self.allow_http or self.allow_grpc or self.allow_sagemaker or self.allow_vertex_ai):
             raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
         _check_ports(self)
         _check_tls(self)
@@ -335,6 +337,19 @@ def _check_ports(options: ServerOptions) -> None:
         raise InvalidArgumentError(
             f"{port}: --grpc-use-ssl is for a gRPC port of its own; use --tls-cert and --tls-key for one that is shared"
         )
+
+
+def _check_clouds(options: ServerOptions) -> None:
+    text = options.sagemaker_safe_port_range
+    if not text:
+        return
+    low, dash, high = text.partition("-")
+    if not dash or not low.isdecimal() or not high.isdecimal() or int(low) > int(high):
+        raise InvalidArgumentError(f"--sagemaker-safe-port-range expects LOW-HIGH, such as 9000-9999, got '{text}'")
+    for name in ("http", "grpc", "metrics"):
+        port = getattr(options, f"{name}_port")
+        if options.allow_sagemaker and getattr(options, f"allow_{name}") and not int(low) <= port <= int(high):
+            raise InvalidArgumentError(f"--{name}-port={port} is not within --sagemaker-safe-port-range={text}")
 
 
 def _check_tls(options: ServerOptions) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.options import ServerOptions
+from modelserver.options import ServerOptions, option_table
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.limits import Http2Limits, KeepaliveLimits, TimeLimits, WireLimits
@@ -23,6 +24,7 @@ from modelserver.wire.processes.setup import CorePlanes
 from modelserver.wire.tls import TlsFiles
 
 HTTP, GRPC, METRICS = "HTTP", "gRPC", "metrics"
+SAGEMAKER, VERTEX_AI = "SageMaker", "Vertex AI"
 
 
 class Wire(Protocol):
@@ -46,6 +48,8 @@ class Frontends:
     http: HttpFrontend | None
     grpc: GrpcFrontend | None
     metrics: HttpFrontend | None
+    sagemaker: HttpFrontend | None = None
+    vertex_ai: HttpFrontend | None = None
 
 
 def make_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
@@ -103,6 +107,23 @@ def _metrics_address(options: ServerOptions) -> Address:
     return Address(host, options.metrics_port, "--metrics-port", options.reuse_http_port)
 
 
+def _cloud_ports(options: ServerOptions, frontends: Frontends) -> Iterator[tuple[str, HttpFrontend, Address]]:
+    """The ports of clouds' own endpoints; they share the address of HTTP."""
+    for name, frontend, port, flag in (
+        (SAGEMAKER, frontends.sagemaker, options.sagemaker_port, "--sagemaker-port"),
+        (VERTEX_AI, frontends.vertex_ai, _vertex_ai_port(options), "--vertex-ai-port"),
+    ):
+        if frontend is not None:
+            yield name, frontend, Address(options.http_address, port, flag, options.reuse_http_port)
+
+
+def _vertex_ai_port(options: ServerOptions) -> int:
+    """The flag's, or, where it is left at its default, the one that Vertex AI names in AIP_HTTP_PORT."""
+    text = os.environ.get("AIP_HTTP_PORT", "")
+    default = next(option.default for option in option_table() if option.name == "vertex_ai_port")
+    return int(text) if options.vertex_ai_port == default and text.isdecimal() else options.vertex_ai_port
+
+
 def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
     limits = wire_limits(options)
     every_tls = _tls_files(options)
@@ -116,6 +137,8 @@ def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCoun
             tls=every_tls,
             name="metrics",
         )
+    for name, frontend, address in _cloud_ports(options, frontends):
+        ports[name] = NativeServer(address, http=frontend, limits=limits, counts=counts, tls=every_tls, name=name)
     # A gRPC port that has a certificate of its own was asked to protect gRPC: no other port must offer it.
     is_shared = options.shared_ports and not options.is_grpc_tls
     has_http, has_grpc = frontends.http is not None, frontends.grpc is not None
@@ -183,6 +206,8 @@ def _reference_ports(options: ServerOptions, frontends: Frontends, _counts: Wire
     ports: dict[str, Wire] = {}
     if frontends.metrics is not None:
         ports[METRICS] = UvicornServer(frontends.metrics, _metrics_address(options), limits)
+    for name, frontend, address in _cloud_ports(options, frontends):
+        ports[name] = UvicornServer(frontend, address, limits)
     if frontends.http is not None:
         ports[HTTP] = UvicornServer(frontends.http, _http_address(options), limits)
     if frontends.grpc is not None:

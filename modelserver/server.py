@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
@@ -20,15 +21,28 @@ from modelserver.allocator import tune_malloc
 from modelserver.cache.opening import open_store
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
+from modelserver.errors import InvalidArgumentError
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.host_policy import HostCores
 from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.http.clouds import CloudFrontend, sagemaker_frontend, vertex_ai_frontend
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.logs import log_settings
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
 from modelserver.plane_calls import PlaneCalls
-from modelserver.ports import GRPC, HTTP, METRICS, Frontends, Wire, grpc_limits, http_limits, make_ports
+from modelserver.ports import (
+    GRPC,
+    HTTP,
+    METRICS,
+    SAGEMAKER,
+    VERTEX_AI,
+    Frontends,
+    Wire,
+    grpc_limits,
+    http_limits,
+    make_ports,
+)
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
@@ -68,6 +82,7 @@ class Server:
             self.repository,
             ServerMetadata(options.id, self.version, EXTENSIONS),
             strict_readiness=options.strict_readiness,
+            tells_overload=options.overload_statuses,
             logs_requests=options.log_verbose > 0,
             shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
             tracer=Tracer(options.trace_options, version=self.version),
@@ -94,6 +109,10 @@ class Server:
     def metrics_port(self) -> int:
         return self._wires[METRICS].port
 
+    def port_of(self, name: str) -> int:
+        """The port that is served for what a name of `ports` says."""
+        return self._wires[name].port
+
     @property
     def addresses(self) -> dict[str, str]:
         """Where each protocol is served, for people."""
@@ -103,6 +122,8 @@ class Server:
             HTTP: (f"{scheme}://", options.http_address, ""),
             GRPC: ("", options.grpc_address, ""),
             METRICS: (f"{scheme}://", options.metrics_address or options.http_address, "/metrics"),
+            SAGEMAKER: (f"{scheme}://", options.http_address, ""),
+            VERTEX_AI: (f"{scheme}://", options.http_address, ""),
         }
         found = {}
         for name, wire in self._wires.items():
@@ -136,7 +157,7 @@ class Server:
             if self.answers is not None:
                 stack.push_async_callback(self.answers.close)
             self._on_stop(stack, "models", self.repository.stop)
-            await self._open(stack, ports, HTTP, GRPC)
+            await self._open(stack, ports, HTTP, GRPC, SAGEMAKER, VERTEX_AI)
             await self.repository.start()
             self._on_stop(stack, "requests in flight", self._drain)
             self._started = stack.pop_all()
@@ -183,6 +204,29 @@ class Server:
             http=HttpFrontend(self.dataplane, self.controlplane, http_limits(options)) if options.allow_http else None,
             grpc=GrpcFrontend(self.dataplane, self.controlplane, grpc_limits(options)) if options.allow_grpc else None,
             metrics=MetricsFrontend(self._metrics().collect) if options.allow_metrics else None,
+            sagemaker=self._sagemaker() if options.allow_sagemaker else None,
+            vertex_ai=self._vertex_ai() if options.allow_vertex_ai else None,
+        )
+
+    def _sagemaker(self) -> CloudFrontend:
+        http = HttpFrontend(self.dataplane, self.controlplane, http_limits(self.options))
+        return sagemaker_frontend(http, self.dataplane, os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""))
+
+    def _vertex_ai(self) -> CloudFrontend:
+        http = HttpFrontend(self.dataplane, self.controlplane, http_limits(self.options))
+        paths = [os.environ.get(f"AIP_{name}_ROUTE", "").rstrip("/") for name in ("HEALTH", "PREDICT")]
+        if not all(path.startswith("/") for path in paths):
+            raise InvalidArgumentError(
+                "--allow-vertex-ai needs the environment variables AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE: the paths "
+                "that Vertex AI asks"
+            )
+        health_path, predict_path = paths
+        return vertex_ai_frontend(
+            http,
+            self.dataplane,
+            health_path=health_path,
+            predict_path=predict_path,
+            model=self.options.vertex_ai_default_model,
         )
 
     def _metrics(self) -> ServerMetrics:

@@ -1,0 +1,125 @@
+"""The endpoints of SageMaker and Vertex AI, over the HTTP frontend: health, and inference of one model."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from modelserver.errors import InvalidArgumentError, NotFoundError
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
+from modelserver.frontends.http.status import error_response, message_response
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json")
+VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json")
+_REDIRECT = "x-vertex-ai-triton-redirect"
+_READY = "/v2/health/ready"
+# What is read and not done.
+_READS = re.compile(r"/v2(/models(/[^/]+(/versions/[^/]+)?)?)?|.*/(ready|live|config|stats|status)")
+
+
+class CloudFrontend:
+    """`GET health_path` is readiness; `POST predict_path` asks `model`, or the only one that there is."""
+
+    def __init__(
+        self,
+        http: Frontend,
+        dataplane: DataPlane,
+        *,
+        health_path: str,
+        predict_path: str,
+        model: str,
+        model_source: str,
+        binary_type: BinaryType,
+        has_redirect: bool = False,
+    ) -> None:
+        """`model_source` is how an operator names the model. With `has_redirect` a header may name another v2 path."""
+        self._http = http
+        self._dataplane = dataplane
+        self._routes = {health_path: "GET", predict_path: "POST"}
+        self._health_path = health_path
+        self._model = model
+        self._model_source = model_source
+        self._binary_type = binary_type
+        self._has_redirect = has_redirect
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer `exchange`, now or later; never raises."""
+        try:
+            refusal = self._route(exchange)
+        except Exception as error:
+            refusal = error_response(error)
+        if refusal is not None:
+            exchange.respond(refusal)
+
+    def _route(self, exchange: HttpExchange) -> HttpResponse | None:
+        head = exchange.head
+        path = head.path.rstrip("/") or "/"
+        method = self._routes.get(path)
+        if method is None:
+            raise NotFoundError(f"Not Found: there is no path '{path:.200}'; this port has {', '.join(self._routes)}")
+        if head.method != method and not (method == "GET" and head.method == "HEAD"):
+            return message_response(405, f"Method Not Allowed: {head.method:.20} on {path}, use {method}")
+        if path == self._health_path:
+            self._forward(exchange, head.method, _READY)
+            return None
+        target = head.headers.get(_REDIRECT) if self._has_redirect else None
+        if target is None:
+            self._forward(exchange, "POST", f"/v2/models/{quote(self._only_model(), safe='')}/infer")
+        else:
+            target = "/" + unquote(target).lstrip("/")
+            if target != "/v2" and not target.startswith("/v2/"):
+                raise InvalidArgumentError(f"the header {_REDIRECT} must name a path of v2, got '{target:.200}'")
+            self._forward(exchange, self._method_of(target), target)
+        return None
+
+    def _only_model(self) -> str:
+        if self._model:
+            return self._model
+        names = self._dataplane.model_names()
+        if len(names) != 1:
+            raise InvalidArgumentError(
+                f"there are {len(names)} models that are ready: say which one to ask by {self._model_source}"
+            )
+        return names[0]
+
+    @staticmethod
+    def _method_of(path: str) -> str:
+        """The method of a redirected call: the cloud sends POST only, our routes that read want GET."""
+        return "GET" if _READS.fullmatch(path.rstrip("/")) else "POST"
+
+    def _forward(self, exchange: HttpExchange, method: str, path: str) -> None:
+        self._http.handle(ReroutedExchange(exchange, method, path, self._binary_type))
+
+
+def sagemaker_frontend(http: Frontend, dataplane: DataPlane, model: str) -> CloudFrontend:
+    """`/ping` and `/invocations`."""
+    return CloudFrontend(
+        http,
+        dataplane,
+        health_path="/ping",
+        predict_path="/invocations",
+        model=model,
+        model_source="the environment variable SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
+        binary_type=SAGEMAKER_TYPE,
+    )
+
+
+def vertex_ai_frontend(
+    http: Frontend, dataplane: DataPlane, *, health_path: str, predict_path: str, model: str
+) -> CloudFrontend:
+    """The paths that Vertex AI chooses."""
+    return CloudFrontend(
+        http,
+        dataplane,
+        health_path=health_path,
+        predict_path=predict_path,
+        model=model,
+        model_source="--vertex-ai-default-model",
+        binary_type=VERTEX_AI_TYPE,
+        has_redirect=True,
+    )

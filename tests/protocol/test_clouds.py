@@ -1,0 +1,125 @@
+"""SageMaker's and Vertex AI's endpoints, on ports of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.model_files import write_identity
+from support.serving import running_server
+
+from modelserver.errors import InvalidArgumentError
+from modelserver.options import ServerOptions
+from modelserver.ports import SAGEMAKER, VERTEX_AI
+
+DATA = np.array([[1, 2.5]], np.float32)
+DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}]}
+BINARY_HEAD = (
+    b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}}],'
+    b'"parameters":{"binary_data_output":true}}'
+)
+
+
+@pytest.fixture(params=["sagemaker", "vertex-ai"])
+def cloud(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """A client of one cloud's port over two models, of which `echo` is named; and its paths."""
+    write_identity(tmp_path, "echo")
+    write_identity(tmp_path, "other")
+    is_vertex = request.param == "vertex-ai"
+    if is_vertex:
+        monkeypatch.setenv("AIP_HEALTH_ROUTE", "/health")
+        monkeypatch.setenv("AIP_PREDICT_ROUTE", "/v1/predict")
+        options: dict[str, Any] = {"allow_vertex_ai": True, "vertex_ai_port": 0, "vertex_ai_default_model": "echo"}
+    else:
+        monkeypatch.setenv("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "echo")
+        options = {"allow_sagemaker": True, "sagemaker_port": 0}
+    with running_server(tmp_path, **options) as running:
+        port = running.server.port_of(VERTEX_AI if is_vertex else SAGEMAKER)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            yield {
+                "client": client,
+                "health": "/health" if is_vertex else "/ping",
+                "predict": "/v1/predict" if is_vertex else "/invocations",
+                "type": f"application/vnd.{request.param}-triton.binary+json",
+            }
+
+
+def test_health_and_json_inference(cloud: dict[str, Any]) -> None:
+    client = cloud["client"]
+    assert client.get(cloud["health"]).status_code == 200
+    answer = client.post(cloud["predict"], json=DOCUMENT)
+    assert answer.status_code == 200
+    assert answer.json()["model_name"] == "echo"
+    assert answer.json()["outputs"][0]["data"] == [1, 2.5]
+
+
+def test_binary_tensors_by_the_content_type(cloud: dict[str, Any]) -> None:
+    headers = {"Content-Type": f"{cloud['type']};json-header-size={len(BINARY_HEAD)}"}
+    answer = cloud["client"].post(cloud["predict"], content=BINARY_HEAD + DATA.tobytes(), headers=headers)
+    assert answer.status_code == 200
+    kind, _, size = answer.headers["content-type"].partition(";json-header-size=")
+    assert kind == cloud["type"]
+    assert "inference-header-content-length" not in answer.headers
+    assert answer.content[int(size) :] == DATA.tobytes()
+
+
+def test_other_paths_and_methods_are_not_there(cloud: dict[str, Any]) -> None:
+    client = cloud["client"]
+    assert client.get("/v2").status_code == 404
+    answer = client.get(cloud["predict"])
+    assert (answer.status_code, "use POST" in answer.json()["error"]) == (405, True)
+    assert client.post(cloud["predict"], content=b"{").status_code == 400
+
+
+def test_a_redirect_reaches_every_path_of_v2_on_vertex_ai(cloud: dict[str, Any]) -> None:
+    client, predict = cloud["client"], cloud["predict"]
+
+    def ask(target: str, **details: Any) -> httpx.Response:
+        return client.post(predict, headers={"X-Vertex-Ai-Triton-Redirect": target}, **details)
+
+    if predict == "/invocations":
+        assert ask("v2/models/other/infer", json=DOCUMENT).json()["model_name"] == "echo"
+        return
+    assert ask("v2/models/other/infer", json=DOCUMENT).json()["model_name"] == "other"
+    assert ask("v2/models/other/versions/1").json()["name"] == "other"
+    assert ask("/v2").json()["name"] == "modelserver"
+    assert ask("v2/health/live").status_code == 200
+    assert [row["name"] for row in ask("v2/repository/index").json()] == ["echo", "other"]
+    assert ask("v2/models/echo/config").json()["name"] == "echo"
+    assert ask("metrics").status_code == 400
+
+
+@pytest.mark.parametrize(("names", "status"), [(("one",), 200), (("one", "two"), 400)])
+def test_without_a_name_the_only_model_is_asked(tmp_path: Path, names: tuple[str, ...], status: int) -> None:
+    for name in names:
+        write_identity(tmp_path, name)
+    with running_server(tmp_path, allow_sagemaker=True, sagemaker_port=0) as running:
+        url = f"http://127.0.0.1:{running.server.port_of(SAGEMAKER)}/invocations"
+        answer = httpx.post(url, json=DOCUMENT)
+    assert answer.status_code == status
+    if status == 400:
+        assert "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME" in answer.json()["error"]
+
+
+def test_vertex_ai_needs_its_paths(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InvalidArgumentError, match="AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE"),
+        running_server(tmp_path, allow_vertex_ai=True, vertex_ai_port=0),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("text", ["9000", "9999-9000", "a-b"])
+def test_a_port_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="--sagemaker-safe-port-range expects LOW-HIGH"):
+        ServerOptions(sagemaker_safe_port_range=text)
+
+
+def test_ports_must_be_within_the_safe_range() -> None:
+    with pytest.raises(InvalidArgumentError, match="--http-port=8000 is not within"):
+        ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="9000-9999")
+    ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="8000-8002")
