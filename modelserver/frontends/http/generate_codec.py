@@ -6,6 +6,7 @@ rule. Shapes are not said but found: by the number of elements, or by how their 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -30,8 +31,10 @@ def decode_generate(
     name: str, version: int | None, config: ModelConfig, body: Buffer, limits: HttpLimits
 ) -> InferRequest:
     """The request in a generate call's body. Raises InvalidArgumentError or PayloadTooLargeError."""
-    document = _parse(bytes(body), limits)
+    text = bytes(body)
+    document = _parse(text, limits)
     specs = {spec.name: spec for spec in config.input}
+    _refuse_repeated(text, specs)
     is_batched = config.max_batch_size > 0
     inputs: dict[str, Tensor] = {}
     parameters: dict[str, Any] = {}
@@ -87,6 +90,20 @@ def _parse(text: bytes, limits: HttpLimits) -> dict[str, Any]:
     if len(document) > limits.max_tensors:
         raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs and parameters")
     return document
+
+
+def _refuse_repeated(text: bytes, specs: Mapping[str, ModelInput]) -> None:
+    """Raise InvalidArgumentError for an input that is there twice, of which the parser keeps the last."""
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs if name in specs]
+        if len(set(names)) != len(names):
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise InvalidArgumentError(f"input '{repeated}' already exists in request")
+
+    # Few texts have the name of an input twice at all, and only they are parsed again.
+    if any(text.count(b'"%b"' % name.encode()) > 1 for name in specs):
+        json.loads(text, object_pairs_hook=note)
 
 
 def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> list[tuple[str, Any]]:

@@ -73,6 +73,19 @@ def test_names_ids_and_parameters() -> None:
     assert request.parameters == {"k": 1.5, "flag": True}
 
 
+@pytest.mark.parametrize(
+    "text", [b'{"IN": 1, "IN": 2}', b'{"IN": 1, "parameters": {"IN": 2}}', b'{"parameters": {"IN": 2, "IN": 2}}']
+)
+def test_an_input_is_there_once(text: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="input 'IN' already exists in request"):
+        decode(text, config(-1))
+
+
+def test_a_value_may_be_the_name_of_an_input() -> None:
+    request = decode({"IN": "IN", "k": "IN"}, config(-1, datatype=Datatype.BYTES))
+    assert (request.inputs["IN"].data.tolist(), request.parameters) == ([b"IN"], {"k": "IN"})
+
+
 def test_inputs_may_have_the_names_of_keys() -> None:
     inputs = (ModelInput("id", Datatype.BYTES, dims=(-1,)), ModelInput("parameters", Datatype.INT32, dims=(-1,)))
     request = decode({"id": "a", "parameters": 5}, ModelConfig(name="m", backend="b", input=inputs))
