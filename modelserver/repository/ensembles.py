@@ -29,11 +29,15 @@ EnsureLoaded = Callable[[str], Awaitable[None]]
 
 
 class Ensembles:
-    """The ensembles of a repository, by key, and the keys of their models. `table` has all models."""
+    """The ensembles of a repository, by key, and the keys of their models.
 
-    def __init__(self, table: ModelTable, ensure_loaded: EnsureLoaded) -> None:
+    `table` has all models that were ever loaded; `known_keys` says which others there are.
+    """
+
+    def __init__(self, table: ModelTable, ensure_loaded: EnsureLoaded, known_keys: Callable[[], Iterable[str]]) -> None:
         self._table = table
         self._ensure_loaded = ensure_loaded
+        self._known_keys = known_keys
         # Of ensembles that are loaded, and of those that are being loaded.
         self._composing: dict[str, frozenset[str]] = {}
         self._coming: dict[str, frozenset[str]] = {}
@@ -141,7 +145,7 @@ class Ensembles:
         if step.model_namespace:
             return key_of(step.model_namespace, step.model_name)
         own = key_of(namespaces.split(ensemble)[0], step.model_name)
-        keys = namespaces.keys(step.model_name, tuple(self._table.lifecycles))
+        keys = namespaces.keys(step.model_name, {*self._table.lifecycles, *self._known_keys()})
         return keys[0] if len(keys) == 1 and own not in keys else own
 
     def _check_cycles(self, key: str, definition: ModelDefinition) -> None:

@@ -66,7 +66,7 @@ class ModelRepository:
         self._table = ModelTable(Namespaces())
         self._lifecycles = self._table.lifecycles
         self._ready = self._table.ready  # the hot path of every request
-        self._ensembles = Ensembles(self._table, self._ensure_loaded)
+        self._ensembles = Ensembles(self._table, self._ensure_loaded, lambda: self._catalog.scan.names)
         self._force_close = asyncio.Event()
         self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
         self._close_pool = ThreadPoolExecutor(_NUM_CLOSE_THREADS, thread_name_prefix="model-close")

@@ -40,7 +40,7 @@ class StepModel(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """One step. `inputs` are (the model's name of it, tensor of the ensemble, whether the model needs it), `outputs`
-    (the model's name of it, tensor of the ensemble); `requested` are the model's outputs that somebody uses (None: all).
+    (the model's name of it, tensor of the ensemble). The model is asked for `requested`: None means for all of them.
 
     `opens` is the scope of each of its responses if it is decoupled. `position` is its place in its scope.
     """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.repositories import IDENTITY_CONFIG, GatedLoader, open_repository, write_model
+from support.sequences import write_sequence_model
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
@@ -262,14 +263,13 @@ async def test_what_was_accepted_is_answered_after_unloads(pair: Path, what: str
         assert [answer.outputs[0].data[0, 0] for answer in answers] == [0, 1, 2]
 
 
-async def test_callers_are_closed_before_those_they_call(pair: Path) -> None:
+async def test_the_end_of_the_server_waits_for_the_last_step(pair: Path) -> None:
     write_model(pair, "a", extra=SLOW)
     loader = GatedLoader()
     async with open_repository(pair, loader=loader) as repository:
         await repository.load("e")
         stream = repository.get("e", None).infer(request("e"))
     assert (await stream.only()).error is None
-    assert loader.closed[-1].name in ("a", "b")
     assert {model.name for model in loader.closed} == {"a", "b", "e"}
 
 
@@ -310,3 +310,61 @@ ensemble_scheduling { step [ { model_name: "many" model_version: -1
         values = [[output.data.tolist() for output in response.outputs] for response in responses]
         assert values == [[[4]], [[5]], [[6]], []]
         assert [response.is_final for response in responses] == [False, False, False, True]
+
+
+async def test_an_ensemble_finds_the_models_of_its_own_namespace_first(tmp_path: Path) -> None:
+    roots = [tmp_path / "one", tmp_path / "two"]
+    for root in roots:
+        write_model(root, "a")
+        write_ensemble(root, "e", ["a"])
+    write_model(roots[1], "only")
+    write_ensemble(roots[0], "far", ["only"])
+    async with open_repository(*roots, has_namespaces=True) as repository:
+        await repository.load("e", repository="two")
+        assert [(model.name, model.namespace) for model in repository.models()] == [
+            ("a", str(roots[1])),
+            ("e", str(roots[1])),
+        ]
+        await repository.load("e", repository="one")
+        own = repository.get("one::a", None)
+        await ask(repository, "one::e")
+        assert own.statistics.snapshot().success.count == 1
+        await repository.load("only", repository="two")
+        await repository.load("far", repository="one")
+        await ask(repository, "far")
+
+
+async def test_a_sequence_goes_on_where_it_began(tmp_path: Path) -> None:
+    write_sequence_model(tmp_path, "sums", "oldest { }", versions=(1,))
+    config = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+ensemble_scheduling { step [ { model_name: "sums" model_version: -1
+  input_map { key: "INPUT" value: "IN" } output_map { key: "OUTPUT" value: "OUT" } } ] }
+"""
+    write_model(tmp_path, "e", config=config)
+
+    async def add(repository: ModelRepository, number: int, flags: str) -> int:
+        data = np.array([[number]], np.int32)
+        asked = InferRequest(
+            "e",
+            None,
+            {"IN": Tensor("IN", Datatype.INT32, data)},
+            sequence_id=7,
+            sequence_start="+" in flags,
+            sequence_end="-" in flags,
+        )
+        response = await repository.get("e", None).infer(asked).only()
+        return int(response.outputs[0].data.item())
+
+    async with open_repository(tmp_path) as repository:
+        await repository.load("e")
+        assert await add(repository, 1, "+") == 1
+        write_sequence_model(tmp_path, "sums", "oldest { }", versions=(2,))
+        await repository.load("sums")
+        assert repository.ready_versions("sums") == (2,)
+        assert await add(repository, 2, "") == 3
+        assert await add(repository, 3, "-") == 6
+        assert await add(repository, 5, "+-") == 5
