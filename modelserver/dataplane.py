@@ -12,6 +12,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
 from modelserver.execution.model import Model
+from modelserver.overload import OverloadStream, tell_overload
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.shared_memory import CudaSharedMemory, Region, SharedMemory
@@ -54,6 +55,20 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """How busy a model is now: requests in flight, those of them that wait, and instances that serve them."""
+
+    num_inflight: int
+    queue_depth: int
+    num_instances: int
+
+    @property
+    def utilization(self) -> float:
+        """Requests in flight per instance; over 1 some wait."""
+        return self.num_inflight / max(1, self.num_instances)
+
+
 class DataPlane:
     """What a frontend calls to answer a client. Every method is called from the event loop thread."""
 
@@ -66,13 +81,16 @@ class DataPlane:
         logs_requests: bool = False,
         shared_memory: SharedMemory | None = None,
         tracer: Tracer | None = None,
+        tells_overload: bool = False,
     ) -> None:
+        """`tells_overload`: a full queue and a timeout have error codes of their own."""
         self._repository = repository
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._logs_requests = logs_requests
         self.tracer = tracer or Tracer()
-        self._is_observed = logs_requests or self.tracer.is_on
+        self._tells_overload = tells_overload
+        self._observe()
         self.is_shutting_down = False
         self.refusals = RefusalCounts()
         self.shared_memory = shared_memory or SharedMemory()
@@ -126,6 +144,8 @@ class DataPlane:
         if trace is not None:
             model.statistics.is_traced = True
             request.stream = TracedStream(request, trace, self.tracer, reader.protocol)
+        if self._tells_overload:
+            request.stream = OverloadStream(request.stream)
         if self._logs_requests:
             request.stream = LoggedStream(request)
         try:
@@ -135,13 +155,19 @@ class DataPlane:
                 log_refusal(request, error)
             if moving is not None:
                 moving.release()
+            if self._tells_overload:
+                raise tell_overload(error) from None
             raise
         return reader
 
     def follow_logs(self, settings: LogSettings) -> None:
         """Write a line per request, or not, from now on."""
         self._logs_requests = settings.log_verbose_level > 0
-        self._is_observed = self._logs_requests or self.tracer.is_on
+        self._observe()
+
+    def _observe(self) -> None:
+        """Find out whether anything is to stand before the readers of responses."""
+        self._is_observed = self._logs_requests or self.tracer.is_on or self._tells_overload
 
     def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
         """Of the server, or of a model. Raises InvalidArgumentError for one that nobody knows."""
@@ -152,7 +178,7 @@ class DataPlane:
         """Change some; the settings then. Raises ServerError as `Tracer.update` and `trace_settings` do."""
         self._check_traced_model(model_name)
         settings = self.tracer.update(changes, model_name)
-        self._is_observed = self._logs_requests or self.tracer.is_on
+        self._observe()
         return settings
 
     def _check_traced_model(self, name: str) -> None:
@@ -181,6 +207,11 @@ class DataPlane:
         except (UnavailableError, AmbiguousModelError):
             return False
         return model.is_ready()
+
+    def load_of(self, name: str, version: int | None = None) -> ModelLoad:
+        """How busy a model is. Raises as `infer` does for unknown or unready models."""
+        model = self._repository.get(name, version)
+        return ModelLoad(model.inflight, model.queue_depth, len(model.instances()))
 
     def model_names(self) -> list[str]:
         """The models that have a ready version."""

@@ -18,6 +18,7 @@ from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.generate_codec import decode_generate, encode_generate
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.load_report import reporting
 from modelserver.frontends.http.status import JSON_TYPE, error_response
 
 if TYPE_CHECKING:
@@ -33,14 +34,18 @@ class Generate:
 
     def generate(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """One object for the only response. Raises ServerError for what fails at once."""
+        number = parse_version(name, version)
+        exchange = reporting(exchange, self._dataplane, name, number)
         accepted = exchange.head.headers.get("accept-encoding")
         make = partial(_OnlyReply, exchange, choose_encoding(accepted) if accepted else None)
-        self._with_body(exchange, partial(self._submit, exchange, name, parse_version(name, version), make))
+        self._with_body(exchange, partial(self._submit, exchange, name, number, make))
 
     def generate_stream(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """An event for each response. Raises ServerError for what fails at once."""
+        number = parse_version(name, version)
+        exchange = reporting(exchange, self._dataplane, name, number)
         make = partial(EventStream, exchange, encode_generate)
-        self._with_body(exchange, partial(self._submit, exchange, name, parse_version(name, version), make))
+        self._with_body(exchange, partial(self._submit, exchange, name, number, make))
 
     def _with_body(self, exchange: HttpExchange, submit: Callable[[Buffer], None]) -> None:
         check_size(exchange.body, self._limits)

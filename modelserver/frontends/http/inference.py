@@ -18,6 +18,7 @@ from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.event_stream import EventStream
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.load_report import ASKING_HEADER, reporting
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
 
@@ -87,7 +88,10 @@ class Inference:
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """As `answer`, for a head that was not read before."""
         head = InferHead(exchange.head, name, version, self._limits.access)
-        exchange.head.memo = head
+        if ASKING_HEADER in exchange.head.headers:
+            exchange = reporting(exchange, self._dataplane, name, head.version)
+        else:
+            exchange.head.memo = head
         self.answer(exchange, head)
 
     def answer(self, exchange: HttpExchange, head: InferHead) -> None:

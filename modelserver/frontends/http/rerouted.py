@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.frontends.http.exchange import HttpExchange, HttpHead
+from modelserver.frontends.http.relayed import RelayedExchange
 
 _JSON_LEN = "Inference-Header-Content-Length"
 
@@ -23,42 +23,29 @@ class BinaryType:
         match = self._pattern.fullmatch(content_type.strip())
         return match[1] if match is not None else None
 
-    def write(self, response: HttpResponse) -> None:
+    def rewrite(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Say it so in an answer, in place of our header."""
-        size = next((value for key, value in response.headers if key == _JSON_LEN), None)
-        if size is not None:
-            own = ("Content-Type", _JSON_LEN)
-            response.headers = [(key, value) for key, value in response.headers if key not in own]
-            response.headers.append(("Content-Type", f"{self._name};json-header-size={size}"))
+        size = next((value for key, value in headers if key == _JSON_LEN), None)
+        if size is None:
+            return headers
+        kept = [(key, value) for key, value in headers if key not in ("Content-Type", _JSON_LEN)]
+        return [*kept, ("Content-Type", f"{self._name};json-header-size={size}")]
 
 
-class ReroutedExchange(HttpExchange):
+class ReroutedExchange(RelayedExchange):
     """`exchange` as a request for `path` by `method`; its answer is the exchange's."""
 
-    __slots__ = ("_binary_type", "_exchange")
+    __slots__ = ("_binary_type",)
 
     def __init__(self, exchange: HttpExchange, method: str, path: str, binary_type: BinaryType) -> None:
+        super().__init__(exchange)
         head = exchange.head
         headers = dict(head.headers)
         size = binary_type.read(headers.get("content-type", ""))
         if size is not None:
             headers[_JSON_LEN.lower()] = size
         self.head = HttpHead(method, path, headers, head.query)
-        self.body = exchange.body
-        self._exchange = exchange
         self._binary_type = binary_type
 
-    @property
-    def on_disconnect(self) -> Callable[[], None] | None:
-        return self._exchange.on_disconnect
-
-    @on_disconnect.setter
-    def on_disconnect(self, callback: Callable[[], None] | None) -> None:
-        self._exchange.on_disconnect = callback
-
-    def respond(self, response: HttpResponse) -> None:
-        self._binary_type.write(response)
-        self._exchange.respond(response)
-
-    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-        return self._exchange.start(status, headers)
+    def change(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        return self._binary_type.rewrite(headers)

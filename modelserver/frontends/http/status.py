@@ -22,9 +22,13 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNSUPPORTED: 501,
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.CANCELLED: 400,
+    ErrorCode.OVERLOADED: 429,
+    ErrorCode.TIMED_OUT: 504,
 }
 
 JSON_TYPE = ("Content-Type", "application/json")
+# How long a client that was refused for overload should wait: queues empty within milliseconds, and 0 is not allowed.
+_RETRY_AFTER_S = "1"
 
 
 def json_response(document: object, status: int = 200) -> HttpResponse:
@@ -38,7 +42,10 @@ def error_response(error: Exception) -> HttpResponse:
     Called from an `except` clause at the edge of a request; what is not a ServerError is our fault and logged.
     """
     if isinstance(error, ServerError):
-        return message_response(STATUS[error.code], error.message)
+        response = message_response(STATUS[error.code], error.message)
+        if error.code is ErrorCode.OVERLOADED:
+            response.headers.append(("Retry-After", _RETRY_AFTER_S))
+        return response
     logger.error("an HTTP request failed unexpectedly", exc_info=error)
     return message_response(500, f"internal error ({type(error).__name__}); the server's log has the details")
 

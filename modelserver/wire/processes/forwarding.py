@@ -17,6 +17,7 @@ from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryC
 from modelserver.frontends.grpc.servicer import SERVICE
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.frontends.http.load_report import ASKING_HEADER
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,
@@ -52,19 +53,21 @@ class HttpForwarder:
         """Answer `exchange`, now or later; never raises."""
         head = exchange.head
         # Only the local frontend leaves a memo: it was asked with this very head before.
-        if head.memo is not None or (head.path.endswith(("/infer", "/infer/")) and not _needs_config(head.headers)):
+        if head.memo is not None or (head.path.endswith(("/infer", "/infer/")) and not _needs_model(head.headers)):
             self._local.handle(exchange)
         else:
             self._calls.http(exchange)
 
 
-def _needs_config(headers: Mapping[str, str]) -> bool:
-    """Whether the model's config has a say, which the core has.
+def _needs_model(headers: Mapping[str, str]) -> bool:
+    """Whether the model itself has a say, which the core has.
 
-    It describes a body that is a single tensor, and decides whether an answer is a stream of events.
+    Its config describes a body that is a single tensor, and decides whether an answer is a stream of events; how busy
+    it is may be asked for.
     """
     text = headers.get(_RAW_HEADER)
-    return (text is not None and not text.strip("0")) or "text/event-stream" in headers.get("accept", "")
+    is_raw = text is not None and not text.strip("0")
+    return is_raw or ASKING_HEADER in headers or "text/event-stream" in headers.get("accept", "")
 
 
 class GrpcForwarder:

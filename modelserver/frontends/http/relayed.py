@@ -1,0 +1,37 @@
+"""An exchange that stands before another one, whose answer it sees first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+
+
+class RelayedExchange(HttpExchange):
+    """Passes on what `change` makes of the head of an answer."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, exchange: HttpExchange) -> None:
+        self.head = exchange.head
+        self.body = exchange.body
+        self._exchange = exchange
+
+    @property
+    def on_disconnect(self) -> Callable[[], None] | None:
+        return self._exchange.on_disconnect
+
+    @on_disconnect.setter
+    def on_disconnect(self, callback: Callable[[], None] | None) -> None:
+        self._exchange.on_disconnect = callback
+
+    def respond(self, response: HttpResponse) -> None:
+        response.headers = self.change(response.headers)
+        self._exchange.respond(response)
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        return self._exchange.start(status, self.change(headers))
+
+    def change(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The headers that the client gets in place of these."""
+        return headers
