@@ -148,7 +148,8 @@ def may_complete_config(path: Path) -> bool:
     """
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, SystemError, RecursionError):
+        # SystemError: CPython 3.11 counts wrongly when two threads parse at once.
         return True
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
     if not classes or classes[-1].bases or classes[-1].decorator_list:

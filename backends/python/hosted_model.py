@@ -157,12 +157,11 @@ class PythonInstance(BatchInstance):
 
     def _returned_value(self) -> Exception:
         text = f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
-        return pb_utils.TritonModelException(text)
+        return _WrongReturn(text)
 
     def _failure(self, error: BaseException) -> InternalError:
-        return InternalError(
-            f"Failed to process the request(s) for model '{self._name}', message: {describe_exception(error)}"
-        )
+        text = str(error) if isinstance(error, _WrongReturn) else describe_exception(error)
+        return InternalError(f"Failed to process the request(s) for model '{self._name}', message: {text}")
 
     def _complete(self, result: Any) -> Any:
         """What the model returned; a coroutine is run to its end first."""
@@ -200,11 +199,9 @@ class PythonInstance(BatchInstance):
         if responses is None and any(request.is_rescheduled for request in wrapped):
             responses = [None] * len(requests)
         if not isinstance(responses, list):
-            raise pb_utils.TritonModelException(
-                f"Expected a list in the execute return, found type '{type(responses).__name__}'"
-            )
+            raise _WrongReturn(f"Expected a list in the execute return, found type '{type(responses)}'.")
         if len(responses) != len(requests):
-            raise pb_utils.TritonModelException(
+            raise _WrongReturn(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}"
             )
@@ -218,17 +215,17 @@ class PythonInstance(BatchInstance):
     ) -> InferResponse | ServerError | None:
         if view.is_rescheduled:
             if response is not None:
-                raise pb_utils.TritonModelException(
+                raise _WrongReturn(
                     "Expected a None object in the execute function return list for reschduled request, found type "
-                    f"'{type(response).__name__}'"
+                    f"'{type(response)}'."
                 )
             return RESCHEDULE
         if response is None and getattr(request, "own_line", None) is not None:
             return None
         if not isinstance(response, pb_utils.InferenceResponse):
-            raise pb_utils.TritonModelException(
+            raise _WrongReturn(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                f"'{type(response).__name__}'"
+                f"'{type(response)}'."
             )
         return self._response(response, request.outputs)
 
@@ -256,6 +253,10 @@ class PythonInstance(BatchInstance):
             f"model '{self._name}': output '{made.name}' must be {expected.config_name} as its config says, "
             f"got an array of {made.data.dtype}"
         )
+
+
+class _WrongReturn(Exception):
+    """What `execute` returned is not what it must return."""
 
 
 class ProbedPythonInstance(PythonInstance):

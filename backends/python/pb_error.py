@@ -38,6 +38,8 @@ _ERROR_CODES = {
 
 _NUMBERS = {code: number for number, code in _ERROR_CODES.items()} | {
     ErrorCode.PAYLOAD_TOO_LARGE: _Code.INVALID_ARG,
+    ErrorCode.OVERLOADED: _Code.UNAVAILABLE,
+    ErrorCode.TIMED_OUT: _Code.UNAVAILABLE,
 }
 
 

@@ -157,8 +157,8 @@ class InferenceRequest:
         """The request's parameters as a JSON object."""
         return json.dumps((self._parameters or {}) if self._request is None else dict(self._request.parameters))
 
-    def requested_output_names(self) -> list[str]:
-        return list(self._outputs)
+    def requested_output_names(self) -> set[str]:
+        return set(self._outputs)
 
     def preferred_memory(self) -> PreferredMemory:
         if self._request is not None:

@@ -56,6 +56,7 @@ class Responses:
         self._exchange = this_exchange()
         self._arrivals = _Arrivals()
         self._is_async = is_async
+        self._is_decoupled = is_decoupled
         if is_async:
             self._arrivals.loop = asyncio.get_running_loop()
         payload = Payload()
@@ -96,11 +97,11 @@ class Responses:
         return None
 
     def _response(self, message: Reply, payload: bytearray | ByteView) -> InferResponse | ServerError | None:
-        """The response; None for a final mark that comes alone."""
+        """The response; None for a final mark that comes alone, unless the call is of a decoupled model."""
         if message.is_final:
             self._end()
         if message.response is None:
-            return None
+            return InferResponse() if self._is_decoupled else None
         response = response_of(message.response, payload)
         if isinstance(response, InferResponse):
             response.is_final = message.is_final

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from modelserver.backend import InferRequest, InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
 from modelserver.core.stream import ResponseStream
+from modelserver.errors import ErrorCode
 from modelserver.execution.messages import Ask, Call, ErrorRecord, Message, Reply, RequestRecord, ResponseRecord, Told
 from modelserver.execution.packing import Payload, unpack
 from modelserver.execution.records import response_record
@@ -77,7 +78,7 @@ class ModelCalls:
             self._check_waits_for_itself(request)
             stream = self._server.infer(request)
         except ServerError as error:
-            self._reply(number, error, is_final=True)
+            self._reply(number, _refusal(record.model_name, error), is_final=True)
             return
         if request.is_decoupled and not message.is_decoupled:
             request.cancel()
@@ -196,6 +197,14 @@ def _request_of(record: RequestRecord, payload: bytearray | ByteView, callers: t
     )
     request.callers = callers
     return request
+
+
+def _refusal(name: str, error: ServerError) -> ServerError:
+    """Why a call was not accepted; where it is for the model's state, in the words that models look for."""
+    if error.code not in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE):
+        return error
+    text = f"Failed for execute the inference request. Model '{name}' is not ready: {error.message}"
+    return ServerError(text, code=error.code)
 
 
 def _decoupled_error(name: str) -> InternalError:

@@ -34,7 +34,7 @@ def test_a_request_shows_what_the_client_sent() -> None:
     assert pb_utils.get_input_tensor_by_name(request, "nope") is None
     assert (request.request_id(), request.correlation_id(), request.timeout(), request.flags()) == ("r-1", 7, 99, 3)
     assert json.loads(request.parameters()) == {"a": 1, "b": "two", "c": 0.5, "d": True}
-    assert request.requested_output_names() == ["y", "z"]
+    assert request.requested_output_names() == {"y", "z"}
     assert (request.model_name(), request.model_version()) == ("m", 2)
     assert request.preferred_memory().memory_type() == pb_utils.TRITONSERVER_MEMORY_CPU
     assert request.trace().get_context() is None

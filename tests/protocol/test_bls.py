@@ -1,0 +1,286 @@
+"""Python models that call other models on the same server; asked over both protocols."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.clients import ClientError, GrpcClient, ProtocolClient
+from support.model_files import write_model
+from support.serving import RunningServer, running_server
+
+IO = """
+backend: "{backend}"
+input [ {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+instance_group [ {{ kind: KIND_CPU count: {count} }} ]
+{more}
+"""
+HEAD = """
+import asyncio
+import json
+import threading
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def array(request):
+    return pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+
+
+def respond(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.asarray(value, np.float32).reshape(-1))])
+
+
+def ask(name, data, **more):
+    return pb_utils.InferenceRequest(
+        model_name=name, requested_output_names=["Y"], inputs=[pb_utils.Tensor("X", data)], **more
+    )
+
+
+def only(response):
+    if response.has_error():
+        raise pb_utils.TritonModelException(response.error().message())
+    return pb_utils.get_output_tensor_by_name(response, "Y").as_numpy()
+
+"""
+ADDER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [respond(array(request) + 1) for request in requests]
+"""
+REPEATER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for value in array(request):
+                sender.send(respond(value))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+# Waits until its caller has left, and counts that.
+PATIENT = """
+class TritonPythonModel:
+    def initialize(self, args):
+        kind = pb_utils.MetricFamily.COUNTER
+        family = pb_utils.MetricFamily("patient_cancelled", "requests that were cancelled", kind)
+        self.cancelled = family.Metric(labels={"model": "patient"})
+
+    def execute(self, requests):
+        for request in requests:
+            for _ in range(2000):
+                if request.is_cancelled():
+                    self.cancelled.increment(1)
+                    break
+                time.sleep(0.005)
+        return [respond(0) for _ in requests]
+"""
+# Does what the parameter `do` says with the input.
+CALLER = '''
+class TritonPythonModel:
+    def execute(self, requests):
+        return [getattr(self, json.loads(request.parameters())["do"])(request, array(request)) for request in requests]
+
+    def once(self, request, data):
+        return respond(only(ask("adder", data).exec()))
+
+    def many_in_threads(self, request, data):
+        results = [None] * 8
+        def call(index):
+            for _ in range(5):
+                results[index] = only(ask("adder", data + index).exec())
+        threads = [threading.Thread(target=call, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return respond(np.concatenate(results))
+
+    def many_awaited(self, request, data):
+        async def gather():
+            return await asyncio.gather(*(ask("adder", data + index).async_exec() for index in range(8)))
+        return respond(np.concatenate([only(response) for response in asyncio.run(gather())]))
+
+    def stream(self, request, data):
+        responses = ask("repeater", data).exec(decoupled=True)
+        return respond([value for response in responses for value in values(response)])
+
+    def stream_awaited(self, request, data):
+        async def read():
+            responses = await ask("repeater", data).async_exec(decoupled=True)
+            return [value async for response in responses for value in values(response)]
+        return respond(asyncio.run(read()))
+
+    def stop_reading(self, request, data):
+        responses = ask("repeater", data).exec(decoupled=True)
+        first = only(next(responses))
+        responses.cancel()
+        return respond(first)
+
+    def forgotten_decoupled(self, request, data):
+        return respond(only(ask("repeater", data).exec()))
+
+    def unknown(self, request, data):
+        response = ask("nobody", data).exec()
+        return pb_utils.InferenceResponse(error=response.error())
+
+    def wrong_input(self, request, data):
+        response = ask("adder", data.astype(np.int64)).exec()
+        return pb_utils.InferenceResponse(error=response.error())
+
+    def failing(self, request, data):
+        response = ask("caller", data, parameters={"do": "boom"}, model_version=1).exec()
+        return pb_utils.InferenceResponse(error=response.error())
+
+    def itself(self, request, data):
+        response = ask("caller", data, parameters={"do": "once"}).exec()
+        return pb_utils.InferenceResponse(error=response.error()) if response.has_error() else response
+
+    def circle(self, request, data):
+        return pb_utils.InferenceResponse(error=ask("other", data).exec().error())
+
+    def patient(self, request, data):
+        return respond(only(ask("patient", data).exec()))
+
+    def impatient(self, request, data):
+        responses = [ask("slow", data.reshape(1, -1), timeout=1000).async_exec() for _ in range(2)]
+        async def gather():
+            return await asyncio.gather(*responses)
+        errors = [r.error().message() for r in asyncio.run(gather()) if r.has_error()]
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("; ".join(errors)))
+
+    def ready(self, request, data):
+        asked = [("adder",), ("adder", "1"), ("adder", "7"), ("nobody",)]
+        return respond([pb_utils.is_model_ready(*model) for model in asked])
+
+    def control(self, request, data):
+        tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
+        config = json.dumps(
+            {"backend": "python", "input": [{"name": "X", **tensor}], "output": [{"name": "Y", **tensor}]}
+        )
+        source = b"""
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        outputs = [pb_utils.Tensor("Y", request.inputs()[0].as_numpy() * 3) for request in requests]
+        return [pb_utils.InferenceResponse([output]) for output in outputs]
+"""
+        pb_utils.load_model("made", config, {"file:1/model.py": source})
+        result = only(ask("made", data).exec())
+        pb_utils.unload_model("made")
+        return respond([*result, pb_utils.is_model_ready("made")])
+
+
+def values(response):
+    return only(response) if response.output_tensors() or response.has_error() else []
+'''
+OTHER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        asked = [ask("caller", array(request), parameters={"do": "once"}).exec() for request in requests]
+        return [pb_utils.InferenceResponse(error=response.error()) for response in asked]
+"""
+SLOW = """
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.05)
+        return [respond(0) for _ in requests]
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+POLICY = "default_queue_policy { allow_timeout_override: true timeout_action: REJECT }"
+TIMEOUTS = f"max_batch_size: 1 dynamic_batching {{ {POLICY} }}"
+MODELS = {
+    "adder": (ADDER, 1, ""),
+    "repeater": (REPEATER, 1, DECOUPLED),
+    "patient": (PATIENT, 1, ""),
+    "caller": (CALLER, 1, ""),
+    "pair": (CALLER.replace('"caller"', '"pair"'), 2, ""),
+    "other": (OTHER, 1, ""),
+    "slow": (SLOW, 1, TIMEOUTS),
+}
+
+
+@pytest.fixture(scope="module")
+def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("bls")
+    for name, (source, count, more) in MODELS.items():
+        directory = write_model(root, name, IO.format(backend="python", count=count, more=more))
+        (directory / "1" / "model.py").write_text(HEAD + textwrap.dedent(source))
+    with running_server(root, model_control_mode="explicit", load_model=("*",)) as running:
+        yield running
+
+
+def call(client: ProtocolClient, do: str, *values: float, model: str = "caller") -> list[float]:
+    answer = client.infer(model, {"X": np.array(values, np.float32)}, parameters={"do": do})
+    return [float(value) for value in answer["Y"]]
+
+
+@pytest.mark.parametrize(
+    ("do", "expected"),
+    [
+        ("once", [2.0, 3.0]),
+        ("many_in_threads", [value for index in range(8) for value in (2.0 + index, 3.0 + index)]),
+        ("many_awaited", [value for index in range(8) for value in (2.0 + index, 3.0 + index)]),
+        ("stream", [1.0, 2.0]),
+        ("stream_awaited", [1.0, 2.0]),
+        ("stop_reading", [1.0]),
+        ("ready", [1.0, 1.0, 0.0, 0.0]),
+        ("control", [3.0, 6.0, 0.0]),
+    ],
+)
+def test_a_model_calls_others(
+    protocol: type[ProtocolClient], calling: RunningServer, do: str, expected: list[float]
+) -> None:
+    with protocol(calling) as client:
+        assert call(client, do, 1, 2) == expected
+
+
+def test_large_tensors_come_and_go(protocol: type[ProtocolClient], calling: RunningServer) -> None:
+    with protocol(calling) as client:
+        data = np.arange(1 << 18, dtype=np.float32)
+        answer = client.infer("caller", {"X": data}, parameters={"do": "once"})
+        np.testing.assert_array_equal(answer["Y"], data + 1)
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        ("unknown", "Failed for execute the inference request. Model 'nobody' is not ready"),
+        ("wrong_input", "FP32"),
+        ("forgotten_decoupled", "Please use 'decoupled=True' argument"),
+        ("itself", "would wait for ever: all its 1 instances wait for the answer"),
+        ("circle", r"would wait for ever: .*\(caller -> other -> caller\)"),
+        ("impatient", "timeout expired"),
+    ],
+)
+def test_what_goes_wrong_is_the_error_of_the_response(
+    protocol: type[ProtocolClient], calling: RunningServer, do: str, message: str
+) -> None:
+    with protocol(calling) as client, pytest.raises(ClientError, match=message):
+        call(client, do, 1)
+
+
+def test_a_model_with_a_free_instance_may_call_itself(protocol: type[ProtocolClient], calling: RunningServer) -> None:
+    with protocol(calling) as client:
+        assert call(client, "itself", 1, model="pair") == [2.0]
+
+
+def test_a_caller_that_leaves_takes_the_calls_along(calling: RunningServer) -> None:
+    metrics = calling.server._model_metrics
+
+    def num_cancelled() -> float:
+        return sum(sample.value for family in metrics.families() for sample in family.samples)
+
+    before = num_cancelled()
+    inputs = {"X": np.zeros(1, np.float32)}
+    with GrpcClient(calling) as client, pytest.raises(ClientError):
+        client.infer("caller", inputs, parameters={"do": "patient"}, client_timeout=0.3)
+    deadline_s = time.monotonic() + 15
+    while num_cancelled() == before:
+        assert time.monotonic() < deadline_s, "the model that was called never learned of it"
+        time.sleep(0.02)
