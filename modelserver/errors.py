@@ -6,7 +6,9 @@
      │   └─ ConfigError           ... in a config.pbtxt; carries every problem found
      ├─ NotFoundError             no such model, version, route or file
      ├─ AlreadyExistsError        a name is taken
-     ├─ UnavailableError          not now: not ready, queue full, queue timeout, shutting down
+     ├─ UnavailableError          not now: not ready, shutting down
+     │   ├─ QueueFullError        ... because as many requests wait as may
+     │   └─ QueueTimeoutError     ... because its time was over before it was executed
      ├─ UnsupportedError          the request is valid, the model or server cannot do it
      ├─ CancelledError            the caller went away or asked to stop
      └─ InternalError             our fault, or a backend's
@@ -20,7 +22,7 @@ import enum
 
 
 class ErrorCode(enum.Enum):
-    """What kind of failure it is; Triton's set of codes plus one for size limits."""
+    """What kind of failure it is; Triton's set of codes, one more for size limits, and two more for overload."""
 
     UNKNOWN = "unknown"
     INTERNAL = "internal"
@@ -31,6 +33,9 @@ class ErrorCode(enum.Enum):
     UNSUPPORTED = "unsupported"
     ALREADY_EXISTS = "already_exists"
     CANCELLED = "cancelled"
+    # What the two errors of queues become with --overload-statuses; UNAVAILABLE without, as Triton's.
+    OVERLOADED = "overloaded"
+    TIMED_OUT = "timed_out"
 
 
 class ServerError(Exception):
@@ -81,6 +86,14 @@ class UnavailableError(ServerError):
     """Not possible now, perhaps later."""
 
     code = ErrorCode.UNAVAILABLE
+
+
+class QueueFullError(UnavailableError):
+    """As many requests wait as the queue's policy allows."""
+
+
+class QueueTimeoutError(UnavailableError):
+    """The request's patience in the queue, or its deadline, was over before it was executed."""
 
 
 class UnsupportedError(ServerError):

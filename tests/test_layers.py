@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "modelserver.dataplane",
         "modelserver.controlplane",
+        "modelserver.overload",
         "modelserver.plane_calls",
         "modelserver.shared_memory",
         "modelserver.transfers",

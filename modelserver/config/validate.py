@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from modelserver.config.ensemble_rules import check_ensemble
 from modelserver.config.auto_warmup import check_auto_warmup
+from modelserver.config.ensemble_rules import check_ensemble
 from modelserver.config.inline_execution import check_inline_execution
 from modelserver.config.instance_rules import check_instances, check_warmup
 from modelserver.config.platform import BACKENDS, ENSEMBLE

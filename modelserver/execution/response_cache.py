@@ -21,7 +21,7 @@ from modelserver.core.relay import RelayStream
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import CancelledError, ErrorCode, ServerError, UnavailableError
+from modelserver.errors import CancelledError, ErrorCode, QueueTimeoutError, ServerError
 from modelserver.scheduling.refusal import refuse
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics
 
@@ -266,7 +266,7 @@ class ResponseCache:
         self._give_up(query, flight, FailureReason.CANCELED, error)
 
     def _on_deadline(self, query: _Query, flight: _Flight) -> None:
-        error = UnavailableError(
+        error = QueueTimeoutError(
             f"Request timeout expired: its deadline passed while an equal request to model '{self._model_name}' "
             "was executed"
         )

@@ -18,7 +18,7 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import CancelledError, ServerError, UnavailableError
+from modelserver.errors import CancelledError, QueueFullError, QueueTimeoutError, ServerError
 from modelserver.scheduling.batch import Batch, FormBatch, can_take, form_batch
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
@@ -307,7 +307,7 @@ class Batcher:
         self._statistics.record_failures(FailureReason.REJECTED, (now_ns - request.arrival_ns,))
         where = f" at priority level {level}" if self._levels.num_levels else ""
         bound = "--max-queue-size" if policy.is_servers_bound else "max_queue_size in its config.pbtxt"
-        return UnavailableError(
+        return QueueFullError(
             f"Exceeds maximum queue size: model '{self._model_name}' already has {policy.max_queue_size} requests "
             f"in its queue{where}; send fewer at a time, or raise {bound}"
         )
@@ -343,7 +343,7 @@ class Batcher:
         for entry in entries:
             waited_ms = (now_ns - entry.enqueue_ns) / 1e6
             message = f"Request timeout expired after {waited_ms:.3f} ms in the queue of model '{self._model_name}'"
-            answers.append((entry.request, UnavailableError(message)))
+            answers.append((entry.request, QueueTimeoutError(message)))
         self._answer(answers)
 
     def _answer(self, answers: Iterable[tuple[InferRequest, ServerError]]) -> None:

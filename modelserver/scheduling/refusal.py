@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelserver.core.request import InferRequest
-from modelserver.errors import CancelledError, ServerError, UnavailableError
+from modelserver.errors import CancelledError, QueueTimeoutError, ServerError, UnavailableError
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics
 
 
@@ -20,7 +20,7 @@ def refuse(
         error = CancelledError(f"request to model '{model_name}' was cancelled")
     elif request.deadline_ns is not None and request.deadline_ns <= now_ns:
         reason = FailureReason.REJECTED
-        error = UnavailableError(
+        error = QueueTimeoutError(
             f"Request timeout expired: its deadline passed before the queue of model '{model_name}'"
         )
     else:

@@ -16,7 +16,7 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import CancelledError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import CancelledError, InvalidArgumentError, QueueFullError, QueueTimeoutError, ServerError
 from modelserver.scheduling.batcher import LoopCalls, Timer
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
@@ -217,7 +217,7 @@ class SequenceBatcher:
             refusal = InvalidArgumentError(f"{what} must specify a non-zero or non-empty correlation ID")
         elif 0 < self._max_queue_size <= self.table.num_waiting:
             self._statistics.record_failures(FailureReason.REJECTED, (now_ns - request.arrival_ns,))
-            raise UnavailableError(
+            raise QueueFullError(
                 f"Exceeds maximum queue size: model '{self._model_name}' already has {self._max_queue_size} requests "
                 "in its queue; send fewer at a time, or raise --max-queue-size"
             )
@@ -268,7 +268,7 @@ class SequenceBatcher:
                 if deadline_ns is not None:
                     self._expiry.add(entry, deadline_ns)
                 continue
-            expired += [(dropped, UnavailableError(text)) for dropped in self.table.end_early(entry, now_ns)]
+            expired += [(dropped, QueueTimeoutError(text)) for dropped in self.table.end_early(entry, now_ns)]
         return expired
 
     def _answer(self, answers: Iterable[tuple[InferRequest, ServerError]]) -> None:

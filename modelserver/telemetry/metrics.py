@@ -112,7 +112,7 @@ _COUNTS = (
         lambda sample: sample.load_duration_s,
     ),
     _Family(
-        "modelserver_model_warmup_duration_seconds",
+        "modelserver_model_warmup_seconds",
         "gauge",
         "Seconds that warming up the slowest instance took, a part of the load; 0 without warmup",
         lambda sample: sample.numbers.warmup_s,

@@ -34,6 +34,8 @@ STATUS_OF: dict[ErrorCode, Status] = {
     ErrorCode.UNSUPPORTED: Status.UNIMPLEMENTED,
     ErrorCode.ALREADY_EXISTS: Status.ALREADY_EXISTS,
     ErrorCode.CANCELLED: Status.CANCELLED,
+    ErrorCode.OVERLOADED: Status.RESOURCE_EXHAUSTED,
+    ErrorCode.TIMED_OUT: Status.DEADLINE_EXCEEDED,
 }
 
 # Status messages travel percent-encoded in trailers, and clients refuse trailers over 8 KiB: an error

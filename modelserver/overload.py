@@ -1,0 +1,28 @@
+"""Telling clients what kind of overload refused them: --overload-statuses."""
+
+from __future__ import annotations
+
+from modelserver.core.relay import RelayStream
+from modelserver.core.response import InferResponse
+from modelserver.errors import ErrorCode, QueueFullError, QueueTimeoutError, ServerError
+
+
+class OverloadStream(RelayStream):
+    """Gives the errors of queues the codes that say what they are."""
+
+    __slots__ = ()
+
+    def pass_on(self, response: InferResponse) -> InferResponse:
+        error = response.error
+        if error is not None:
+            response.error = tell_overload(error)
+        return response
+
+
+def tell_overload(error: ServerError) -> ServerError:
+    """The same error, under the code of its kind; others stay as they are."""
+    if isinstance(error, QueueFullError):
+        return QueueFullError(error.message, code=ErrorCode.OVERLOADED)
+    if isinstance(error, QueueTimeoutError):
+        return QueueTimeoutError(error.message, code=ErrorCode.TIMED_OUT)
+    return error
