@@ -1,0 +1,108 @@
+"""What one request to an ensemble has under way: requests to the models of its steps, and runs through their scopes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Tensor
+from modelserver.scheduling.ensemble_plan import ScopePlan, StepPlan
+
+
+class Receiver(Protocol):
+    """Where a step's responses go: the run of the request."""
+
+    def receive(self, call: StepCall, response: InferResponse) -> None: ...
+
+
+class StepCall(ResponseStream):
+    """A step's request to its model, and where it is answered."""
+
+    __slots__ = ("iteration", "request", "run", "step")
+
+    def __init__(self, run: Receiver, step: StepPlan, iteration: Iteration) -> None:
+        # What a reader of a stream would need is left out: responses go to the run at once.
+        self.is_finished = False
+        self.on_read = None
+        self.run = run
+        self.step = step
+        self.iteration = iteration
+        self.request: InferRequest
+
+    def deliver(self, response: InferResponse) -> None:
+        if not self.is_finished:
+            self.is_finished = response.is_final
+            self.run.receive(self, response)
+
+
+class DecoupledCall(StepCall):
+    """... of a decoupled model: each response opens an iteration, and their answers leave in their order."""
+
+    __slots__ = ("held", "next_answer", "num_opened")
+
+    reads_later: ClassVar[bool] = True
+
+    def __init__(self, run: Receiver, step: StepPlan, iteration: Iteration) -> None:
+        super().__init__(run, step, iteration)
+        self.num_opened = 0
+        self.next_answer = 0
+        self.held: dict[int, Iteration] = {}
+
+
+class Iteration:
+    """One run through the steps of a scope: the tensors that are there, and what is still to be done.
+
+    `missing` is how many tensors each step still waits for, `num_left` the steps (and the answer, and iterations
+    within) that have not ended.
+    """
+
+    __slots__ = (
+        "inner",
+        "is_unread",
+        "missing",
+        "num_left",
+        "opener",
+        "parameters",
+        "parent",
+        "position",
+        "scope",
+        "skipped",
+        "values",
+    )
+
+    def __init__(self, scope: ScopePlan, parent: Iteration | None, opener: DecoupledCall | None) -> None:
+        self.scope = scope
+        self.parent = parent
+        self.opener = opener
+        self.position = 0
+        self.values: dict[str, Tensor | None] = {}
+        self.missing = list(scope.missing)
+        self.num_left = scope.num_parts
+        self.parameters: dict[str, ParameterValue] | None = None
+        self.inner: list[Iteration] = []
+        self.skipped: dict[str, int] = {}
+        self.is_unread = False  # its answer is on its way to a client that reads later
+
+    def find(self, tensor: str) -> Tensor | None:
+        """The tensor, in this scope or those around it; None when it will not come."""
+        iteration: Iteration | None = self
+        while iteration is not None:
+            if tensor in iteration.values:
+                return iteration.values[tensor]
+            iteration = iteration.parent
+        raise AssertionError("a step starts when all its tensors are settled")
+
+    def is_settled(self, tensor: str) -> bool:
+        return tensor in self.values or (self.parent is not None and self.parent.is_settled(tensor))
+
+    def all_parameters(self) -> dict[str, ParameterValue] | None:
+        """What the steps said beside their outputs; of a name that several use, the innermost."""
+        parameters: dict[str, ParameterValue] = {}
+        iteration: Iteration | None = self
+        while iteration is not None:
+            if iteration.parameters:
+                parameters = {**iteration.parameters, **parameters}
+            iteration = iteration.parent
+        return parameters or None
