@@ -11,6 +11,7 @@ from modelserver.backend import Array, Datatype
 from modelserver.backend import Tensor as CoreTensor
 
 from .pb_datatype import NUMBERS
+from .pb_device_tensor import DeviceTensor
 from .pb_error import TritonModelException
 
 _DLPACK_CPU = (1, 0)
@@ -22,7 +23,7 @@ _DLPACK_DATATYPE_OFFSET = ctypes.sizeof(ctypes.c_void_p) + 8 + 4
 class Tensor:
     """An input, or an output that the model makes of a NumPy array."""
 
-    __slots__ = ("_array", "_datatype", "_name")
+    __slots__ = ("_array", "_datatype", "_device_tensor", "_name")
 
     def __init__(self, name: str, array: Array) -> None:
         if not isinstance(array, np.ndarray):
@@ -41,6 +42,7 @@ class Tensor:
         self._name = name
         self._array = array
         self._datatype = datatype
+        self._device_tensor: DeviceTensor | None = None
 
     @classmethod
     def of(cls, tensor: CoreTensor) -> Tensor:
@@ -49,10 +51,13 @@ class Tensor:
         self._name = tensor.name
         self._array = tensor.data
         self._datatype = tensor.datatype
+        self._device_tensor = None
         return self
 
     def core_tensor(self) -> CoreTensor:
-        """The tensor as the server carries it."""
+        """The tensor as the server carries it: in the host's memory."""
+        if self._device_tensor is not None:
+            return self._device_tensor.on_host(self._name)
         array = self._array
         if self._datatype is Datatype.BYTES and array.dtype.kind != "O":
             array = array.astype(object)
@@ -63,6 +68,8 @@ class Tensor:
 
     def as_numpy(self) -> Array:
         """The elements; inputs share memory with the request. BF16 has no NumPy type: use DLPack."""
+        if self._device_tensor is not None:
+            raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._datatype is Datatype.BF16:
             raise TritonModelException(
                 f"tensor '{self._name}' is BF16, which NumPy does not have: use torch.from_dlpack(tensor)"
@@ -74,10 +81,11 @@ class Tensor:
         return NUMBERS[self._datatype]
 
     def shape(self) -> list[int]:
-        return list(self._array.shape)
+        return list(self._array.shape if self._device_tensor is None else self._device_tensor.shape)
 
     def is_cpu(self) -> bool:
-        return True
+        """Whether the elements are in the host's memory; inputs always are."""
+        return self._device_tensor is None
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule that shares the tensor's memory."""
@@ -87,12 +95,8 @@ class Tensor:
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor that shares memory with a DLPack capsule, or with an array of a library that speaks DLPack."""
         if hasattr(tensor, "__dlpack_device__"):
-            device = tuple(int(part) for part in tensor.__dlpack_device__())
-            if device[0] != _DLPACK_CPU[0]:
-                raise TritonModelException(
-                    f"Tensor '{name}': DLPack tensors on a device (type {device[0]}) are not supported yet: "
-                    "move the tensor to the CPU first"
-                )
+            if int(tensor.__dlpack_device__()[0]) != _DLPACK_CPU[0]:
+                return Tensor._on_device(DeviceTensor(name, tensor), name)
             tensor = tensor.__dlpack__()
         is_bfloat = _datatype_code(tensor) == (_DLPACK_BFLOAT, 16)
         if is_bfloat:
@@ -106,7 +110,18 @@ class Tensor:
             made._datatype = Datatype.BF16
         return made
 
+    @classmethod
+    def _on_device(cls, device_tensor: DeviceTensor, name: str) -> Tensor:
+        self = cls.__new__(cls)
+        self._name = name
+        self._array = np.empty(0, device_tensor.datatype.numpy)
+        self._datatype = device_tensor.datatype
+        self._device_tensor = device_tensor
+        return self
+
     def __dlpack__(self, *, stream: object = None, **_options: object) -> Any:
+        if self._device_tensor is not None:
+            return self._device_tensor.source.__dlpack__(stream=stream)
         # Consumers of newer DLPack offer versions and devices; the plain capsule is what all of them take.
         if self._datatype is Datatype.BYTES:
             raise TritonModelException(
@@ -119,6 +134,9 @@ class Tensor:
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        if self._device_tensor is not None:
+            kind, number = self._device_tensor.source.__dlpack_device__()
+            return int(kind), int(number)
         return _DLPACK_CPU
 
 

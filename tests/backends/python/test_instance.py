@@ -324,7 +324,7 @@ def test_an_output_of_another_datatype_fails_its_request_alone(model: ProcessIns
     [
         ("raise_error", r"RuntimeError: out of luck\n\nAt:\n  .*/1/model\.py\(\d+\): raise_error\n  .*execute"),
         ("raise_model_exception", r"TritonModelException: as the author wants\n\nAt:"),
-        ("wrong_type", "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'dict'>'"),
+        ("wrong_type", "object in the execute function return list, found type '<class 'dict'>'"),
         ("no_list", "Expected a list in the execute return, found type '<class 'NoneType'>'"),
         ("too_few", r"do not match .* InferenceRequest\(s\) size is:2, and InferenceResponse\(s\) size is:1"),
     ],
