@@ -350,3 +350,32 @@ def test_what_is_wrong_is_told_to_who_loads(tmp_path: Path) -> None:
         with pytest.raises(ClientError, match="has datatype FP32, but tensor 'IN' is INT32") as caught:
             client.load("twice")
         assert "config.pbtxt:" in caught.value.message
+
+
+def test_answers_are_cached_of_the_whole_and_of_each_step(protocol: type[ProtocolClient], tmp_path: Path) -> None:
+    cached = "response_cache { enable: true }"
+    write_identity(tmp_path, "echo", data_type="TYPE_INT32", more=cached)
+    write_identity(tmp_path, "other", data_type="TYPE_INT32")
+    write_model(tmp_path, "whole", chain("echo", "other") + cached)
+    write_model(tmp_path, "steps", chain("echo", "other"))
+    options: dict[str, Any] = {"model_control_mode": "explicit", "cache_config": ("local,size=1000000",)}
+    with running_server(tmp_path, **options) as server, protocol(server) as client:
+        client.load("whole")
+        client.load("steps")
+        for value in (1, 1, 2):
+            assert client.infer("whole", {"IN": numbers(value)})["OUT"].tolist() == [[value]]
+        assert hits(client, "whole") == 1
+        assert hits(client, "echo") == 0
+        assert counts(client, "whole", "echo", "other") == [3, 2, 2]
+        assert client.infer("steps", {"IN": numbers(2)})["OUT"].tolist() == [[2]]
+        assert hits(client, "echo") == 1
+        assert counts(client, "echo", "other") == [3, 3]
+        # What the ensemble answered with another step is not what it would answer now.
+        write_identity(tmp_path, "other", data_type="TYPE_INT32", more='metric_tags { key: "new" value: "1" }')
+        client.load("other")
+        client.infer("whole", {"IN": numbers(2)})
+        assert hits(client, "whole") == 1
+
+
+def hits(client: ProtocolClient, model: str) -> int:
+    return int(statistics(client, model)["inference_stats"]["cache_hit"]["count"])
