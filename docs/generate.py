@@ -14,8 +14,9 @@ from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from modelserver.cache.store import StoreCounts
 from modelserver.config.pbtxt import MAX_CHARACTERS
-from modelserver.config.schema import ModelConfig
+from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelResponseCache, RateLimiterResource
 from modelserver.frontends.grpc import head
 from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
 from modelserver.frontends.http.limits import HttpLimits
@@ -23,6 +24,7 @@ from modelserver.options import ServerOptions, markdown
 from modelserver.pb import model_config_pb2
 from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
+from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
@@ -130,8 +132,14 @@ class _Model:
     version = 1
     load_duration_s = 0.0
     statistics = ModelStatistics()
-    config = ModelConfig()
+    config = ModelConfig(response_cache=ModelResponseCache(enable=True))
     namespace = ""
+
+
+def _limiter() -> RateLimiter:
+    limiter = RateLimiter()
+    limiter.join("m_0", 0, ModelRateLimiter((RateLimiterResource("r", count=1),)))
+    return limiter
 
 
 def metrics() -> str:
@@ -141,6 +149,8 @@ def metrics() -> str:
         server_version="",
         host=HostGauges(interval_s=1.0),
         wire=WireCounts(),
+        answers=StoreCounts(),
+        limiter=_limiter(),
     )
     lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
     for family in server.collect():

@@ -27,7 +27,6 @@ EVERYTHING = """
     runtime: "r" cc_model_filenames { key: "8.0" value: "m" }
     model_operations { op_library_filename: "l.so" }
     model_transaction_policy { decoupled: true }
-    response_cache { enable: true }
     model_metrics { metric_control { } }
     input { is_shape_tensor: true is_non_linear_format_io: true }
     output { is_shape_tensor: true is_non_linear_format_io: true label_filename: "l" }
@@ -35,7 +34,7 @@ EVERYTHING = """
         cuda { graphs: true } eager_batching: true priority: PRIORITY_MIN gather_kernel_buffer_threshold: 1
         input_pinned_memory { } output_pinned_memory { }
     }
-    instance_group { rate_limiter { } secondary_devices { } host_policy: "h" profile: "p" }
+    instance_group { secondary_devices { } profile: "p" }
 """
 MESSAGE_OF = {
     "": "ModelConfig",
@@ -45,7 +44,6 @@ MESSAGE_OF = {
     "instance_group": "ModelInstanceGroup",
     "model_transaction_policy": "ModelTransactionPolicy",
     "model_operations": "ModelOperations",
-    "response_cache": "ModelResponseCache",
 }
 
 

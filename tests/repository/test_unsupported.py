@@ -23,8 +23,6 @@ def test_what_would_change_answers_is_refused_by_name(text: str, field: str) -> 
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("instance_group [ { rate_limiter { priority: 2 } } ]", "instance_group[0].rate_limiter"),
-        ("instance_group [ { host_policy: 'numa0' } ]", "instance_group[0].host_policy"),
         ("instance_group [ { secondary_devices [ { device_id: 1 } ] } ]", "instance_group[0].secondary_devices"),
         ("instance_group [ { profile: '1' } ]", "instance_group[0].profile"),
         ("instance_group [ { kind: KIND_MODEL profile: '1' } ]", "instance_group[0].profile"),
