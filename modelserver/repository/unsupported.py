@@ -70,9 +70,6 @@ def _refused_tensors(config: ModelConfig) -> Iterator[Finding]:
 def _ignored(config: ModelConfig) -> Iterator[Finding]:
     for index, group in enumerate(config.instance_group):
         yield from _ignored_in_group(f"instance_group[{index}]", group)
-    for index, output in enumerate(config.output):
-        if output.label_filename:
-            yield f"output[{index}].label_filename", "classification is not offered yet"
     if config.model_metrics is not None and config.model_metrics.metric_control:
         yield "model_metrics", "metrics have fixed buckets"
     if config.optimization is not None:

@@ -104,7 +104,12 @@ def test_every_parameter_that_a_backend_reads_is_listed() -> None:
 
 
 def test_every_reserved_request_parameter_is_listed() -> None:
-    reserved = {*grpc_parameters._RESERVED, *grpc_parameters._SHARED_MEMORY_KEYS, grpc_parameters.EMPTY_FINAL_RESPONSE}
+    reserved = {
+        *grpc_parameters._RESERVED,
+        grpc_parameters.EMPTY_FINAL_RESPONSE,
+        grpc_parameters.REGION,
+        grpc_parameters.CLASSIFICATION,
+    }
     assert not {key for key in reserved if f"`{key}`" not in TEXT}
 
 

@@ -26,7 +26,6 @@ def test_what_would_change_answers_is_refused_by_name(text: str, field: str) -> 
         ("instance_group [ { secondary_devices [ { device_id: 1 } ] } ]", "instance_group[0].secondary_devices"),
         ("instance_group [ { profile: '1' } ]", "instance_group[0].profile"),
         ("instance_group [ { kind: KIND_MODEL profile: '1' } ]", "instance_group[0].profile"),
-        ("output [ { label_filename: 'labels.txt' } ]", "output[0].label_filename"),
         ("optimization { cuda { graphs: true } }", "optimization.cuda"),
         ("optimization { eager_batching: true }", "optimization.eager_batching"),
         ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
