@@ -267,7 +267,8 @@ class ModelRepository:
 
     def _publish(self, key: str, table: ReadyTable) -> None:
         self._table.publish(key, table)
-        self._ensembles.published(key)
+        if not self._is_stopping:  # else every model goes, and ensembles let go of theirs by themselves
+            self._ensembles.published(key)
 
     async def _ensure_loaded(self, key: str) -> None:
         """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere."""

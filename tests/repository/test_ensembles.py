@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -368,3 +369,48 @@ ensemble_scheduling { step [ { model_name: "sums" model_version: -1
         assert await add(repository, 2, "") == 3
         assert await add(repository, 3, "-") == 6
         assert await add(repository, 5, "+-") == 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_comes_and_goes_an_answer_is_right_or_the_request_is_refused(pair: Path, seed: int) -> None:
+    write_ensemble(pair, "above", ["e", "e"], of_ensembles=True)
+    order = random.Random(seed)
+    loader = GatedLoader()
+    async with open_repository(pair, loader=loader) as repository:
+        await repository.load("above")
+        num_answers = num_refusals = 0
+        is_over = False
+
+        async def traffic() -> None:
+            nonlocal num_answers, num_refusals
+            while not is_over:
+                try:
+                    model = repository.get("above", None)
+                except UnavailableError:
+                    num_refusals += 1
+                else:
+                    asked = request("above", num_answers)
+                    response = await model.infer(asked).only()  # once accepted it is answered
+                    assert response.outputs[0].data.tolist() == [asked.inputs["IN"].data[0].tolist()]
+                    num_answers += 1
+                await asyncio.sleep(0.001)
+
+        clients = [asyncio.create_task(traffic()) for _ in range(3)]
+        for number in range(25):
+            name = order.choice(["a", "b", "e", "above"])
+            if name in ("a", "b"):
+                write_model(pair, name, extra=f'metric_tags {{ key: "round" value: "{number}" }}')
+            match order.choice(["load", "load", "unload", "unload all"]):
+                case "load":
+                    await repository.load(name)
+                case "unload":
+                    await repository.unload(name)
+                case "unload all":
+                    await repository.unload(name, unload_dependents=True)
+            await asyncio.sleep(0.002)
+        await repository.load("above")
+        await ask(repository, "above")
+        is_over = True
+        await asyncio.gather(*clients)
+        assert num_answers
+        assert states(repository)["above"] == "READY"
