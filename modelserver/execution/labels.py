@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from modelserver.config.schema import ModelConfig
@@ -21,6 +21,19 @@ def read_labels(config: ModelConfig, directory: Path) -> Labels:
         for output in config.output
         if output.label_filename
     }
+
+
+def composed_labels(config: ModelConfig, labels: Labels, of_steps: Sequence[Labels]) -> Labels:
+    """Those of an ensemble: its own, and for other outputs those of the models that write them (none: only its own)."""
+    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+    own = {output.name for output in config.output if output.label_filename}
+    inherited = {
+        written: of_step[name]
+        for step, of_step in zip(steps, of_steps, strict=False)
+        for name, written in step.output_map.items()
+        if name in of_step
+    }
+    return inherited | {name: lines for name, lines in labels.items() if name in own}
 
 
 def _read(model: str, output: str, path: Path) -> tuple[str, ...]:

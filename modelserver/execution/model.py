@@ -24,7 +24,7 @@ from modelserver.execution.ensemble_staff import EnsembleStaff
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.generation import make_generation
 from modelserver.execution.instances import InstanceFactory, guard
-from modelserver.execution.labels import Labels, read_labels
+from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
 from modelserver.execution.response_cache import ResponseCache
 from modelserver.execution.staff import InstanceInfo, Staff, dismiss
@@ -181,10 +181,12 @@ class Model:
         """
         assert isinstance(self._staff, EnsembleStaff), "only ensembles have steps"
         self.composing = tuple(models or ())
+        self.labels = composed_labels(self.config, self.labels, [model.labels for model in self.composing])
         self.fault = fault
         self.is_decoupled = self._staff.bind(models, fault, find_holder)
-        if self.is_decoupled and not self.config.is_decoupled:
-            self.config = replace(self.config, model_transaction_policy=ModelTransactionPolicy(decoupled=True))
+        written = self._backend.context.config
+        policy = ModelTransactionPolicy(decoupled=True) if self.is_decoupled else written.model_transaction_policy
+        self.config = replace(written, model_transaction_policy=policy)
 
     def hold(self) -> None:
         """Keep it taking requests, of an ensemble's steps, until `release`. Event loop thread."""
@@ -228,7 +230,7 @@ class Model:
         return True
 
     def _open_cache(self, store: AnswerStore | None, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-        """Keep answers, if the config wants that and the server has a place for them. Called from a load-pool thread."""
+        """Keep answers, if the config wants that and the server has a place for them. In a load-pool thread."""
         wish = self.config.response_cache
         if store is not None:
             self._generation = make_generation(self._backend.context, is_shared=store.is_shared)
@@ -253,7 +255,7 @@ class Model:
 
     @property
     def generation(self) -> bytes:
-        """Stands in keys of cached answers for all that answers depend on: this load, and those of an ensemble's models."""
+        """Stands in keys of cached answers for what they depend on: this load, and those of an ensemble's models."""
         if not self.composing:
             return self._generation
         return b"".join([self._generation, *(model.generation for model in self.composing)])

@@ -414,3 +414,14 @@ async def test_whatever_comes_and_goes_an_answer_is_right_or_the_request_is_refu
         await asyncio.gather(*clients)
         assert num_answers
         assert states(repository)["above"] == "READY"
+
+
+async def test_an_output_has_the_labels_of_the_model_that_writes_it(pair: Path) -> None:
+    named = IDENTITY_CONFIG.replace('name: "OUTPUT0"', 'name: "OUTPUT0" label_filename: "words.txt"')
+    (write_model(pair, "b", config=named) / "words.txt").write_text("no\nyes\n")
+    async with open_repository(pair) as repository:
+        await repository.load("e")
+        assert repository.get("e", None).labels == {"OUT": ("no", "yes")}
+        write_model(pair, "b")
+        await repository.load("b")
+        assert repository.get("e", None).labels == {}
