@@ -197,6 +197,9 @@ class SequenceBatcher:
 
     def answer_given_up(self, requests: Iterable[InferRequest]) -> None:
         """These would have been executed once more, but were cancelled. Called from the event loop thread."""
+        requests = list(requests)
+        now_ns = self.now_ns()
+        self._statistics.record_failures(FailureReason.CANCELED, [now_ns - request.arrival_ns for request in requests])
         self._answer([(request, self._cancelled()) for request in requests])
 
     # Requests that are refused, or leave their queue without being executed.
