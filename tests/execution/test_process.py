@@ -224,6 +224,30 @@ def test_a_batch_that_a_killed_child_never_read_goes_to_the_next_one(start: Call
     assert instance.pid != pid
 
 
+def test_a_child_that_dies_takes_one_batch_along_and_no_other(start: Callable[..., ProcessInstance]) -> None:
+    instance = start()
+    pid = instance.pid
+    slow, deadly, *behind = instance.execute_batches(
+        [[request(do="sleep 0.01")], [request(do="exit 3")], [request(data=[3.0])], [request(data=[4.0]), request()]]
+    )
+    assert not isinstance(slow, ServerError)
+    assert isinstance(deadly, InternalError)
+    assert "exited with code 3" in deadly.message
+    assert [len(result) for result in behind if not isinstance(result, ServerError)] == [1, 2]
+    assert instance.pid not in (pid, None)
+
+
+def test_what_a_child_begins_again_after_a_death_is_what_it_never_began(start: Callable[..., ProcessInstance]) -> None:
+    """The poison is executed once, however many are behind it."""
+    instance = start()
+    results = instance.execute_batches([[request(do="segfault")], *[[request(data=[float(n)])] for n in range(20)]])
+    assert [isinstance(result, ServerError) for result in results] == [True, *[False] * 20]
+    for number, result in enumerate(results[1:]):
+        assert not isinstance(result, ServerError)
+        (entry,) = result
+        assert outputs(entry)["x"].tolist() == [float(number)]
+
+
 def test_a_child_whose_offspring_holds_its_files_is_still_seen_to_die(start: Callable[..., ProcessInstance]) -> None:
     instance = start()
     instance.execute([request(do="fork")])
