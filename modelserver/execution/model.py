@@ -273,7 +273,9 @@ class Model:
         New instances are made before old ones go, and unchanged ones stay, so traffic goes on. Raises
         ServerError, with nothing changed, when an instance cannot be made.
         """
-        if isinstance(self._staff, EnsembleStaff):  # what else may differ is no business of a version
+        if isinstance(self._staff, EnsembleStaff):  # there are none: what differs is said only
+            self._backend.context = replace(self._backend.context, config=config)
+            self.config = replace(config, model_transaction_policy=self.config.model_transaction_policy)
             return
         with self._staff.lock:
             if self._is_closed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.gate import until
 from support.repositories import IDENTITY_CONFIG, GatedLoader, open_repository, write_model
 from support.sequences import write_sequence_model
 
@@ -425,3 +427,38 @@ async def test_an_output_has_the_labels_of_the_model_that_writes_it(pair: Path) 
         write_model(pair, "b")
         await repository.load("b")
         assert repository.get("e", None).labels == {}
+
+
+async def test_polling_follows_the_models_of_an_ensemble(tmp_path: Path) -> None:
+    write_model(tmp_path, "b")
+    write_ensemble(tmp_path, "e", ["a", "b"])
+    options = {"control_mode": ControlMode.POLL, "poll_interval_s": 0.02}
+
+    async def until_ready(repository: ModelRepository, *, is_ready: bool) -> None:
+        await until(lambda: (repository.ready_versions("e") == (1,)) is is_ready, "the ensemble follows")
+
+    async with open_repository(tmp_path, **options) as repository:
+        assert "there is no model 'a'" in reason(repository, "e")
+        write_model(tmp_path, "a")
+        await until_ready(repository, is_ready=True)
+        await ask(repository, "e")
+        shutil.rmtree(tmp_path / "a")
+        await until_ready(repository, is_ready=False)
+        assert reason(repository, "e") == "step[0] needs model 'a', which is not ready"
+        write_model(tmp_path, "a")
+        await until_ready(repository, is_ready=True)
+        await ask(repository, "e")
+
+
+async def test_a_new_version_policy_is_no_reload(pair: Path) -> None:
+    loader = GatedLoader()
+    async with open_repository(pair, loader=loader) as repository:
+        await repository.load("e")
+        model = repository.get("e", None)
+        path = pair / "e" / "config.pbtxt"
+        path.write_text(path.read_text() + "version_policy { all { } }")
+        await repository.load("e")
+        assert repository.get("e", None) is model
+        assert model.config.version_policy is not None
+        assert model.config.version_policy.all is not None
+        await ask(repository, "e")
