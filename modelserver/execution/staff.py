@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 # How long a model that is too slow for the event loop stays there while its instances are being changed.
 _RETRY_S = 0.01
+# How long a worker may take to see that its sequences were given up.
+_GIVE_UP_S = 1.0
 
 Scheduler = Batcher | DirectScheduler | SequenceBatcher
 AnyWorker = Worker | HostedWorker | InlineWorker | DirectWorker
@@ -64,11 +66,22 @@ class InstanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class StaffedInstance:
-    """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone."""
+    """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone.
+
+    `give_up` ends its sequences, without which a worker does not end.
+    """
 
     loaded: LoadedInstance
     worker: AnyWorker | None
     leave: Callable[[], None]
+    give_up: Callable[[], None]
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for the worker; after that time it is no longer to wait for sequences."""
+        if self.worker is None or self.worker.join(timeout_s):
+            return True
+        self.give_up()
+        return self.worker.join(_GIVE_UP_S)
 
     @property
     def can_execute(self) -> bool:
@@ -122,6 +135,7 @@ class Staff:
         self._is_stopped = False
         self._has_warned = False
         self._is_leaving = False
+        self._give_ups: dict[InstancePlan, Callable[[], None]] = {}
         self._guard = InlineGuard(self._on_slow)
         context = backend.context
         self._strategy = (
@@ -291,7 +305,12 @@ class Staff:
     ) -> tuple[StaffedInstance, ...]:
         """Give each instance a worker, with its former runner if it had one, and start it."""
         members = tuple(
-            StaffedInstance(loaded, self._make_worker(loaded, runner), partial(self._leave, loaded.plan))
+            StaffedInstance(
+                loaded,
+                self._make_worker(loaded, runner),
+                partial(self._leave, loaded.plan),
+                self._give_ups.pop(loaded.plan, _do_nothing),
+            )
             for loaded, runner in zip(instances, runners or [None] * len(instances), strict=True)
         )
         for member in members:
@@ -308,7 +327,8 @@ class Staff:
             return DirectWorker(self.scheduler, runner, self._loop)
         source: BatchSource
         if isinstance(self.scheduler, SequenceBatcher):
-            source = self.scheduler.add_instance(_end_hook(loaded))
+            source = part = self.scheduler.add_instance(_end_hook(loaded))
+            self._give_ups[loaded.plan] = partial(self.scheduler.give_up, part)
         else:
             source = self.scheduler
         claim = self._claims.get(loaded.plan)
@@ -375,6 +395,10 @@ class Staff:
             )
 
 
+def _do_nothing() -> None:
+    """For instances without sequences."""
+
+
 def _end_hook(loaded: LoadedInstance) -> EndHook | None:
     """How to tell an instance of sequences that ended; None if it does not want to know."""
     instance = loaded.instance
@@ -398,7 +422,7 @@ def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
             member.worker.close()
     all_ended = True
     for member in members:
-        if member.worker is None or member.worker.join(max(0.0, deadline_s - time.monotonic())):
+        if member.has_ended(max(0.0, deadline_s - time.monotonic())):
             if member.worker is not None:
                 member.worker.runner.close(deadline_s)
             close_all([member.loaded])

@@ -16,7 +16,14 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import CancelledError, InvalidArgumentError, QueueFullError, QueueTimeoutError, ServerError
+from modelserver.errors import (
+    CancelledError,
+    InvalidArgumentError,
+    QueueFullError,
+    QueueTimeoutError,
+    ServerError,
+    UnavailableError,
+)
 from modelserver.scheduling.batcher import LoopCalls, Timer
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
@@ -179,6 +186,17 @@ class SequenceBatcher:
             self.wake_touched()
         if dropped:
             self._statistics.record_failures(FailureReason.OTHER, _ages(dropped, now_ns))
+            self.post(self._answer, [(entry.request, error) for entry in dropped])
+
+    def give_up(self, source: InstanceSource) -> None:
+        """End the sequences of an instance that is to go and has waited long enough for them. From any thread."""
+        now_ns = self.now_ns()
+        with self.lock:
+            dropped = self.table.clear_instance(source.slots)
+            self.wake_touched()
+        if dropped:
+            self._statistics.record_failures(FailureReason.OTHER, _ages(dropped, now_ns))
+            error = UnavailableError(f"model '{self._model_name}': the instance of the sequence was removed")
             self.post(self._answer, [(entry.request, error) for entry in dropped])
 
     def check_integrity(self) -> None:

@@ -235,6 +235,19 @@ class SequenceTable:
                 self._release(sequence, SequenceEnd.UNLOADED)
         return dropped
 
+    def clear_instance(self, owner: InstanceSlots) -> list[SequenceEntry]:
+        """End the sequences of one instance; their requests that waited, which the caller answers."""
+        sequences = [slot.sequence for slot in owner.slots if slot.sequence is not None]
+        dropped = [entry for sequence in sequences for entry in sequence.entries]
+        self._drop(dropped)
+        for sequence in sequences:
+            sequence.is_open = False
+            if sequence.taken is not None:
+                sequence.end = SequenceEnd.UNLOADED
+            else:
+                self._release(sequence, SequenceEnd.UNLOADED)
+        return dropped
+
     def reconfigure_delays(self) -> None:
         """Nobody waits for company any more: what is there goes."""
         self._direct = DirectRules()

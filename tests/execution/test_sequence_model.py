@@ -256,6 +256,21 @@ async def test_an_instance_that_is_removed_finishes_its_sequences() -> None:
         assert [len(instance.seen) for instance in serving.instances] in ([4, 2], [2, 4])
 
 
+async def test_an_instance_that_is_removed_waits_for_its_sequences_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("modelserver.execution.model.CLOSE_TIMEOUT_S", 0.05)
+    config = config_of(1, count=2, direct=SequenceStrategyDirect())
+    async with Serving(Noting, config) as serving:
+        await serving.infer("+a1", "+b1")
+        fewer = replace(config, instance_group=(replace(config.instance_group[0], count=1),))
+        await asyncio.to_thread(serving.model.update_instances, fewer)
+        assert sorted(instance.ended for instance in serving.instances) == [[], [("b", "unloaded")]]
+        with pytest.raises(InvalidArgumentError, match="must specify the START flag"):
+            await serving.infer("b2")
+        assert await serving.infer("a2-", value=7) == [[7]]
+
+
 async def test_a_failed_batch_fails_its_requests_and_no_sequence() -> None:
     class Failing(Noting):
         def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
