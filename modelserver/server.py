@@ -80,7 +80,7 @@ class Server:
         self.repository = ModelRepository(repository_options(options), facilities=self._facilities())
         self.dataplane = DataPlane(
             self.repository,
-            ServerMetadata(options.id, self.version, EXTENSIONS),
+            ServerMetadata(options.id, self.version, _extensions(options)),
             strict_readiness=options.strict_readiness,
             tells_overload=options.overload_statuses,
             logs_requests=options.log_verbose > 0,
@@ -340,6 +340,11 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
             gpu_ids=gpu_ids(),
         ),
     )
+
+
+def _extensions(options: ServerOptions) -> tuple[str, ...]:
+    """What is offered with these options."""
+    return tuple(name for name in EXTENSIONS if options.allow_client_shm or name != "system_shared_memory")
 
 
 def _warn_ineffective(options: ServerOptions) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ from modelserver.shared_memory import Region, SharedMemory, too_small
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
+
+logger = logging.getLogger(__name__)
 
 
 def resolve(request: InferRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[Region]:
@@ -75,14 +79,14 @@ class TransferStream(RelayStream):
     def pass_on(self, response: InferResponse) -> InferResponse:
         try:
             if response.error is None and response.outputs:
-                self._deliver_outputs(response)
+                # A new response: others may have been promised this one (a cache, requests that wait for the same).
+                response = replace(response, outputs=[self._delivered(tensor) for tensor in response.outputs])
         except ServerError as error:
             response = InferResponse(error=error, is_final=response.is_final)
         except Exception as error:
-            response = InferResponse(
-                error=InternalError(f"outputs could not be delivered: {type(error).__name__}: {error}"),
-                is_final=response.is_final,
-            )
+            logger.exception("outputs could not be delivered to a client")
+            text = f"outputs could not be delivered: {type(error).__name__}; the server's log has the details"
+            response = InferResponse(error=InternalError(text), is_final=response.is_final)
         if response.is_final:
             self.release()
         return response
@@ -92,22 +96,21 @@ class TransferStream(RelayStream):
         regions, self._regions = self._regions, ()
         self._memory.release(regions)
 
-    def _deliver_outputs(self, response: InferResponse) -> None:
+    def _delivered(self, tensor: Tensor) -> Tensor:
+        """The output as it goes into the message: itself, what stands for it, or its classes."""
         transfer, model = self._transfer, self._model
+        place = transfer.placed.get(tensor.name)
+        if place is not None:
+            data = tensor_to_bytes(tensor)
+            if len(data) > place.num_bytes:
+                raise too_small(tensor.name, place.num_bytes, len(data))
+            self._region(place.region).write(place.offset, data)
+            return placeholder(tensor)
+        count = transfer.class_counts.get(tensor.name)
+        if count is None:
+            return tensor
         is_batched = model.config.max_batch_size > 0
-        for position, tensor in enumerate(response.outputs):
-            place = transfer.placed.get(tensor.name)
-            if place is not None:
-                data = tensor_to_bytes(tensor)
-                if len(data) > place.num_bytes:
-                    raise too_small(tensor.name, place.num_bytes, len(data))
-                self._region(place.region).write(place.offset, data)
-                response.outputs[position] = placeholder(tensor)
-                continue
-            count = transfer.class_counts.get(tensor.name)
-            if count is not None:
-                labels = model.labels.get(tensor.name, ())
-                response.outputs[position] = classify(tensor, count, labels, is_batched=is_batched)
+        return classify(tensor, count, model.labels.get(tensor.name, ()), is_batched=is_batched)
 
     def _region(self, name: str) -> Region:
         return next(region for region in self._regions if region.status.name == name)

@@ -31,7 +31,7 @@ def test_server_metadata_lists_only_what_is_on(client: ProtocolClient) -> None:
     assert metadata["name"] == "modelserver" or metadata["name"] == "triton"
     assert metadata["version"]
     assert {"binary_tensor_data", "statistics", "model_repository"} <= set(metadata["extensions"])
-    assert not {"classification", "trace", "logging", "cuda_shared_memory"} & set(metadata["extensions"])
+    assert not {"system_shared_memory", "cuda_shared_memory"} & set(metadata["extensions"])
 
 
 def test_model_metadata_shows_the_batch_dimension(client: ProtocolClient) -> None:

@@ -85,6 +85,7 @@ def _infer(client: ProtocolClient, model: str, *tensors: Any, outputs: list[Any]
 
 
 def test_tensors_come_from_a_region_and_go_to_another_part_of_it(client: ProtocolClient, key: str) -> None:
+    assert "system_shared_memory" in client.server_metadata()["extensions"]
     client.raw.register_system_shared_memory("region", key, 256)
     for data in (DATA, DATA + 1, DATA + 2):  # known requests are decoded another way
         shm.set_shared_memory_region(_HANDLES[key], [data])

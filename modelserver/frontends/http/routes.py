@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
     from modelserver.dataplane import DataPlane
 
-# What this frontend makes true of the protocol's extensions; server metadata lists them in Triton's order.
+# What this frontend can make true of the protocol's extensions; server metadata lists them in Triton's order.
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
