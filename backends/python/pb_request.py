@@ -44,10 +44,14 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request; without tracing there is no context."""
+    """The client's trace that a request is part of, if it is of one."""
 
-    def get_context(self) -> None:
-        return None
+    def __init__(self, trace_parent: str = "") -> None:
+        self.trace_parent = trace_parent
+
+    def get_context(self) -> str | None:
+        """A W3C carrier as JSON (`{"traceparent": "..."}`), as OpenTelemetry reads it; None without one."""
+        return json.dumps({"traceparent": self.trace_parent}) if self.trace_parent else None
 
 
 class InferenceRequest:
@@ -166,7 +170,7 @@ class InferenceRequest:
         return self._preferred_memory
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace() if self._request is not None else self._trace
+        return InferenceTrace(self._request.trace_parent) if self._request is not None else self._trace
 
     def model_name(self) -> str:
         return self._model_name if self._request is None else self._request.model_name
@@ -221,4 +225,5 @@ class InferenceRequest:
             sequence_id=self._correlation_id,
             sequence_start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             sequence_end=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+            trace_parent=self._trace.trace_parent,
         )

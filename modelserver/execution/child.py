@@ -75,6 +75,7 @@ class HostedRequest(InferRequest):
             sequence_end=record.sequence_end,
             rows=record.rows,
             is_decoupled=record.is_decoupled,
+            trace_parent=record.trace_parent,
         )
 
     @property

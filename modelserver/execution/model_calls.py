@@ -194,6 +194,7 @@ def _request_of(record: RequestRecord, payload: bytearray | ByteView, callers: t
         sequence_id=record.sequence_id,
         sequence_start=record.sequence_start,
         sequence_end=record.sequence_end,
+        trace_parent=record.trace_parent,
     )
     request.callers = callers
     return request

@@ -31,6 +31,7 @@ def request_record(request: InferRequest, payload: Payload, number: int = 0) -> 
         rows=request.rows,
         number=number,
         is_decoupled=request.is_decoupled,
+        trace_parent=request.trace_parent,
     )
 
 

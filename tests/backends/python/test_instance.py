@@ -72,6 +72,9 @@ OBEDIENT = """
             return json.dumps([request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
                                sorted(request.requested_output_names()), request.is_cancelled()])
 
+        def tell_trace(self, request):
+            return request.trace().get_context() or "null"
+
         def write_input(self, request):
             array = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
             array += 1
@@ -210,6 +213,12 @@ def test_the_request_is_seen_as_it_was_sent(model: ProcessInstance) -> None:
     fields = {"id": "r", "sequence_id": "s", "sequence_end": True, "timeout_us": 5, "is_cancelled": True}
     assert told(model, "tell_request", **fields) == ["r", "s", 2, 5, ["TEXT", "Y"], True]
     assert told(model, "tell_request", outputs=("TEXT",)) == ["", 0, 0, 0, ["TEXT"], False]
+
+
+def test_the_clients_trace_is_seen(model: ProcessInstance) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert told(model, "tell_trace", trace_parent=parent) == {"traceparent": parent}
+    assert told(model, "tell_trace") is None
 
 
 def test_inputs_may_be_changed_in_place(model: ProcessInstance) -> None:
