@@ -133,6 +133,10 @@ class SequenceLives(RuleBasedStateMachine):
         self.clock.advance_us(us)
         self.loop.run_timers()
 
+    @rule(which=st.integers(0, 1))
+    def give_up(self, which: int) -> None:
+        self.batcher.give_up(self.instances[which % len(self.instances)].source)
+
     @rule()
     def stop(self) -> None:
         self.is_stopped = True
