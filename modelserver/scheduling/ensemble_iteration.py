@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -18,9 +17,9 @@ class Receiver(Protocol):
 
 
 class StepCall(ResponseStream):
-    """A step's request to its model, and where it is answered."""
+    """Where a step's request to its model is answered. It does not refer to the request, so that both go at once."""
 
-    __slots__ = ("iteration", "request", "run", "step")
+    __slots__ = ("iteration", "run", "step")
 
     def __init__(self, run: Receiver, step: StepPlan, iteration: Iteration) -> None:
         # What a reader of a stream would need is left out: responses go to the run at once.
@@ -29,7 +28,6 @@ class StepCall(ResponseStream):
         self.run = run
         self.step = step
         self.iteration = iteration
-        self.request: InferRequest
 
     def deliver(self, response: InferResponse) -> None:
         if not self.is_finished:

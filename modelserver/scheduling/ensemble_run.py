@@ -72,7 +72,7 @@ class EnsembleRun:
         self._is_decoupled = is_decoupled
         self._is_advancing = False
         self._ready: deque[tuple[Iteration, int]] = deque()
-        self._calls: set[StepCall] = set()
+        self._calls: dict[StepCall, InferRequest] = {}
         self._root = Iteration(plan.scopes[0], None, None)
         self._answers: list[tuple[Iteration, InferResponse]] = []
         self._num_answers = 0
@@ -102,7 +102,7 @@ class EnsembleRun:
     def receive(self, call: StepCall, response: InferResponse) -> None:
         """A response of a step's model."""
         if response.is_final:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
         if self.is_over:
             return
         if response.error is not None:
@@ -132,16 +132,18 @@ class EnsembleRun:
         """Start what can start. What steps answer within that lands in the queue, so that nothing recurs."""
         self._is_advancing = True
         ready = self._ready
-        while ready and not self.is_over:
-            iteration, position = ready.popleft()
-            steps = iteration.scope.steps
-            if position == len(steps):
-                self._answer(iteration)
-            else:
-                self._start(iteration, steps[position])
-        self._is_advancing = False
-        if not self.is_over and (self._answers or not self._root.num_left):
+        while not self.is_over:
+            while ready and not self.is_over:
+                iteration, position = ready.popleft()
+                steps = iteration.scope.steps
+                if position == len(steps):
+                    self._answer(iteration)
+                else:
+                    self._start(iteration, steps[position])
+            if self.is_over or not (self._answers or not self._root.num_left):
+                break
             self._send_answers()
+        self._is_advancing = False
 
     def _start(self, iteration: Iteration, step: StepPlan) -> None:
         """Send a step's request, or skip it. One function, because it is most of what a step costs."""
@@ -173,7 +175,7 @@ class EnsembleRun:
         model = step.model
         if whole.sequence_id and not whole.sequence_start:
             model = self._owner.holder_of(self, model)
-        call.request = request = InferRequest(
+        self._calls[call] = request = InferRequest(
             step.model_name,
             model.version,
             inputs,
@@ -188,11 +190,10 @@ class EnsembleRun:
             whole.sequence_end,
             stream=call,
         )
-        self._calls.add(call)
         try:
             model.infer(request)
         except ServerError as error:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
             self._fail(step, error)
 
     def _skip(self, iteration: Iteration, step: StepPlan) -> None:
@@ -339,6 +340,11 @@ class EnsembleRun:
             self._end_with(error, FailureReason.CANCELED)
 
     def _end_with(self, error: ServerError, reason: FailureReason) -> None:
+        answers, self._answers = self._answers, []
+        for iteration, response in answers:  # of a decoupled ensemble, complete before the error
+            self._deliver(iteration, response, is_final=False)
+            if self.is_over:
+                return
         now_ns = self._owner.now_ns()
         if self._is_decoupled:
             is_cancel = reason is FailureReason.CANCELED
@@ -352,9 +358,11 @@ class EnsembleRun:
         self.is_over = True
         self.request.on_cancel = None
         self._ready.clear()
-        calls, self._calls = self._calls, set()
-        for call in calls:
-            call.request.cancel()
+        if self._unread is not None:
+            self.request.stream.on_read = None
+        calls, self._calls = self._calls, {}
+        for request in calls.values():
+            request.cancel()
         self._owner.ended(self, now_ns, reason)
 
     def _on_read(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -367,3 +369,23 @@ def test_all_skipped_is_an_answer_without_outputs() -> None:
     ensemble = Ensemble(config, StepDouble(model_config("a"), plus(1)))
     assert ensemble.run(IN=[1], FLAG=False) == {}
     assert ensemble.statistics.snapshot().success.count == 1
+
+
+def test_nothing_of_a_request_stays_behind() -> None:
+    """No cycles: tensors go when the request is over, not when the garbage collector comes."""
+    ensemble = chain()
+    first, second = ensemble.models
+    between = np.arange(3, dtype=np.int32)
+    seen = weakref.ref(between)
+    gc.disable()
+    try:
+        answer = ensemble.submit(IN=[1])
+        first.answer(Y=between)
+        del between
+        second.answer(Y=[1])
+        assert answer.only == {"OUT": [1]}
+        first.requests.clear()
+        second.requests.clear()
+        assert seen() is None
+    finally:
+        gc.enable()

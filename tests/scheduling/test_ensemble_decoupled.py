@@ -257,5 +257,21 @@ def test_a_client_that_reads_slowly_holds_the_source_back() -> None:
     many.answer()
     assert answer.values[-1] == ({}, True)
     stream.has_read()
-    stream.has_read()
-    assert num_read == 3  # the end itself needs no reading on
+    assert num_read == 2  # the end needs no reading, and the second answer nobody waits for any more
+
+
+def test_answers_that_are_complete_come_before_the_error() -> None:
+    ensemble = source_and_sink()
+    many, one = ensemble.models
+
+    def refuse_two(inputs: dict[str, Any]) -> dict[str, Any]:
+        if int(inputs["X"][0]) == 2:
+            raise InternalError("not two")
+        return {"Y": inputs["X"]}
+
+    one.function = refuse_two
+    answer = ensemble.submit(IN=[0])
+    many.answer(Y=[1], is_final=False)
+    many.answer(Y=[2], is_final=False)
+    assert answer.values[0] == ({"OUT": [1]}, False)
+    assert answer.error.message.endswith("not two")
