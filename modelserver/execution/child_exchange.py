@@ -232,12 +232,10 @@ class Exchange:
 
     def _receive_for_loops(self) -> None:
         """The thread that receives while event loops wait for replies and no thread does."""
-        try:
-            while True:
+        with contextlib.suppress(PeerGoneError):
+            while self._gone is None:
                 with self._changed:
                     self._num_waiters += 1
                     self._changed.wait_for(lambda: self._num_pending > 0 or self._gone is not None)
                     self._num_waiters -= 1
                 self.wait(lambda: None if self._num_pending > 0 else True)
-        except PeerGoneError:
-            return
