@@ -394,5 +394,4 @@ def _within(error: ServerError, prefix: str) -> ServerError:
     located = type(error).__new__(type(error), message)
     located.__dict__.update(error.__dict__)
     located.message = message
-    located.__cause__ = error
     return located
