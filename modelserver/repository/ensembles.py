@@ -46,6 +46,9 @@ class Ensembles:
         """How the steps of ensemble `key` find the configs of models that serve now. From any thread."""
 
         def find(step: EnsembleStep) -> ModelConfig | None:
+            lifecycle = self._table.lifecycles.get(self._key_of(key, step))
+            if lifecycle is not None and lifecycle.pending_load is not None:
+                return None  # it may be another one soon
             model = self._find(key, step)
             return model.config if model is not None else None
 
@@ -62,13 +65,11 @@ class Ensembles:
         self._coming[key] = frozenset(keys)
         try:
             self._check_cycles(key, definition)
-            missing = [composing for composing in keys if composing not in self._table.ready]
-            results = await asyncio.gather(*map(self._ensure_loaded, missing), return_exceptions=True)
+            results = await asyncio.gather(*map(self._ensure_loaded, keys), return_exceptions=True)
         finally:
             del self._coming[key]
         problems = []
-        for composing, result in zip(missing, results, strict=True):
-            index = keys[composing]
+        for index, result in zip(keys.values(), results, strict=True):
             if isinstance(result, ServerError):
                 what = "there is no model" if isinstance(result, NotFoundError) else "cannot load model"
                 message = f"{what} '{steps[index].model_name}': {result.message}"

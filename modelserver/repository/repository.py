@@ -271,12 +271,23 @@ class ModelRepository:
             self._ensembles.published(key)
 
     async def _ensure_loaded(self, key: str) -> None:
-        """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere."""
+        """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere.
+
+        A load that is going on is waited for: what asks may be meant for what comes.
+        """
         if key not in self._lifecycles:
             await self._check_exists(key)
         lifecycle = self._lifecycle(key)
-        if not lifecycle.versions:
-            await asyncio.shield(lifecycle.pending_load or lifecycle.load(_AS_KEPT))
+        pending = lifecycle.pending_load
+        if pending is None:
+            if lifecycle.versions:
+                return
+            pending = lifecycle.load(_AS_KEPT)
+        try:
+            await asyncio.shield(pending)
+        except ServerError:
+            if not lifecycle.versions:
+                raise
 
     def _lifecycle(self, name: str) -> ModelLifecycle:
         if name not in self._lifecycles:

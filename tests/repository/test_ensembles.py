@@ -462,3 +462,21 @@ async def test_a_new_version_policy_is_no_reload(pair: Path) -> None:
         assert model.config.version_policy is not None
         assert model.config.version_policy.all is not None
         await ask(repository, "e")
+
+
+async def test_an_ensemble_and_its_models_may_change_in_one_moment(pair: Path) -> None:
+    options = {"control_mode": ControlMode.POLL, "poll_interval_s": 0.02}
+    async with open_repository(pair, **options) as repository:
+        await ask(repository, "e")
+        for name in ("a", "b"):
+            write_model(pair, name, config=IDENTITY_CONFIG.replace("INT32", "INT64"))
+        write_ensemble(pair, "e", ["a", "b"], datatype="TYPE_INT64")
+
+        def datatype() -> Datatype | None:
+            versions = repository.ready_versions("e")
+            return repository.get("e", None).config.input[0].data_type if versions else None
+
+        await until(lambda: datatype() is Datatype.INT64, "the new ensemble serves")
+        data = np.full((1, 2), 5, dtype=np.int64)
+        asked = InferRequest("e", None, {"IN": Tensor("IN", Datatype.INT64, data)})
+        assert (await repository.get("e", None).infer(asked).only()).outputs[0].data.tolist() == [[5, 5]]
