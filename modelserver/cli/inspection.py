@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelserver.config.ensemble_models import FindConfig, is_decoupled
+from modelserver.config.ensemble_models import FindConfig, check_models, is_decoupled
 from modelserver.config.problem import Problem
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelTransactionPolicy
 from modelserver.discovery import backend_for_model_files
@@ -112,6 +112,10 @@ def _steps(config: ModelConfig) -> tuple[EnsembleStep, ...]:
 def _inspect(layout: ModelLayout, options: DefinitionOptions, find_config: FindConfig) -> Inspection:
     try:
         definition = read_definition(layout, options, find_config=find_config)
+        source, locations = definition.config_source, definition.locations
+        misfits = check_models(definition.config, find_config, locations=locations, source=source)
+        if misfits:
+            return Inspection(layout.name, layout.directory, problems=misfits)
         return Inspection(layout.name, layout.directory, definition)
     except ConfigError as error:
         problems = tuple(problem for problem in error.problems if isinstance(problem, Problem))

@@ -79,7 +79,8 @@ def read_definition(
 ) -> ModelDefinition:
     """What `layout` defines; `config_json` replaces its config file. Blocking.
 
-    `find_config` has the configs of an ensemble's models, as far as they are known; the others are not looked at.
+    `find_config` has the configs of an ensemble's models, as far as they are known. What does not fit is told with
+    other problems; alone it is left to whoever lets the ensemble call its models, because these may change.
     `only_version` is served in place of what the version policy says. Raises NotFoundError when it is not there,
     ConfigError with every problem, UnsupportedError when the only problems are fields that this
     version does not execute, and what the backend raises when it cannot be imported or reads its files.
@@ -169,7 +170,7 @@ class _Reading:
             self._normalise(backend_class)
             self._settle_strategies(served)
         self._validate(is_complete=completed or is_ensemble)
-        if is_ensemble and self._find_config is not None:
+        if self._problems and is_ensemble and self._find_config is not None:
             found = check_models(self._config, self._find_config, locations=self._locations, source=self._source)
             self._problems += found
         self._raise(unsupported)

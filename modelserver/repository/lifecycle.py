@@ -281,8 +281,10 @@ class ModelLifecycle:
             self._check_still_wanted(version)
             await self._update_instances(plan.update, definition)
             for loaded in fresh.values():
-                if loaded.model.is_ensemble and (error := self._bind(loaded)) is not None:
-                    raise error
+                error = self._context.bind(self.name, loaded) if loaded.model.is_ensemble else None
+                if error is not None:
+                    # No ConfigError, after which only a change of the file would help: its models may change.
+                    raise error if not isinstance(error, ConfigError) else InvalidArgumentError(error.message)
         except ServerError:
             await self._retirement.close_all(fresh.values())
             raise
@@ -342,6 +344,7 @@ class ModelLifecycle:
             self._loaded[version].definition = definition
         gone = {*plan.load, *plan.retire}
         self._loaded = {version: loaded for version, loaded in self._loaded.items() if version not in gone} | {**fresh}
+        self._mismatched -= gone
         self._publish()
         for loaded in replaced:
             self._retirement.retire(loaded)
