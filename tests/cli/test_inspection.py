@@ -1,0 +1,63 @@
+"""Ensembles in repositories that are read without being served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.model_files import write_identity, write_model
+
+from modelserver.cli.inspection import Inspection, inspect_model, inspect_repositories
+from modelserver.repository.options import DefinitionOptions
+
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input {{ name: "INPUT0" data_type: {datatype} dims: -1 }}
+output {{ name: "OUTPUT0" data_type: {datatype} dims: -1 }}
+ensemble_scheduling {{ step {{ model_name: "{model}" model_version: {version}
+  input_map {{ key: "INPUT0" value: "INPUT0" }} output_map {{ key: "OUTPUT0" value: "OUTPUT0" }} }} }}
+"""
+
+
+def write_chain(root: Path, name: str, model: str, *, version: int = -1, datatype: str = "TYPE_FP32") -> None:
+    write_model(root, name, CHAIN.format(model=model, version=version, datatype=datatype))
+
+
+def inspect(root: Path) -> dict[str, Inspection]:
+    found, _ = inspect_repositories([root], DefinitionOptions())
+    return {inspection.name: inspection for inspection in found}
+
+
+def messages(inspection: Inspection) -> list[str]:
+    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in inspection.problems]
+
+
+def test_an_ensemble_is_checked_with_its_models(tmp_path: Path) -> None:
+    write_identity(tmp_path, "model")
+    write_chain(tmp_path, "good", "model")
+    write_chain(tmp_path, "above", "good")
+    write_chain(tmp_path, "typo", "modell")
+    write_chain(tmp_path, "older", "model", version=3)
+    write_chain(tmp_path, "whole", "model", datatype="TYPE_INT32")
+    found = inspect(tmp_path)
+    assert found["good"].is_valid
+    assert found["above"].is_valid
+    assert messages(found["typo"]) == ["6:30: there is no model 'modell'; did you mean 'model'?"]
+    assert messages(found["older"]) == ["6:30: model 'model' does not serve version 3, only 1"]
+    assert [line.partition(":")[0] for line in messages(found["whole"])] == ["5", "7"]
+    assert inspect_model([tmp_path], "good", DefinitionOptions()).is_valid
+
+
+def test_what_is_wrong_below_is_said_above(tmp_path: Path) -> None:
+    write_model(tmp_path, "model", "max_batch_size: -3")
+    write_chain(tmp_path, "chain", "model")
+    assert messages(inspect(tmp_path)["chain"]) == ["6:30: model 'model' is wrong itself"]
+
+
+def test_ensembles_that_contain_each_other_are_told(tmp_path: Path) -> None:
+    write_chain(tmp_path, "one", "two")
+    write_chain(tmp_path, "two", "three")
+    write_chain(tmp_path, "three", "one")
+    found = inspect(tmp_path)
+    assert not any(inspection.is_valid for inspection in found.values())
+    assert any("ensembles contain each other: " in line for item in found.values() for line in messages(item))
