@@ -322,12 +322,8 @@ def test_statistics_of_a_model_and_of_all(client: ProtocolClient) -> None:
     assert {each["name"] for each in client.statistics()} == {"echo", "text", "slow", "reflect"}
 
 
-def test_what_is_not_there_is_said_to_be_missing(client: ProtocolClient) -> None:
-    for call in (client.raw.get_trace_settings, client.raw.get_log_settings):
-        with pytest.raises(InferenceServerException) as refused:
-            call()
-        assert str(refused.value.status()) in ("501", "StatusCode.UNIMPLEMENTED")
-    with pytest.raises(InferenceServerException) as refused:
+def test_regions_cannot_be_registered_without_the_flag(client: ProtocolClient) -> None:
+    with pytest.raises(InferenceServerException, match="--allow-client-shm") as refused:
         client.raw.register_system_shared_memory("region", "/key", 100)
     assert str(refused.value.status()) in ("501", "StatusCode.UNIMPLEMENTED")
 
