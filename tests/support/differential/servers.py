@@ -30,7 +30,9 @@ START_TIMEOUT_S = 300.0
 def triton(repository: Path, log: Path, *, mode: str = "none", flags: tuple[str, ...] = ()) -> Iterator[Target]:
     """The real Triton, started and live; what it logs is in `log`."""
     ports = [free_port() for _ in range(3)]
-    command = [tool(LAUNCHER), str(repository), *map(str, ports), mode, *flags]
+    prefix = f"differential{os.getpid()}_"
+    regions = f"--backend-config=python,shm-region-prefix-name={prefix}"
+    command = [tool(LAUNCHER), str(repository), *map(str, ports), mode, *flags, regions]
     with log.open("wb") as output:
         # A group of its own: its stubs end with it.
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -40,6 +42,9 @@ def triton(repository: Path, log: Path, *, mode: str = "none", flags: tuple[str,
                 yield target
         finally:
             _end(process)
+            # Stubs that ended by a fault leave theirs.
+            for region in Path("/dev/shm").glob(f"{prefix}*"):
+                region.unlink()
 
 
 @contextmanager

@@ -107,6 +107,8 @@ RULES: tuple[Rule, ...] = (
         facts=("outputs.0.data.0*",),
     ),
     _better("a tensor tells its shape and its datatype", "pb_utils: tensor *"),
+    _different("numbers of kinds of memory are those of the C API", "pb_utils: memory (*"),
+    _better("responses have parameters", "pb_utils: response parameters (*"),
     _different("what cannot be a tensor is the model's exception", "pb_utils: wrong tensor (*"),
     # Documents.
     _different("the version is our own", "server metadata *", facts=("*version",)),
@@ -142,6 +144,33 @@ RULES: tuple[Rule, ...] = (
         facts=("*model_transaction_policy*",),
     ),
     _different("the file is named where it is chosen", "*: config of *", facts=("*.default_model_filename",)),
+    # Statistics and metrics.
+    _better("a response without its output has failed", "statistics: counted_failing", "metrics: counted_failing"),
+    _better(
+        "a request whose last response is an error has failed", "statistics: counted_repeat", "metrics: counted_repeat"
+    ),
+    _better(
+        "refused steps of a sequence are failures",
+        "statistics: counted_sequence",
+        "metrics: counted_sequence",
+        facts=("*fail*",),
+    ),
+    _different("an ensemble computes nothing itself", "statistics: counted_ensemble"),
+    _better("the time of a load is told", "metrics: *", facts=("nv_model_load_duration_secs*",)),
+    _different("there is no pinned memory", "metrics: families", facts=("nv_pinned_*",)),
+    # Model control.
+    _better("an unknown repository is not all of them", "index: of a repository"),
+    _better("what does not exist is missing", "control: nothing", facts=("*.status",), pair=(500, 404)),
+    _better(
+        "what does not exist is missing",
+        "control: of nothing over gRPC",
+        facts=("*.code",),
+        pair=("INTERNAL", "NOT_FOUND"),
+    ),
+    _better("a load that cannot be is the client's fault", "control: *", facts=("*.status",), pair=(500, 400)),
+    _better("the index tells why a model did not load", "control: load bad_*", facts=("*.index*",)),
+    _better("a model that cannot execute does not load", "control: load bad_no_execute"),
+    _different("batching needs a batch dimension", "control: load bad_no_batch"),
     # Settings.
     _better("settings that cannot be are refused", "extension: a bad *", "extension: an unknown *"),
 )
