@@ -195,7 +195,7 @@ def test_json_may_nest_a_hundred_levels(connection: Connection, path: str) -> No
         ({"parameters": {"binary_data_size": 4}}, "only one of"),
         ({"parameters": {"binary_data_size": -1}}, "binary_data_size"),
         ({"parameters": {"binary_data_size": "4"}}, "binary_data_size"),
-        ({"parameters": {"shared_memory_region": "r"}}, "shared memory"),
+        ({"parameters": {"shared_memory_region": "r"}}, "shared_memory_region"),
     ],
 )
 def test_tensors_that_cannot_be(connection: Connection, change: dict[str, Any], told: str) -> None:

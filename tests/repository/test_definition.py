@@ -203,9 +203,9 @@ def test_a_single_model_takes_the_name_it_was_given(tmp_path: Path) -> None:
 
 
 def test_warnings_are_kept_with_the_definition_and_their_place(tmp_path: Path) -> None:
-    directory = write_model(tmp_path, "m", extra="instance_group [ { host_policy: 'x' } ]")
+    directory = write_model(tmp_path, "m", extra="optimization { graph { level: 1 } }")
     (warning,) = read(directory).warnings
-    assert warning.field == "instance_group[0].host_policy"
+    assert warning.field == "optimization.graph"
     assert f"{directory}/config.pbtxt:6:" in str(warning)
 
 

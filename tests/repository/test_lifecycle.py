@@ -465,16 +465,16 @@ async def test_file_overrides_need_a_config(tmp_path: Path) -> None:
 async def test_each_load_warns_once_of_what_has_no_effect(
     tmp_path: Path, loader: GatedLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    extra = f"{ALL} instance_group [ {{ host_policy: 'x' }} ]"
+    extra = f"{ALL} optimization {{ graph {{ level: 1 }} }}"
     directory = write_model(tmp_path, "m", versions=(1, 2), extra=extra)
     async with open_repository(tmp_path, load_models=("m",), loader=loader) as repository:
         for num_loads in (1, 2):
-            warnings = [record.getMessage() for record in caplog.records if "host_policy" in record.getMessage()]
+            warnings = [record.getMessage() for record in caplog.records if "optimization.graph" in record.getMessage()]
             assert len(warnings) == num_loads
             change(directory)
             await repository.load("m")
     assert warnings[0].startswith("model 'm': ")
-    assert "instance_group[0].host_policy: has no effect in this version: there are no host policies" in warnings[0]
+    assert "optimization.graph: has no effect in this version: " in warnings[0]
 
 
 async def test_a_request_that_makes_no_sense_leaves_no_trace(tmp_path: Path) -> None:

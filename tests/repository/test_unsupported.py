@@ -9,7 +9,6 @@ from modelserver.repository.unsupported import ignored_warnings, unsupported_pro
     [
         ("model_operations { op_library_filename: 'a.so' }", "model_operations.op_library_filename"),
         ("cc_model_filenames [ { key: '8.0' value: 'm' } ]", "cc_model_filenames"),
-        ("runtime: 'model.py'", "runtime"),
         ("input [ { is_shape_tensor: true } ]", "input[0].is_shape_tensor"),
         ("output [ { }, { is_non_linear_format_io: true } ]", "output[1].is_non_linear_format_io"),
     ],
