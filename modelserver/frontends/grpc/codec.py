@@ -20,12 +20,13 @@ from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, Serve
 from modelserver.frontends.grpc import envelope
 from modelserver.frontends.grpc.contents import tensor_from_contents
 from modelserver.frontends.grpc.head import InputHead, RequestHead, read_head, remembered_head
-from modelserver.frontends.grpc.parameters import apply_parameters, parameter_fields
+from modelserver.frontends.grpc.parameters import REGION, apply_parameters, parameter_fields
 from modelserver.frontends.grpc.status import sendable
 from modelserver.pb import grpc_service_pb2 as pb
 
 # Heads up to this size are remembered; parameters make a head vary from request to request.
 _REMEMBERED_BYTES = 1024
+_REGION = REGION.encode()
 
 # Serialized `parameters` entries; fields of a message may come in any order, so they simply follow the others.
 _IS_FINAL = parameter_fields({"triton_final_response": True})
@@ -59,7 +60,9 @@ def decode_infer_request(
     """
     split = _split(message)
     raws = split.raws
-    if raws and not split.has_parameters and len(split.head) <= _REMEMBERED_BYTES:
+    # A head without raw contents is remembered if shared memory has them; else it has the contents itself.
+    is_alike = raws or _REGION in split.head
+    if is_alike and not split.has_parameters and len(split.head) <= _REMEMBERED_BYTES:
         head = remembered_head(split.head)
     else:
         head = read_head(split.head)
