@@ -34,10 +34,27 @@ CYCLED = {
     "repeat": "repeat",
     "square": "square",
 }
-_DECOUPLED = """backend: "{name}"
-max_batch_size: 0
-model_transaction_policy {{ decoupled: true }}
-"""
+_WRITTEN = {
+    "repeat": """
+        backend: "repeat"
+        model_transaction_policy { decoupled: true }
+        input [
+          { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] },
+          { name: "DELAY", data_type: TYPE_UINT32, dims: [ -1 ] },
+          { name: "WAIT", data_type: TYPE_UINT32, dims: [ 1 ] }
+        ]
+        output [
+          { name: "OUT", data_type: TYPE_INT32, dims: [ 1 ] },
+          { name: "IDX", data_type: TYPE_UINT32, dims: [ 1 ] }
+        ]
+        """,
+    "square": """
+        backend: "square"
+        model_transaction_policy { decoupled: true }
+        input [ { name: "IN", data_type: TYPE_INT32, dims: [ 1 ] } ]
+        output [ { name: "OUT", data_type: TYPE_INT32, dims: [ 1 ] } ]
+        """,
+}
 # The first cycles fill what is kept: allocators' arenas, pools of threads, imported libraries.
 _WARM_SHARE = 0.2
 _SETTLE_S = 2.0
@@ -88,11 +105,11 @@ class Client:
 
 def write_repository(root: Path) -> None:
     """The example models, and those of the test backends that need no files."""
-    for name in set(CYCLED.values()) - {"repeat", "square"}:
+    for name in set(CYCLED.values()) - set(_WRITTEN):
         shutil.copytree(_MODELS / name, root / name)
-    for name in ("repeat", "square"):
+    for name, config in _WRITTEN.items():
         (root / name / "1").mkdir(parents=True)
-        (root / name / "config.pbtxt").write_text(_DECOUPLED.format(name=name))
+        (root / name / "config.pbtxt").write_text(config)
 
 
 def cycle(server: ServerProcess, client: Client, model: str, count: int) -> None:
