@@ -25,7 +25,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.logs",
         "modelserver.allocator",
     ),
-    ("modelserver.scheduling", "modelserver.backend", "modelserver.repoagent", "modelserver.source_module", "modelserver.discovery"),
+    (
+        "modelserver.scheduling",
+        "modelserver.backend",
+        "modelserver.repoagent",
+        "modelserver.source_module",
+        "modelserver.discovery",
+    ),
     ("modelserver.execution",),
     ("modelserver.repository",),
     (

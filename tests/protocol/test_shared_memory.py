@@ -164,9 +164,7 @@ def test_sizes_that_do_not_fit_the_tensor_are_refused(client: ProtocolClient, ke
     client.raw.register_system_shared_memory("region", key, 256)
     tensor = client.library.InferInput("INPUT0", [2, 4], "FP32")
     tensor.set_shared_memory("region", 28)
-    with pytest.raises(
-        ClientError, match=r"input byte size mismatch for input 'INPUT0' for model 'echo'"
-    ):
+    with pytest.raises(ClientError, match=r"input byte size mismatch for input 'INPUT0' for model 'echo'"):
         _infer(client, "echo", tensor)
     with pytest.raises(ClientError, match="should be at least 32 bytes to hold the results") as caught:
         _infer(client, "echo", _input(client, "region", DATA), outputs=[_output(client, "region", 31, 64)])

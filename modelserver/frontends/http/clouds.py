@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
@@ -69,7 +69,7 @@ class CloudFrontend:
             return None
         target = head.headers.get(_REDIRECT) if self._has_redirect else None
         if target is None:
-            self._forward(exchange, "POST", f"/v2/models/{quote(self._only_model(), safe='')}/infer")
+            self._forward(exchange, "POST", f"/v2/models/{self._only_model()}/infer")
         else:
             target = "/" + unquote(target).lstrip("/")
             if target != "/v2" and not target.startswith("/v2/"):
