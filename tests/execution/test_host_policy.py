@@ -8,9 +8,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.batching import batching_config, load_model, request
+from support.clients import ClientError, HttpClient
 from support.instances import Doubling, backend_of
+from support.serving import running_server
 
 from modelserver.backend import DeviceKind, Placement
 from modelserver.config.host_policies import HostPolicy
@@ -117,3 +120,40 @@ async def test_instances_are_made_and_executed_on_their_cores() -> None:
         await asyncio.to_thread(model.close)
     assert Noting.made == [ONE]
     assert Noting.executed == [ONE]
+
+
+MODEL = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()[0]:
+            os._exit(3)
+        cores = np.array(sorted(os.sched_getaffinity(0)), np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", cores)]) for _ in requests]
+"""
+CONFIG = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] } ]
+instance_group [ { kind: KIND_CPU host_policy: "narrow" } ]
+"""
+
+
+def test_a_child_process_stays_on_its_cores_and_so_does_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text(MODEL)
+    (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+
+    def send(client: HttpClient, value: int) -> list[int]:
+        cores: list[int] = client.infer("m", {"IN": np.array([value], np.int32)}).outputs["OUT"].tolist()
+        return cores
+
+    policy = f"narrow,cpu-cores={written(ONE)}"
+    with running_server(tmp_path, host_policy=(policy,)) as running, HttpClient(running) as client:
+        assert send(client, 0) == sorted(ONE)
+        with pytest.raises(ClientError, match="exited with code 3"):
+            send(client, 1)
+        assert send(client, 0) == sorted(ONE)
