@@ -162,7 +162,11 @@ CASES = [
         for final in (False, True)
     ),
     *(
-        Case(f"stream: {name}, errors end it", partial(_stream, _STREAMS[name], metadata=_ERROR_METADATA))
+        Case(
+            f"stream: {name}, errors end it",
+            partial(_stream, _STREAMS[name], metadata=_ERROR_METADATA),
+            deadly="it ends a while later, by a fault in the stream that it ended",
+        )
         for name in ("an error among others", "a failing model", "decoupled that fails", "three in order")
     ),
     *(

@@ -82,10 +82,6 @@ RULES: tuple[Rule, ...] = (
     ),
     _different("an ensemble's outputs come in the order of its config", "an ensemble (*", facts=("outputs.*",)),
     _better("an empty final response names its version", "stream: *, final wanted", facts=("answers.*.version",)),
-    _different(
-        "errors end a stream that asks for it also when the model was never reached",
-        "stream: an error among others, errors end it",
-    ),
     # Generate.
     _better("several responses where one fits are an error in the status too", "http: generate: *", pair=(200, 501)),
     _better(
