@@ -3,7 +3,7 @@
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-WORDS = np.array("zero one two three four five six seven eight nine".split(), dtype=object)
+WORDS = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], dtype=object)
 
 
 class TritonPythonModel:
