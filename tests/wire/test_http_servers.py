@@ -17,6 +17,7 @@ import tritonclient.http
 import tritonclient.http.aio
 import uvloop
 from support.echo import EchoModel, echo_dataplane
+from support.grpc_calls import turns
 from support.http_calls import LENGTH, binary_body, fp32
 
 from modelserver.errors import UnavailableError
@@ -288,7 +289,7 @@ async def test_stop_lets_requests_in_flight_finish() -> None:
         pending = asyncio.ensure_future(client.get("/"))
         await asyncio.wait_for(frontend.arrived.wait(), 10)
         stopping = asyncio.ensure_future(server.stop(10))
-        await asyncio.sleep(0)
+        await turns()
         frontend.exchanges[0].respond(HttpResponse(200, [], (b"done",)))
         answer = await pending
         await asyncio.wait_for(stopping, 10)
