@@ -1,4 +1,4 @@
-"""An S3 repository on moto's server: collected where moto[server] and s3fs are installed."""
+"""An S3 repository on moto's server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from modelserver.repository.cloud_uri import parse_cloud_uri
 from modelserver.repository.options import ControlMode
 
 pytestmark = [
-    pytest.mark.tool("moto_server"),
     # botocore and moto use what Python will drop one day.
     pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning"),
 ]
