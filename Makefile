@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := torch==2.13.0
-EXTRAS := onnx,pytorch,images
+EXTRAS := onnx,pytorch,images,llm
 
 .PHONY: serve test check format bench clean
 

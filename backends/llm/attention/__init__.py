@@ -1,0 +1,1 @@
+"""Attention over paged keys and values: the reference on SDPA, and our own kernels for CUDA."""

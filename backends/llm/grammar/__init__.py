@@ -1,0 +1,1 @@
+"""Constrained decoding: what the text must be, as which tokens may come next."""

@@ -1,0 +1,1 @@
+"""Networks that the engine runs, and the checkpoints that they are read from."""

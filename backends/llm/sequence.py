@@ -1,0 +1,67 @@
+"""One continuation that the engine generates: its tokens, its blocks, and how far it is."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from .sampling_params import SamplingParams
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended, as the APIs say it."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens or the model's length
+    ABORT = "abort"  # the client left
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"  # no blocks; also after a preemption
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Prompt and output in `token_ids`. The KV of the first `num_computed_tokens` of them lies in `block_ids`.
+
+    `choice` numbers the sequences of a request with n > 1. `cache_salt` separates prefixes that must not be shared.
+    `num_cached_tokens`: how many prompt tokens the prefix cache gave when the sequence was first admitted.
+    `matcher` is the state of constrained decoding (`grammar/`), None without. `arrival` orders sequences.
+    """
+
+    seq_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    choice: int = 0
+    arrival: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    # The seed of this sequence's noise: its tokens depend on it and their positions only, never on the batch.
+    seed: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    # One hash per full block of `token_ids`, chained (`block_hash`).
+    block_hashes: list[bytes] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    # The stop string or token id that ended it; None for end-of-sequence or length.
+    stop_reason: str | int | None = None
+    matcher: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]

@@ -1,0 +1,1 @@
+"""OpenAI's API: translators between its JSON and the tensor contract of language models."""
