@@ -41,6 +41,7 @@ from modelserver.errors import (
 __all__ = [
     "RESCHEDULE",
     "Answers",
+    "AnyInstance",
     "Array",
     "Backend",
     "BackendContext",
@@ -63,6 +64,7 @@ __all__ = [
     "ResponseStream",
     "ServerCalls",
     "ServerError",
+    "StepInstance",
     "Tensor",
     "TensorInstance",
     "UnavailableError",
@@ -287,6 +289,53 @@ class TensorInstance(Instance, abc.ABC):
         """
 
 
+class StepInstance(Instance, abc.ABC):
+    """An instance that works on all its requests at once, step by step, and takes more on between steps.
+
+    For continuous batching, as of language models. A worker thread of the server calls `add` for each request as it
+    comes, `abort` for those whose clients have left, and `step` for as long as `has_work`; without work it sleeps.
+    Answers go by `request.sender`, which `add` has to take. The sender must never be waited for within a step, so
+    send with `wait=False`; where `has_room` of the sender is false, its client reads more slowly than the model writes.
+    """
+
+    @abc.abstractmethod
+    def add(self, request: InferRequest) -> None:
+        """Take a request on. An exception refuses it alone: a ServerError is its answer."""
+
+    @abc.abstractmethod
+    def abort(self, request: InferRequest) -> None:
+        """Forget a request, and free what is kept for it: its client has left, or was told of an error.
+
+        Called at most once for a request that was taken on, before the next step, also when it has just been
+        finished: then there is nothing to do. The server answers it.
+        """
+
+    @abc.abstractmethod
+    def step(self) -> None:
+        """Go one step further with the requests at hand, and send what it gave.
+
+        An exception fails all of them: each is aborted, and the instance goes on with those that come. If it still
+        has work then, or `abort` fails too, it is not called again: it is not ready, and requests are refused.
+        """
+
+    @property
+    @abc.abstractmethod
+    def has_work(self) -> bool:
+        """Whether there is anything to do in a step."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the instance would take another request on now; if not, those that come wait in the model's queue.
+
+        Asked before every step. There they can time out, and others can be refused because of `max_queue_size`.
+        """
+        return True
+
+
+# What a backend may make.
+AnyInstance = BatchInstance | TensorInstance | StepInstance
+
+
 class Backend(abc.ABC):
     """One loaded version of a model: shared weights live here, instances are made from it."""
 
@@ -326,7 +375,7 @@ class Backend(abc.ABC):
         """Read weights and whatever instances share. Called once, off the event loop; may take long."""
 
     @abc.abstractmethod
-    def create_instance(self, placement: Placement) -> BatchInstance | TensorInstance:
+    def create_instance(self, placement: Placement) -> AnyInstance:
         """An instance on `placement`. Called off the event loop, possibly for several placements at once."""
 
     def unload(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from modelserver.backend import BatchInstance, TensorInstance
+from modelserver.backend import AnyInstance, BatchInstance, StepInstance, TensorInstance
 from modelserver.core.clock import Clock
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
@@ -20,12 +21,12 @@ logger = logging.getLogger(__name__)
 class Executor:
     """One instance with what it needs around it. Called from one thread at a time."""
 
-    def __init__(
-        self, instance: BatchInstance | TensorInstance, assembler: Assembler, *, instance_name: str, clock: Clock
-    ) -> None:
+    def __init__(self, instance: AnyInstance, assembler: Assembler, *, instance_name: str, clock: Clock) -> None:
         self.instance = instance
         self.assembler = assembler
-        self.answers_later = isinstance(instance, BatchInstance) and instance.answers_later
+        self.answers_later = isinstance(instance, StepInstance) or (
+            isinstance(instance, BatchInstance) and instance.answers_later
+        )
         self._instance_name = instance_name
         self.now_ns = clock.now_ns
         self._prepare: Callable[[Sequence[InferRequest]], Any]
@@ -33,6 +34,8 @@ class Executor:
         self._finish: Callable[[Sequence[InferRequest], Any], Any]
         if isinstance(instance, TensorInstance):
             self._prepare, self._call, self._finish = assembler.gather, instance.run, assembler.scatter
+        elif isinstance(instance, StepInstance):
+            self._prepare, self._call = assembler.shape_inputs, partial(_step_to_end, instance)
         else:
             self._prepare, self._call, self._finish = assembler.shape_inputs, instance.execute, assembler.collect
         if self.answers_later:
@@ -126,3 +129,11 @@ class Executor:
         )
         failure = InternalError(f"instance '{self._instance_name}' failed: {type(error).__name__}: {error}")
         return [InferResponse(error=failure) for _ in requests]
+
+
+def _step_to_end(instance: StepInstance, requests: Sequence[InferRequest]) -> None:
+    """Carry requests through on an instance that no worker drives yet: warmup."""
+    for request in requests:
+        instance.add(request)
+    while instance.has_work:
+        instance.step()

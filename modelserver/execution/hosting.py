@@ -18,7 +18,9 @@ from modelserver.backend import (
     InferRequest,
     ModelConfig,
     Placement,
+    StepInstance,
     TensorInstance,
+    UnsupportedError,
     model_outputs,
 )
 from modelserver.config.message import config_from_json, config_to_json
@@ -70,6 +72,8 @@ def create_instance(
     loaded.load()
     place_name, kind, device_id, index = placement
     instance = loaded.create_instance(Placement(place_name, DeviceKind(kind), device_id, index))
+    if isinstance(instance, StepInstance):
+        raise UnsupportedError(f"model '{model_name}': an instance that goes in steps cannot be hosted in a process")
     return HostedInstance(loaded, instance)
 
 

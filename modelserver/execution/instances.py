@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from modelserver.backend import Backend, BatchInstance, TensorInstance
+from modelserver.backend import AnyInstance, Backend
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
 from modelserver.errors import InternalError, ServerError
@@ -34,7 +34,7 @@ class LoadedInstance:
     """An instance, warm, and what executes batches on it."""
 
     plan: InstancePlan
-    instance: BatchInstance | TensorInstance
+    instance: AnyInstance
     executor: Executor
 
     @property

@@ -162,7 +162,7 @@ class Model:
         """Whether every instance can execute now, or if it is an ensemble, those of its models."""
         if self.fault or not all(model.is_ready() for model in self.composing):
             return False
-        return all(member.loaded.instance.is_ready() for member in self._staff.members)
+        return all(member.is_ready for member in self._staff.members)
 
     def instances(self) -> list[InstanceInfo]:
         """The instances that serve now, in the order of the config."""

@@ -16,7 +16,7 @@ from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics, ResponseKind
+from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics, ResponseKind
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,10 @@ class SenderDesk:
         is_decoupled: bool,
         statistics: ModelStatistics,
         clock: Clock,
+        is_stepped: bool = False,
     ) -> None:
+        """`is_stepped`: there are no batches, each request is recorded as one when it has ended well."""
+        self.is_stepped = is_stepped
         self.check = check
         self.model_name = model_name
         self.is_decoupled = is_decoupled
@@ -59,6 +62,7 @@ class SenderDesk:
         self._has_closed = threading.Condition(self._lock)
         self._open: dict[InferRequest, Line] = {}
         self._outbox: list[tuple[Line, InferResponse]] = []
+        self._is_held = False
 
     @property
     def num_open(self) -> int:
@@ -85,7 +89,24 @@ class SenderDesk:
                 self._open.pop(line.request, None)
                 if not self._open:
                     self._has_closed.notify_all()
-            if len(self._outbox) == 1:
+            if len(self._outbox) == 1 and not self._is_held:
+                self._scheduler.post(self._deliver)
+
+    def lines(self) -> list[Line]:
+        """Those of the requests that have not ended. From any thread."""
+        with self._lock:
+            return list(self._open.values())
+
+    def hold(self) -> None:
+        """Deliver nothing until `release`: whoever sends much within a short time spares the loop the calls."""
+        with self._lock:
+            self._is_held = True
+
+    def release(self) -> None:
+        """Deliver what was sent since `hold`."""
+        with self._lock:
+            self._is_held = False
+            if self._outbox:
                 self._scheduler.post(self._deliver)
 
     def forget(self, line: Line) -> None:
@@ -129,6 +150,7 @@ class Line:
         "_began_ns",
         "_desk",
         "_error",
+        "_is_abandoned",
         "_is_closed",
         "_is_ended",
         "_lock",
@@ -154,6 +176,7 @@ class Line:
         self._num_sent = 0
         self._error: ServerError | None = None  # the first one that was sent
         self._on_cancel: Callable[[InferRequest], None] | None = None  # the scheduler's
+        self._is_abandoned = False
         self._is_ended = False  # the final response is on its way
         self._is_closed = False  # ... and the model has said so, or was told
 
@@ -203,6 +226,11 @@ class Line:
         self.request.on_cancel = self._on_cancel
         self._desk.forget(self)
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether the final response is on its way."""
+        return self._is_ended
+
     # What a sender asks for, from any thread.
 
     @property
@@ -230,8 +258,12 @@ class Line:
             self._put(response, is_final=is_final or not self._desk.is_decoupled)
 
     def drop(self) -> None:
-        if not self._is_ended:
+        if not self._is_ended and not self._is_abandoned:
             self._desk.end_soon(self)
+
+    def abandon(self) -> None:
+        """The server is about to end the request: nothing follows from its sender's going before."""
+        self._is_abandoned = True
 
     def end(self, error: ServerError) -> None:
         """End the request with an error, unless it has ended."""
@@ -316,10 +348,20 @@ class Line:
             infer_ns = done_ns - self._began_ns - self._output_ns
             input_ns = self._began_ns - self._taken_ns
             statistics.record_ended(input_ns, infer_ns, self._output_ns, self._queue_ns, request_ns)
+            if self._desk.is_stepped:
+                self._record_as_batch(BatchTiming(input_ns, infer_ns, self._output_ns))
         elif self.request.is_cancelled and isinstance(self._error, CancelledError):
             statistics.record_failures(FailureReason.CANCELED, (request_ns,))
         else:
             statistics.record_failures(FailureReason.BACKEND, (request_ns,))
+
+    def _record_as_batch(self, timing: BatchTiming) -> None:
+        request, taken_ns = self.request, self._taken_ns
+        self._desk.statistics.record_batch(request.rows, timing, queue_ns=(), request_ns=())
+        if request.trace is not None:
+            prepared_ns = taken_ns + timing.compute_input_ns
+            called_ns = prepared_ns + timing.compute_infer_ns
+            request.trace.note_compute(taken_ns, prepared_ns, called_ns, taken_ns + timing.total_ns)
 
 
 def _is_on_loop() -> bool:

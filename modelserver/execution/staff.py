@@ -7,17 +7,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from modelserver.backend import Backend, Instance, Placement
+from modelserver.backend import Backend, ConfigError, Instance, Placement, StepInstance
 from modelserver.config.inline_execution import InlineExecution, inline_execution
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
 from modelserver.execution.executor import Executor
 from modelserver.execution.facilities import Facilities
+from modelserver.execution.host_policy import Cores
 from modelserver.execution.hosted_worker import AnsweredExecutor, HostedElsewhere, HostedWorker
 from modelserver.execution.inline import decide_inline
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
@@ -25,9 +26,11 @@ from modelserver.execution.inline_worker import DirectWorker, InlineWorker
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all
 from modelserver.execution.placement import InstancePlan
 from modelserver.execution.runner import BatchRunner
-from modelserver.execution.sending import SenderDesk
+from modelserver.execution.sending import Deliverer, SenderDesk
 from modelserver.execution.sending_runner import SendingRunner
 from modelserver.execution.sequence_runner import SequenceRunner
+from modelserver.execution.step_runner import StepRunner
+from modelserver.execution.step_worker import StepWorker
 from modelserver.execution.worker import Worker
 from modelserver.scheduling.batch import FormBatch, form_batch
 from modelserver.scheduling.batcher import Batcher
@@ -50,7 +53,7 @@ _RETRY_S = 0.01
 _GIVE_UP_S = 1.0
 
 Scheduler = Batcher | DirectScheduler | SequenceBatcher
-AnyWorker = Worker | HostedWorker | InlineWorker | DirectWorker
+AnyWorker = Worker | StepWorker | HostedWorker | InlineWorker | DirectWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class InstanceInfo:
 class StaffedInstance:
     """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone.
 
-    `give_up` ends its sequences, without which a worker does not end.
+    `give_up` ends its sequences, or what it does in steps, without which a worker does not end.
     """
 
     loaded: LoadedInstance
@@ -77,7 +80,7 @@ class StaffedInstance:
     give_up: Callable[[], None]
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the worker; after that time it is no longer to wait for sequences."""
+        """Wait for the worker; after that time it is no longer to wait for what it has begun."""
         if self.worker is None or self.worker.join(timeout_s):
             return True
         self.give_up()
@@ -86,6 +89,12 @@ class StaffedInstance:
     @property
     def can_execute(self) -> bool:
         return self.worker is not None and self.loaded.instance.can_execute()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can execute now."""
+        is_broken = isinstance(self.worker, StepWorker) and self.worker.runner.is_broken
+        return not is_broken and self.loaded.instance.is_ready()
 
     def info(self) -> InstanceInfo:
         runner = self.worker.runner if self.worker is not None else None
@@ -225,12 +234,25 @@ class Staff:
             self._statistics.warmup_s = self._factory.warmup_s
             # What has to wait for resources can keep the event loop no company.
             is_fast = not self._claims and decide_inline(self._backend, instances, self._signature)
+            self._check_steps(instances, claims)
         except BaseException:
             close_all(instances)
             for plan in claims:
                 self._leave(plan)
             raise
         return instances, not instances or is_fast
+
+    def _check_steps(self, instances: Sequence[LoadedInstance], claims: Collection[InstancePlan]) -> None:
+        """Raise ConfigError for what instances that go in steps cannot do: they hold many requests at all times."""
+        if not any(isinstance(loaded.instance, StepInstance) for loaded in instances):
+            return
+        problem = None
+        if self._backend.context.config.sequence_batching is not None:
+            problem = "sequence_batching"
+        elif claims:
+            problem = "instance_group.rate_limiter.resources"
+        if problem is not None:
+            raise ConfigError(f"{self._what}: {problem}: not for a backend whose instances go in steps; remove it")
 
     def _warn_of_policies(self, plans: Sequence[InstancePlan]) -> None:
         for name in dict.fromkeys(plan.group.host_policy for plan in plans):
@@ -321,6 +343,8 @@ class Staff:
     def _make_worker(self, loaded: LoadedInstance, runner: BatchRunner | None) -> AnyWorker | None:
         if loaded.plan.is_passive:
             return None
+        if isinstance(loaded.instance, StepInstance):
+            return self._make_step_worker(loaded, loaded.instance)
         runner = runner or self._make_runner(loaded.executor)
         runner.guard = self._guard if self.is_inline else None
         if isinstance(self.scheduler, DirectScheduler):
@@ -338,10 +362,29 @@ class Staff:
             return InlineWorker(source, runner, self._loop, self._clock)
         if isinstance(loaded.instance, HostedElsewhere) and loaded.instance.loop is self._loop:
             return self._make_hosted_worker(loaded, loaded.instance, source)
-        context = self._backend.context
-        name = f"{context.model_name}/{context.version}/{loaded.name}"
-        cores = self._cores.cores_of(loaded.plan.group.host_policy, loaded.plan.placement)
+        name, cores = self._thread_of(loaded)
         return Worker(name, source, runner, lambda: self._may_take(loaded), cores=cores)
+
+    def _thread_of(self, loaded: LoadedInstance) -> tuple[str, Cores | None]:
+        """Name of the worker's thread, and the cores that it runs on."""
+        context = self._backend.context
+        cores = self._cores.cores_of(loaded.plan.group.host_policy, loaded.plan.placement)
+        return f"{context.model_name}/{context.version}/{loaded.name}", cores
+
+    def _make_step_worker(self, loaded: LoadedInstance, instance: StepInstance) -> StepWorker:
+        assert isinstance(self.scheduler, Batcher), "instances that go in steps have neither sequences nor turns"
+        runner = StepRunner(
+            loaded.executor,
+            instance,
+            self._make_desk(loaded.executor, self.scheduler, is_stepped=True),
+            name=loaded.name,
+            statistics=self._statistics,
+            clock=self._clock,
+        )
+        name, cores = self._thread_of(loaded)
+        worker = StepWorker(name, self.scheduler, runner, self._clock, cores=cores)
+        self._give_ups[loaded.plan] = worker.give_up
+        return worker
 
     def _make_hosted_worker(
         self, loaded: LoadedInstance, instance: HostedElsewhere, source: BatchSource
@@ -366,16 +409,19 @@ class Staff:
             return BatchRunner(executor, self._statistics, self._clock)
         scheduler = self.scheduler
         assert not isinstance(scheduler, DirectScheduler), "such an instance was not there when the scheduler was made"
+        return SendingRunner(executor, self._statistics, self._clock, self._make_desk(executor, scheduler))
+
+    def _make_desk(self, executor: Executor, scheduler: Deliverer, *, is_stepped: bool = False) -> SenderDesk:
         config = self._backend.context.config
-        desk = SenderDesk(
+        return SenderDesk(
             scheduler,
             executor.assembler.check_sent,
             model_name=config.name,
             is_decoupled=config.is_decoupled,
             statistics=self._statistics,
             clock=self._clock,
+            is_stepped=is_stepped,
         )
-        return SendingRunner(executor, self._statistics, self._clock, desk)
 
     def _may_take(self, loaded: LoadedInstance) -> bool:
         """Whether the instance is one to run the next batch: it can, or no other can either. From any thread."""

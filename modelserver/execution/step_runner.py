@@ -1,0 +1,155 @@
+"""Holds the requests that a `StepInstance` works on: what it is given, what it gives up, and what fails with it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from modelserver.backend import StepInstance
+from modelserver.core.clock import Clock
+from modelserver.core.request import Delivery, InferRequest
+from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
+from modelserver.execution.executor import Executor
+from modelserver.execution.runner import BatchRunner
+from modelserver.execution.sending import Line, SenderDesk
+from modelserver.scheduling.batch import Batch
+from modelserver.telemetry.statistics import ModelStatistics
+
+logger = logging.getLogger(__name__)
+
+
+class StepRunner(BatchRunner):
+    """Called from the worker's thread; `wake` is called from the event loop's, when a request was cancelled.
+
+    The desk knows which requests have not ended, and records each when it has. `is_broken` may be read from any thread.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        instance: StepInstance,
+        desk: SenderDesk,
+        *,
+        name: str,
+        statistics: ModelStatistics,
+        clock: Clock,
+    ) -> None:
+        super().__init__(executor, statistics, clock)
+        self.desk = desk
+        self.is_broken = False
+        self.wake: Callable[[], None] = _do_nothing
+        self._instance = instance
+        self._name = name
+        self._fault = ""
+        # Their clients have left, and the instance does not know it yet. Appended to from the event loop thread.
+        self._cancelled: deque[Line] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return not self.is_broken and self._instance.has_work
+
+    @property
+    def has_room(self) -> bool:
+        return self.is_broken or self._instance.has_room
+
+    def run(self, batch: Batch) -> list[Delivery]:
+        """Give the instance these requests; it answers them in its steps."""
+        for line in self.desk.open(batch.requests, batch.enqueue_ns, batch.taken_ns):
+            refusal = self._add(line.request)
+            line.settle(refusal, has_failed=refusal is not None)
+            if refusal is None:
+                self._watch(line)
+        return []
+
+    def abort_cancelled(self) -> None:
+        """Let the instance forget the requests whose clients have left since the last call, and end them."""
+        while self._cancelled:
+            line = self._cancelled.popleft()
+            if line.is_ended:
+                continue
+            self._abort(line)
+            line.end(CancelledError(f"request to model '{self.desk.model_name}' was cancelled"))
+
+    def step(self) -> None:
+        """One step of the instance. What it sends goes to the event loop together, when it is done."""
+        self.is_busy = True
+        self.desk.hold()
+        try:
+            self._instance.step()
+        except ServerError as error:
+            logger.error("instance '%s' failed in a step: %s", self._name, error.message)
+            self.fail_all(error)
+        except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
+            logger.exception("instance '%s' failed in a step with %d requests", self._name, self.desk.num_open)
+            self.fail_all(InternalError(f"instance '{self._name}' failed: {type(error).__name__}: {error}"))
+        finally:
+            self.desk.release()
+        self.is_busy = False
+
+    def fail_all(self, error: ServerError) -> None:
+        """End every request with this error; an instance that then still has work is not called again."""
+        lines = self.desk.lines()
+        for line in lines:
+            self._abort(line)
+        if not self.is_broken and self._has_work_left():
+            self._break(f"it still has work after all its requests were aborted because of: {error.message}")
+        for line in lines:
+            line.end(error)
+
+    def close(self, deadline_s: float) -> None:
+        self.desk.close(deadline_s)
+
+    def _add(self, request: InferRequest) -> ServerError | None:
+        """Why the instance does not take the request on; None if it does."""
+        if self.is_broken:
+            return UnavailableError(f"instance '{self._name}' is out of order, load the model again: {self._fault}")
+        self.num_executions += 1
+        try:
+            self._executor.prepare([request])
+            self._instance.add(request)
+        except ServerError as error:
+            return error
+        except (Exception, SystemExit) as error:
+            logger.exception("instance '%s' failed to take a request on", self._name)
+            return InternalError(f"instance '{self._name}' failed: {type(error).__name__}: {error}")
+        return None
+
+    def _watch(self, line: Line) -> None:
+        """From here on a cancel of the request is seen before the next step."""
+        request = line.request
+        request.on_cancel = partial(self._on_cancel, line)
+        if request.is_cancelled:  # just before
+            self._cancelled.append(line)
+
+    def _on_cancel(self, line: Line, _request: InferRequest) -> None:
+        line.reading.cancel()
+        self._cancelled.append(line)
+        self.wake()
+
+    def _abort(self, line: Line) -> None:
+        line.abandon()
+        if self.is_broken:
+            return
+        try:
+            self._instance.abort(line.request)
+        except (Exception, SystemExit) as error:
+            logger.exception("instance '%s' failed to abort a request", self._name)
+            self._break(f"it failed to abort a request: {type(error).__name__}: {error}")
+
+    def _has_work_left(self) -> bool:
+        try:
+            return self._instance.has_work
+        except Exception:
+            logger.exception("instance '%s' cannot tell whether it has work", self._name)
+            return True
+
+    def _break(self, fault: str) -> None:
+        logger.error("instance '%s' is out of order: %s", self._name, fault)
+        self.is_broken = True
+        self._fault = fault
+
+
+def _do_nothing() -> None:
+    """There is no worker yet."""
