@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from .json_fields import boolean, integer, number, string, unknown, wrong
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +18,9 @@ class EngineOptions:
 
     `max_num_batched_tokens` bounds a step, `max_num_seqs` what runs at once, `max_model_len` prompt and output
     together (tokens). `kv_cache_memory_bytes` bounds the pool of blocks where `num_gpu_blocks_override` does not say
-    how many there are. `scheduling_policy` is "fcfs" or "priority" (lower goes first).
+    how many there are (one of them is for padding). `scheduling_policy` is "fcfs" or "priority" (lower goes first).
+
+    Raises InvalidArgumentError, which names the option, when one is out of its range.
     """
 
     block_size: int | None = None
@@ -33,3 +42,102 @@ class EngineOptions:
     enforce_eager: bool = False
     max_logprobs: int = 20
     num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (is_right, expected) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not is_right(value):
+                raise wrong(name, expected, value)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise wrong(
+                "max_num_batched_tokens",
+                f"at least max_num_seqs ({self.max_num_seqs}), a token for each that runs",
+                self.max_num_batched_tokens,
+            )
+        if self.max_model_len is not None:
+            self.check_unchunked(self.max_model_len)
+
+    def check_unchunked(self, max_model_len: int) -> None:
+        """Raise InvalidArgumentError if prompts are not cut into chunks and one of `max_model_len` has no step."""
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
+            raise wrong(
+                "max_num_batched_tokens",
+                f"at least the model's length ({max_model_len}) when enable_chunked_prefill is false",
+                self.max_num_batched_tokens,
+            )
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any], *, others: Collection[str] = ()) -> EngineOptions:
+        """From strings (config.pbtxt) or JSON values (model.json). `others` are parameters that are not the engine's.
+
+        null, and "auto" where an option may be None, stand for the default. Raises InvalidArgumentError for a name that
+        is none (with the one that was probably meant), and for a value of a wrong type or out of its range.
+        """
+        given: dict[str, Any] = {}
+        for name, value in parameters.items():
+            if name in CONVERTERS:
+                if value is not None and not (name in AUTOMATIC and value in ("auto", "")):
+                    given[name] = CONVERTERS[name](name, value)
+            elif name in WITHOUT_MEANING:
+                logger.info("engine option %s=%r is vLLM's and means nothing here", name, value)
+            elif name not in others:
+                raise unknown(name, CONVERTERS.keys() | set(others))
+        return cls(**given)
+
+
+CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
+    "block_size": integer,
+    "max_model_len": integer,
+    "max_num_seqs": integer,
+    "max_num_batched_tokens": integer,
+    "enable_prefix_caching": boolean,
+    "enable_chunked_prefill": boolean,
+    "num_gpu_blocks_override": integer,
+    "kv_cache_memory_bytes": integer,
+    "gpu_memory_utilization": number,
+    "scheduling_policy": string,
+    "dtype": string,
+    "quantization": string,
+    "seed": integer,
+    "device": string,
+    "attention_backend": string,
+    "tensor_parallel_size": integer,
+    "enforce_eager": boolean,
+    "max_logprobs": integer,
+    "num_threads": integer,
+}
+# Options of which "auto" means None.
+AUTOMATIC = frozenset(
+    {"block_size", "max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "quantization", "num_threads"}
+)
+# vLLM's engine arguments that model.json files have, and that change nothing here.
+WITHOUT_MEANING = frozenset(
+    {
+        "async_scheduling",
+        "disable_custom_all_reduce",
+        "disable_log_requests",
+        "disable_log_stats",
+        "distributed_executor_backend",
+        "enable_log_requests",
+        "max_seq_len_to_capture",
+        "swap_space",
+        "tokenizer_mode",
+        "trust_remote_code",
+        "worker_use_ray",
+    }
+)
+MIN_TOKENS = 2  # a prompt of one, an output of one
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "block_size": (lambda value: 1 <= value <= 4096, "from 1 to 4096"),
+    "max_model_len": (lambda value: value >= MIN_TOKENS, f"at least {MIN_TOKENS}"),
+    "max_num_seqs": (lambda value: value >= 1, "at least 1"),
+    "max_num_batched_tokens": (lambda value: value >= 1, "at least 1"),
+    "num_gpu_blocks_override": (lambda value: value >= 2, "at least 2 (one block is for padding)"),
+    "kv_cache_memory_bytes": (lambda value: value >= 1, "at least 1"),
+    "gpu_memory_utilization": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "scheduling_policy": (lambda value: value in ("fcfs", "priority"), "fcfs or priority"),
+    "seed": (lambda value: abs(value) < 2**63, "an integer of 64 bits"),
+    "tensor_parallel_size": (lambda value: value >= 1, "at least 1"),
+    "max_logprobs": (lambda value: value >= 0, "at least 0"),
+    "num_threads": (lambda value: value >= 1, "at least 1"),
+}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 from .sequence import Sequence
 
+_NUM_TOKENS = itemgetter(2)
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+
+class Chunk(NamedTuple):
     """Tokens `[start, start + num_tokens)` of a sequence; their blocks are allocated.
 
-    `is_sampled`: the chunk reaches the sequence's last token, so its last row gives the next one.
+    `is_sampled`: the chunk reaches the sequence's last token, so its last row gives the next one. That last token may
+    be one that is sampled but not read (`Sequence.num_placeholders`): then it lies at the end, beyond `token_ids`, and
+    only the device knows it. A tuple, because every step makes one per sequence.
     """
 
     sequence: Sequence
@@ -27,10 +32,12 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     # Sequences that lost their blocks for this step: they wait again, and are computed anew.
     preempted: tuple[Sequence, ...] = ()
+    # Those of its sequences that waited before.
+    admitted: tuple[Sequence, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return sum(map(_NUM_TOKENS, self.chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,9 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
+    """What the sampler chose for one row."""
+
     token_id: int
     logprobs: TokenLogprobs | None = None
 

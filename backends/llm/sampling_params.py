@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from .json_fields import boolean, decoded, integer, number, strings, token_ids, unknown, wrong
+from .structured_outputs import ALIASES, check_structured_outputs, from_aliases
+
+MAX_N = 128
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +20,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 do nothing; neither do penalties of 0
     (`repetition_penalty` of 1). `max_tokens` None: as many as the model's length allows. `logprobs`: how many
     alternatives to report with each token besides itself; `prompt_logprobs` the same for the prompt's tokens.
+
+    Raises InvalidArgumentError, which names the parameter, when one is out of its range.
     """
 
     n: int = 1
@@ -41,6 +49,95 @@ class SamplingParams:
     # {"grammar": "..."}; compiled by `grammar/`.
     structured_outputs: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        for name, convert in CONVERTERS.items():
+            value = getattr(self, name)
+            # A default needs no look, and most parameters have theirs.
+            if value is not _DEFAULTS[name]:
+                object.__setattr__(self, name, None if value is None and name in NULLABLE else convert(name, value))
+        for name, (is_right, expected) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not _DEFAULTS[name] and value is not None and not is_right(value):
+                raise wrong(name, expected, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise wrong("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """From a JSON object, or request parameters whose values may be strings. null is as good as absent, but for
+        parameters whose default null is not (`max_tokens`). vLLM's older names of structured outputs are known.
+
+        Raises InvalidArgumentError for a name that is none, and for a value of a wrong type or out of its range.
+        """
+        given = dict(values)
+        structured = from_aliases(given)
+        for name in given:
+            if name not in CONVERTERS:
+                raise unknown(name, CONVERTERS.keys() | ALIASES)
+        given = {name: value for name, value in given.items() if value is not None or name in NULLABLE}
+        if structured is not None:
+            given["structured_outputs"] = structured
+        return cls(**given)
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < 1e-5
+
+
+def _logit_bias(name: str, value: Any) -> dict[int, float]:
+    """Token ids (JSON has them as strings) to what is added to their logits."""
+    biases = decoded(name, value) if isinstance(value, str) else value
+    if not isinstance(biases, Mapping):
+        raise wrong(name, "an object of token ids and numbers", value)
+    bias = {integer(name, token): number(name, amount) for token, amount in biases.items()}
+    for token, amount in bias.items():
+        if token < 0 or not -100 <= amount <= 100:
+            raise wrong(name, "an object of token ids and numbers from -100 to 100", {str(token): amount})
+    return bias
+
+
+CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
+    "n": integer,
+    "temperature": number,
+    "top_k": integer,
+    "top_p": number,
+    "min_p": number,
+    "repetition_penalty": number,
+    "frequency_penalty": number,
+    "presence_penalty": number,
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": token_ids,
+    "bad_words": strings,
+    "seed": integer,
+    "max_tokens": integer,
+    "min_tokens": integer,
+    "stop": strings,
+    "stop_token_ids": token_ids,
+    "include_stop_str_in_output": boolean,
+    "ignore_eos": boolean,
+    "logprobs": integer,
+    "prompt_logprobs": integer,
+    "skip_special_tokens": boolean,
+    "structured_outputs": check_structured_outputs,
+}
+NULLABLE = frozenset({"allowed_token_ids", "seed", "max_tokens", "logprobs", "prompt_logprobs", "structured_outputs"})
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda value: 1 <= value <= MAX_N, f"from 1 to {MAX_N}"),
+    "temperature": (lambda value: value >= 0, "at least 0"),
+    "top_k": (lambda value: value >= -1, "at least 1, or 0 or -1 for all tokens"),
+    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "repetition_penalty": (lambda value: value > 0, "above 0"),
+    "frequency_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
+    "presence_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
+    "allowed_token_ids": (bool, "a list of at least one token id"),
+    "seed": (lambda value: -MAX_SEED - 1 <= value <= MAX_SEED, "an integer of 64 bits"),
+    "max_tokens": (lambda value: value >= 1, "at least 1"),
+    "min_tokens": (lambda value: value >= 0, "at least 0"),
+    "logprobs": (lambda value: value >= 0, "at least 0"),
+    "prompt_logprobs": (lambda value: value >= 0, "at least 0"),
+}
+_DEFAULTS: dict[str, Any] = {
+    entry.name: entry.default_factory() if callable(entry.default_factory) else entry.default
+    for entry in fields(SamplingParams)
+}

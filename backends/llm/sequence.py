@@ -30,6 +30,10 @@ class Sequence:
     `choice` numbers the sequences of a request with n > 1. `cache_salt` separates prefixes that must not be shared.
     `num_cached_tokens`: how many prompt tokens the prefix cache gave when the sequence was first admitted.
     `matcher` is the state of constrained decoding (`grammar/`), None without. `arrival` orders sequences.
+
+    While a step is planned and runs, `num_computed_tokens` counts its chunk already (a chunk's own `start` says where
+    it begins), and `num_placeholders` the tokens that are sampled but not read: the last known token is then not the
+    last.
     """
 
     seq_id: int
@@ -46,6 +50,15 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_placeholders: int = 0
+    # With so many tokens it ends: by max_tokens or the model's length.
+    max_num_tokens: int = 0
+    # Its next token cannot be sampled before the host has read the last one (constrained decoding, penalties).
+    is_host_bound: bool = False
+    # The choice that computes the prompt of this request's other choices: its full blocks of the prompt are shared.
+    source: Sequence | None = None
+    # How many blocks the prefix cache knows.
+    num_registered_blocks: int = 0
     block_ids: list[int] = field(default_factory=list)
     # One hash per full block of `token_ids`, chained (`block_hash`).
     block_hashes: list[bytes] = field(default_factory=list)
@@ -53,6 +66,8 @@ class Sequence:
     # The stop string or token id that ended it; None for end-of-sequence or length.
     stop_reason: str | int | None = None
     matcher: Any = None
+    # What the sampler keeps of it: token counts, banned words (`sampler_state`).
+    sampler_state: Any = None
 
     @property
     def num_tokens(self) -> int:

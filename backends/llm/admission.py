@@ -1,0 +1,66 @@
+"""Whether a request may be taken on: what depends on the model. The rest is checked in SamplingParams."""
+
+from __future__ import annotations
+
+from modelserver.backend import InvalidArgumentError
+
+from .generation import GenerationRequest
+from .sampling_params import SamplingParams
+
+
+def check_request(
+    request: GenerationRequest, *, vocab_size: int, max_model_len: int, max_logprobs: int, has_text: bool
+) -> int:
+    """How many tokens, prompt and output, a choice of the request may come to. Raises InvalidArgumentError.
+
+    `max_model_len`: by the model, its options, and what the KV pool holds.
+    """
+    params = request.params
+    prompt = request.prompt_token_ids
+    _check_length(len(prompt), params.max_tokens, max_model_len)
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+        raise InvalidArgumentError(f"the prompt has token id {wrong}; this model's are 0 to {vocab_size - 1}")
+    for name, ids in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids or ())):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidArgumentError(
+                    f"parameter '{name}' has token id {token_id}; this model's are 0 to {vocab_size - 1}"
+                )
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count > max_logprobs:
+            raise InvalidArgumentError(
+                f"parameter '{name}' must be at most {max_logprobs} (the model's option max_logprobs), got {count}"
+            )
+    if not has_text:
+        for name in ("stop", "bad_words", "structured_outputs"):
+            if getattr(params, name):
+                raise InvalidArgumentError(f"parameter '{name}' needs text, and this model has no tokenizer")
+    return len(prompt) + params.max_tokens if params.max_tokens is not None else max_model_len
+
+
+def _check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
+    if not num_prompt_tokens:
+        raise InvalidArgumentError("the prompt is empty; at least one token is needed")
+    if num_prompt_tokens >= max_model_len:
+        raise InvalidArgumentError(
+            f"the prompt has {num_prompt_tokens} tokens; this model has room for {max_model_len} tokens, prompt and "
+            f"output together, so a prompt may have {max_model_len - 1}"
+        )
+    if max_tokens is not None and num_prompt_tokens + max_tokens > max_model_len:
+        raise InvalidArgumentError(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}; this model has room for "
+            f"{max_model_len} tokens, prompt and output together, so max_tokens may be "
+            f"{max_model_len - num_prompt_tokens} with this prompt"
+        )
+
+
+def is_host_bound(params: SamplingParams) -> bool:
+    """Whether choosing a token needs the ones before on the host: such a sequence cannot be a step ahead of it."""
+    return (
+        params.structured_outputs is not None
+        or params.repetition_penalty != 1.0
+        or params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+        or bool(params.bad_words)
+    )

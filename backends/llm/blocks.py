@@ -1,0 +1,153 @@
+"""The pool of KV blocks: which are free, who shares them, and which still hold a known prefix.
+
+Blocks are numbers. The free ones form a ring of two lists (`_next`, `_previous`) through block 0, which is never given
+away, so that each can be taken out of the middle at once:
+
+    0 -> next to be allocated (no contents worth keeping, or the longest unused) -> ... -> freed last -> 0
+
+A free block keeps its hash until it is allocated again: that is the prefix cache, and allocating is evicting.
+Everything is O(1) per block. Not thread-safe: only the engine's thread calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Never allocated: the ring's end here, and a harmless place for padding on the device.
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """`num_blocks` counts the null block, so `num_usable` is one less."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 2, f"a pool of {num_blocks} blocks has none to give: block 0 is for padding"
+        self.num_blocks = num_blocks
+        self.num_usable = num_blocks - 1
+        self.num_free = num_blocks - 1
+        self._next = [*range(1, num_blocks), NULL_BLOCK]
+        self._previous = [num_blocks - 1, *range(num_blocks - 1)]
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        # The first block with that content, and the others: equal blocks stay apart, because block tables only grow.
+        self._cached: dict[bytes, int] = {}
+        self._duplicates: dict[bytes, dict[int, None]] = {}
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that sequences hold, 0 to 1."""
+        return 1.0 - self.num_free / self.num_usable
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, those that are least worth keeping; what they held is forgotten."""
+        assert count <= self.num_free, f"{count} blocks asked for, {self.num_free} are free"
+        blocks = []
+        block = self._next[NULL_BLOCK]
+        for _ in range(count):
+            if self._hashes[block] is not None:
+                self._evict(block)
+            self._ref_counts[block] = 1
+            blocks.append(block)
+            block = self._next[block]
+        self._next[NULL_BLOCK] = block
+        self._previous[block] = NULL_BLOCK
+        self.num_free -= count
+        return blocks
+
+    def find(self, block_hash: bytes) -> int | None:
+        """A block with that content, in use or free."""
+        return self._cached.get(block_hash)
+
+    def num_unused(self, block_ids: Iterable[int]) -> int:
+        """How many of the blocks nobody holds: so many free blocks fewer there are when they are shared."""
+        ref_counts = self._ref_counts
+        return sum(1 for block in block_ids if not ref_counts[block])
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Hold blocks that `find` gave or another sequence holds; each is to be freed once more."""
+        for block in block_ids:
+            if self._ref_counts[block] == 0:
+                before, after = self._previous[block], self._next[block]
+                self._next[before] = after
+                self._previous[after] = before
+                self.num_free -= 1
+            self._ref_counts[block] += 1
+
+    def register(self, block: int, block_hash: bytes) -> None:
+        """Say what a held block contains from now on (or will, when the step that is being planned has run)."""
+        assert self._ref_counts[block] > 0, f"block {block} is registered and nobody holds it"
+        assert self._hashes[block] is None, f"block {block} is registered twice"
+        self._hashes[block] = block_hash
+        if self._cached.setdefault(block_hash, block) != block:
+            self._duplicates.setdefault(block_hash, {})[block] = None
+
+    def free(self, block_ids: list[int]) -> None:
+        """Give back the blocks of one sequence, in the order of its table.
+
+        The end of a prefix is worth less than its beginning, so it is put in line for eviction first. Blocks without
+        a known content go to the front of the line: they cost nothing.
+        """
+        following, previous, ref_counts = self._next, self._previous, self._ref_counts
+        for block in reversed(block_ids):
+            assert ref_counts[block] > 0, f"block {block} is freed and nobody holds it"
+            ref_counts[block] -= 1
+            if ref_counts[block]:
+                continue
+            if self._hashes[block] is None:
+                before, after = NULL_BLOCK, following[NULL_BLOCK]
+            else:
+                before, after = previous[NULL_BLOCK], NULL_BLOCK
+            following[before] = previous[after] = block
+            previous[block], following[block] = before, after
+            self.num_free += 1
+
+    def forget(self) -> None:
+        """Drop every known content: no block will be found until it is registered anew."""
+        self._hashes = [None] * self.num_blocks
+        self._cached.clear()
+        self._duplicates.clear()
+
+    def _evict(self, block: int) -> None:
+        block_hash = self._hashes[block]
+        assert block_hash is not None, f"block {block} has no content to evict"
+        self._hashes[block] = None
+        duplicates = self._duplicates.get(block_hash)
+        if duplicates is None:
+            del self._cached[block_hash]
+            return
+        if self._cached[block_hash] == block:
+            self._cached[block_hash] = next(iter(duplicates))
+        del duplicates[self._cached[block_hash] if block not in duplicates else block]
+        if not duplicates:
+            del self._duplicates[block_hash]
+
+    def free_order(self) -> list[int]:
+        """The free blocks, the next to be allocated first. Walks the ring: for tests and `check_integrity`."""
+        order = []
+        block = self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            order.append(block)
+            block = self._next[block]
+            assert len(order) <= self.num_blocks, "the ring of free blocks does not close"
+        return order
+
+    def check_integrity(self, tables: Iterable[list[int]]) -> None:
+        """Assert that the pool's books agree with each other and with all block tables there are."""
+        order = self.free_order()
+        held = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                held[block] += 1
+        assert held[NULL_BLOCK] == 0, "a sequence holds the null block"
+        assert held == self._ref_counts, f"references {self._ref_counts} do not agree with the tables' {held}"
+        assert len(order) == self.num_free, f"{len(order)} blocks are in the ring, {self.num_free} are said to be free"
+        assert set(order) == {block for block in range(1, self.num_blocks) if not held[block]}, "free blocks are held"
+        assert all(self._previous[self._next[block]] == block for block in [NULL_BLOCK, *order]), "the ring is torn"
+        by_hash: dict[bytes, set[int]] = {}
+        for block, block_hash in enumerate(self._hashes):
+            if block_hash is not None:
+                by_hash.setdefault(block_hash, set()).add(block)
+        known = {key: {block, *self._duplicates.get(key, ())} for key, block in self._cached.items()}
+        assert known == by_hash, "the map of contents does not agree with the blocks"
+        assert self._duplicates.keys() <= self._cached.keys(), "duplicates of nothing"
+        assert all(self._duplicates.values()), "an empty list of duplicates is kept"

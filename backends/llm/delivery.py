@@ -1,0 +1,120 @@
+"""What a sequence has told its request so far, and when: the side of a sequence that the scheduler does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .engine_statistics import EngineStatistics
+from .generation import GenerationRequest, SequenceOutput
+from .plan import TokenLogprobs
+from .sequence import FinishReason, Sequence
+
+if TYPE_CHECKING:
+    from .text.text_stream import TextStream
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One per sequence, from `Engine.add` until it ends. Times by the engine's clock, 0 before they come.
+
+    `stream` is None for an engine without a tokenizer. A sequence `is_lazy` whose text nobody looks at before it ends
+    (no stop strings, not streamed): it is made text once, as a whole.
+    """
+
+    request: GenerationRequest
+    sequence: Sequence
+    stream: TextStream | None
+    is_lazy: bool
+    queued_ns: int
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    num_delivered: int = 0
+    # Text, log-probabilities that are not delivered.
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    # Whether the last token is what stopped it, and not part of its text.
+    is_last_hidden: bool = False
+
+    def take_text(self, token_id: int) -> str | None:
+        """Add a token's text; the stop string that is complete with it, or None."""
+        if self.stream is None or self.is_lazy:
+            return None
+        delta, matched = self.stream.push([token_id])
+        self.text += delta
+        return matched
+
+    def take_logprobs(self, logprobs: TokenLogprobs) -> None:
+        self.logprobs.append(logprobs)
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs.logprob
+
+    def take_prompt_logprobs(self, start: int, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Those of the tokens after position `start`; what is known from before a preemption is left out."""
+        if not self.prompt_logprobs:
+            self.prompt_logprobs.append(None)
+        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start - 1 :]
+
+    def output(self) -> SequenceOutput:
+        """All that is new since the last one."""
+        sequence = self.sequence
+        if sequence.finish_reason is not None:
+            self._end_text()
+        first = sequence.num_prompt_tokens + self.num_delivered
+        token_ids = sequence.token_ids[first:]
+        self.num_delivered += len(token_ids)
+        output = SequenceOutput(
+            self.request,
+            sequence.choice,
+            self.text,
+            token_ids,
+            self.num_delivered,
+            sequence.num_cached_tokens,
+            self.logprobs if self.cumulative_logprob is not None else None,
+            self.cumulative_logprob,
+            sequence.finish_reason,
+            sequence.stop_reason,
+            self.prompt_logprobs or None,
+        )
+        self.text = ""
+        if output.logprobs is not None:
+            self.logprobs = []
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = []
+        return output
+
+    def _end_text(self) -> None:
+        if self.stream is None:
+            return
+        if self.is_lazy:
+            token_ids = self.sequence.output_token_ids
+            self.text, _ = self.stream.push(token_ids[:-1] if self.is_last_hidden else token_ids)
+        self.text += self.stream.flush()
+
+    def observe_first_token(self, statistics: EngineStatistics, now_ns: int) -> None:
+        sequence = self.sequence
+        self.first_token_ns = self.last_token_ns = now_ns
+        statistics.time_to_first_token_s.observe((now_ns - self.queued_ns) / 1e9)
+        statistics.num_prompt_tokens += sequence.num_prompt_tokens
+        statistics.num_cached_prompt_tokens += sequence.num_cached_tokens
+
+    def observe_end(self, statistics: EngineStatistics, now_ns: int, reason: FinishReason) -> None:
+        """`now_ns`: when it ended. Times of phases are observed of those that came so far as to have a token."""
+        statistics.by_finish_reason[reason] += 1
+        sequence = self.sequence
+        num_output_tokens = sequence.num_output_tokens
+        statistics.request_prompt_tokens.observe(sequence.num_prompt_tokens)
+        statistics.request_generation_tokens.observe(num_output_tokens)
+        statistics.request_max_tokens.observe(sequence.max_num_tokens - sequence.num_prompt_tokens)
+        statistics.e2e_latency_s.observe((now_ns - self.queued_ns) / 1e9)
+        if not self.first_token_ns:
+            return
+        decode_s = (self.last_token_ns - self.first_token_ns) / 1e9
+        statistics.queue_time_s.observe((self.scheduled_ns - self.queued_ns) / 1e9)
+        statistics.prefill_time_s.observe((self.first_token_ns - self.scheduled_ns) / 1e9)
+        statistics.decode_time_s.observe(decode_s)
+        statistics.inference_time_s.observe((self.last_token_ns - self.scheduled_ns) / 1e9)
+        if num_output_tokens > 1:
+            statistics.time_per_output_token_s.observe(decode_s / (num_output_tokens - 1))

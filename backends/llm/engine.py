@@ -1,0 +1,287 @@
+"""The engine: requests in, outputs out, one step at a time. It owns no thread and no clock of its own.
+
+A step is one plan of the scheduler, computed by the runner, and taken in: tokens, stops, text. Where the runner is
+asynchronous, a step launches the next plan first and then takes in the one before, so that the device never waits for
+the host; a sequence's end is then noticed one step late, and what the device has computed beyond it is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .admission import check_request, is_host_bound
+from .blocks import BlockPool
+from .delivery import Delivery
+from .engine_statistics import EngineStatistics
+from .generation import GenerationRequest, SequenceOutput
+from .kv_cache import KvManager
+from .options import EngineOptions
+from .plan import StepPlan, StepResult
+from .sampling_params import MAX_SEED
+from .scheduler import Scheduler
+from .sequence import FinishReason, Sequence
+from .stop_check import find_stop
+
+if TYPE_CHECKING:
+    from .grammar import Grammar
+    from .runner import Launched, Runner
+    from .text.text_stream import TextStream
+    from .text.tokenizer import Tokenizer
+
+__all__ = ["Engine", "GenerationRequest", "SequenceOutput"]
+
+
+class Engine:
+    """Called from one thread at a time; `statistics` may be read from any."""
+
+    def __init__(
+        self,
+        *,
+        options: EngineOptions,
+        runner: Runner,
+        tokenizer: Tokenizer | None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.options = options
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self._clock_ns = clock_ns
+        self._kv = KvManager(
+            BlockPool(runner.num_blocks), runner.block_size, is_prefix_caching=options.enable_prefix_caching
+        )
+        self._scheduler = Scheduler(
+            self._kv,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            is_by_priority=options.scheduling_policy == "priority",
+            is_chunked=options.enable_chunked_prefill,
+        )
+        # A sequence has to fit into the pool alone, so that it can be finished whatever the others do.
+        self.max_model_len = min(runner.max_model_len, self._kv.capacity)
+        self._eos_token_ids = runner.eos_token_ids
+        self._deliveries: dict[int, Delivery] = {}
+        self._by_request: dict[GenerationRequest, list[Sequence]] = {}
+        self._inflight: tuple[StepPlan, Launched] | None = None
+        self._num_sequences = 0
+        self._seeds = random.Random(options.seed)  # noqa: S311 - noise of sampling, no secret
+        self.statistics = EngineStatistics(max_model_len=self.max_model_len)
+
+    @classmethod
+    def from_directory(cls, directory: Path, options: EngineOptions) -> Engine:
+        """Load the checkpoint in `directory`: config, weights, tokenizer. Raises ServerErrors that name the file."""
+        from .runner import load_runner
+        from .sampler import Sampler
+        from .text.tokenizer import Tokenizer
+
+        tokenizer = Tokenizer.from_directory(directory)
+        runner = load_runner(directory, options, Sampler(eos_token_ids=tokenizer.eos_token_ids, tokenizer=tokenizer))
+        return cls(options=options, runner=runner, tokenizer=tokenizer)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._deliveries) or self._inflight is not None
+
+    def add(self, request: GenerationRequest) -> None:
+        """Take a request on: from now on its outputs come from `step`, until each choice has its last or `abort`.
+
+        Raises InvalidArgumentError, and the request is not taken: a parameter that this model or these options do not
+        have, a prompt that is empty or too long, or an output that could never have room.
+        """
+        max_num_tokens = check_request(
+            request,
+            vocab_size=self.runner.vocab_size,
+            max_model_len=self.max_model_len,
+            max_logprobs=self.options.max_logprobs,
+            has_text=self.tokenizer is not None,
+        )
+        grammar = self._compile_grammar(request)
+        params = request.params
+        now_ns = self._clock_ns()
+        self.statistics.request_params_n.observe(params.n)
+        sequences: list[Sequence] = []
+        for choice in range(params.n):
+            sequence = Sequence(
+                seq_id=self._num_sequences,
+                token_ids=list(request.prompt_token_ids),
+                num_prompt_tokens=len(request.prompt_token_ids),
+                # The prompt's own log-probabilities come once, of the choice that computes it.
+                params=replace(params, prompt_logprobs=None)
+                if choice and params.prompt_logprobs is not None
+                else params,
+                choice=choice,
+                arrival=self._num_sequences,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                seed=self._seeds.getrandbits(63) if params.seed is None else (params.seed + choice) & MAX_SEED,
+                max_num_tokens=max_num_tokens,
+                is_host_bound=is_host_bound(params),
+                source=sequences[0] if sequences else None,
+                matcher=grammar.matcher() if grammar is not None else None,
+            )
+            self._num_sequences += 1
+            sequences.append(sequence)
+            self._deliveries[sequence.seq_id] = Delivery(
+                request,
+                sequence,
+                self._text_stream(request),
+                is_lazy=not request.is_streamed and not params.stop,
+                queued_ns=request.arrival_ns or now_ns,
+            )
+            self._scheduler.add(sequence)
+        self._by_request[request] = sequences
+        self.statistics.num_waiting = self._scheduler.num_waiting
+
+    def abort(self, request: GenerationRequest) -> None:
+        """Drop what is left of a request: its blocks are free at once, and no output of it comes any more.
+
+        A request that has ended, or was never taken, is left alone.
+        """
+        now_ns = self._clock_ns()
+        for sequence in list(self._by_request.get(request, ())):
+            self._end(sequence, FinishReason.ABORT, now_ns)
+        self._observe_gauges()
+
+    def reset(self) -> None:
+        """Drop all requests and all that is cached: what is left to do after `step` has raised."""
+        self._inflight = None
+        for request in list(self._by_request):
+            self.abort(request)
+        self._kv.pool.forget()
+
+    def step(self) -> list[SequenceOutput]:
+        """Compute the next plan, or launch it and take in the one before; what came of it. [] when there is nothing to
+        do.
+
+        What the runner raises passes through; then only `reset` helps.
+        """
+        plan = self._scheduler.plan()
+        launched = self.runner.launch(plan) if plan.chunks else None
+        if plan.admitted:
+            self._observe_admitted(plan.admitted)
+        if self.runner.is_asynchronous:
+            taken, self._inflight = self._inflight, (plan, launched) if launched is not None else None
+        else:
+            taken = (plan, launched) if launched is not None else None
+        assert taken or launched or not self._deliveries, "sequences wait and nothing can be done for them"
+        outputs = self._take_in(taken[0], taken[1].result()) if taken is not None else []
+        self._observe_gauges()
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Assert that every block is accounted for, and every sequence known to the scheduler."""
+        self._scheduler.check_integrity()
+        assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._deliveries), "a sequence is lost"
+        assert sum(map(len, self._by_request.values())) == len(self._deliveries), "a request has lost a sequence"
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._kv.pool.num_free
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self._kv.pool.num_usable
+
+    def _take_in(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """Tokens to sequences, stops, text. One loop: it runs for every token of every sequence."""
+        now_ns = self._clock_ns()
+        statistics = self.statistics
+        deliveries = self._deliveries
+        if result.prompt_logprobs:
+            self._take_prompt_logprobs(plan, result)
+        outputs: list[SequenceOutput] = []
+        since_ns: dict[int, int] = {}
+        num_tokens = 0
+        for sequence, sampled in zip(self._scheduler.update(plan, result.sampled), result.sampled, strict=True):
+            if sequence is None:
+                continue
+            num_tokens += 1
+            delivery = deliveries[sequence.seq_id]
+            last_ns = delivery.last_token_ns
+            if last_ns:
+                since_ns[last_ns] = since_ns.get(last_ns, 0) + 1
+                delivery.last_token_ns = now_ns
+            else:
+                delivery.observe_first_token(statistics, now_ns)
+            if sampled.logprobs is not None:
+                delivery.take_logprobs(sampled.logprobs)
+            reason = self._take_token(delivery, sequence, sampled.token_id)
+            if reason is not None:
+                self._end(sequence, reason, now_ns)
+            if reason is not None or delivery.request.is_streamed:
+                outputs.append(delivery.output())
+        statistics.num_steps += 1
+        statistics.num_generation_tokens += num_tokens
+        statistics.iteration_tokens.observe(plan.num_tokens)
+        statistics.observe_tokens(since_ns, now_ns)
+        return outputs
+
+    def _take_token(self, delivery: Delivery, sequence: Sequence, token_id: int) -> FinishReason | None:
+        """Why the sequence ends with this token, None if it goes on."""
+        reason = find_stop(sequence, token_id, self._eos_token_ids)
+        if reason is FinishReason.STOP:
+            delivery.is_last_hidden = not sequence.params.include_stop_str_in_output
+            if not delivery.is_last_hidden:
+                delivery.take_text(token_id)
+            return reason
+        if sequence.matcher is not None:
+            is_accepted = sequence.matcher.accept(token_id)
+            assert is_accepted, f"token {token_id} was sampled, and the grammar does not allow it"
+            if sequence.matcher.is_terminated:
+                reason = FinishReason.STOP
+        matched = delivery.take_text(token_id)
+        if matched is not None:
+            sequence.stop_reason = matched
+            reason = FinishReason.STOP
+        return reason
+
+    def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+        for chunk in plan.chunks:
+            logprobs = result.prompt_logprobs.get(chunk.sequence.seq_id)
+            delivery = self._deliveries.get(chunk.sequence.seq_id)
+            if logprobs and delivery is not None:
+                delivery.take_prompt_logprobs(chunk.start, logprobs)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, now_ns: int) -> None:
+        self._scheduler.finish(sequence)
+        sequence.finish_reason = reason
+        delivery = self._deliveries.pop(sequence.seq_id)
+        delivery.observe_end(self.statistics, now_ns, reason)
+        siblings = self._by_request[delivery.request]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._by_request[delivery.request]
+
+    def _observe_admitted(self, admitted: Iterable[Sequence]) -> None:
+        now_ns = self._clock_ns()
+        for sequence in admitted:
+            delivery = self._deliveries[sequence.seq_id]
+            if not delivery.scheduled_ns:
+                delivery.scheduled_ns = now_ns
+
+    def _observe_gauges(self) -> None:
+        statistics = self.statistics
+        statistics.num_running = self._scheduler.num_running
+        statistics.num_waiting = self._scheduler.num_waiting
+        statistics.num_preemptions = self._scheduler.num_preemptions
+        statistics.kv_cache_usage = self._kv.pool.usage
+        statistics.num_prefix_query_tokens = self._kv.num_query_tokens
+        statistics.num_prefix_hit_tokens = self._kv.num_hit_tokens
+
+    def _text_stream(self, request: GenerationRequest) -> TextStream | None:
+        if self.tokenizer is None:
+            return None
+        from .text.text_stream import TextStream
+
+        return TextStream(self.tokenizer, request.prompt_token_ids, request.params)
+
+    def _compile_grammar(self, request: GenerationRequest) -> Grammar | None:
+        if request.params.structured_outputs is None or self.tokenizer is None:
+            return None
+        from .grammar import compile_grammar
+
+        return compile_grammar(request.params.structured_outputs, self.tokenizer)

@@ -1,0 +1,50 @@
+"""What the engine is asked for and what it answers with: one request, and the continuations that come of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .plan import TokenLogprobs
+from .sampling_params import SamplingParams
+from .sequence import FinishReason
+
+
+@dataclass(slots=True, eq=False)
+class GenerationRequest:
+    """A prompt as tokens. `request_id` and `prompt_text` are for whoever asked; the engine only hands them back.
+
+    `priority`: lower goes first, where the engine schedules by priority. `cache_salt` separates prefixes that must not
+    be shared. `arrival_ns` by the engine's clock; 0 is now. Not `is_streamed`: one output per choice, when it has
+    ended.
+    """
+
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    request_id: str = ""
+    arrival_ns: int = 0
+    prompt_text: str | None = None
+    is_streamed: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class SequenceOutput:
+    """What is new of one choice. `text` has complete characters only, and what may begin a stop string is held back.
+
+    `token_ids` and `logprobs` are those since the last output; `num_output_tokens` and `cumulative_logprob` count from
+    the start. `finish_reason` is there in the last output, with what stopped it (None: end of sequence, or length).
+    `prompt_logprobs` is in the first output of choice 0 only: one entry per prompt token, None for the first.
+    """
+
+    request: GenerationRequest
+    choice: int
+    text: str
+    token_ids: list[int]
+    num_output_tokens: int
+    num_cached_tokens: int
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -1,0 +1,231 @@
+"""Who computes what in the next step: one token budget for prefill chunks and decodes alike.
+
+There are no phases. A sequence has tokens and some of them are computed; a step hands out tokens, those that run
+first, until the computed ones have caught up. Pure: no clock, no device, no text.
+
+    waiting --plan: its known tokens fit--> running --finish--> finished
+       ^                                       |
+       +---- plan: out of blocks (preempted) --+
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections.abc import Iterable
+
+from .kv_cache import KvManager
+from .plan import Chunk, SampledToken, StepPlan
+from .sequence import Sequence, SequenceStatus
+from .waiting_queue import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+# Of the pool, how much an admission leaves to those that run, so that it is not preempted at their next block.
+WATERMARK = 0.01
+
+
+class Scheduler:
+    """Only the engine's thread calls it: `add`, then `plan` and `update` in turn; `finish` at any time.
+
+    With `is_by_priority` a lower `priority` goes first and is preempted last; equal ones, and all without it, go in the
+    order of `arrival`. A sequence that `can_fit` is finished some day whatever the others do: when nobody runs, the
+    first that waits is admitted, and the first that runs takes the blocks of all others before it has to wait.
+    """
+
+    def __init__(
+        self,
+        kv: KvManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        is_by_priority: bool = False,
+        is_chunked: bool = True,
+    ) -> None:
+        assert max_num_seqs > 0, "at least one sequence runs"
+        assert max_num_batched_tokens >= max_num_seqs, "every running sequence needs a token of the budget"
+        self._kv = kv
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._is_by_priority = is_by_priority
+        self._is_chunked = is_chunked
+        self._num_reserved = int(WATERMARK * kv.pool.num_usable)
+        self._waiting = WaitingQueue(self._key)
+        # Ordered by `_key`: the last is the next to be preempted.
+        self._running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def can_fit(self, num_tokens: int) -> bool:
+        """Whether a sequence may grow to so many tokens; one that may not must not be added."""
+        return num_tokens <= self._kv.capacity
+
+    def add(self, sequence: Sequence) -> None:
+        assert self.can_fit(sequence.max_num_tokens), f"sequence {sequence.seq_id} can never have all of its tokens"
+        self._waiting.push(sequence)
+
+    def plan(self) -> StepPlan:
+        """Decide the next step, and count its tokens as computed. Blocks of all chunks are allocated."""
+        chunks: list[Chunk] = []
+        preempted: list[Sequence] = []
+        admitted: list[Sequence] = []
+        budget = self._plan_running(chunks, preempted)
+        if not preempted:
+            self._plan_waiting(chunks, admitted, budget)
+        return StepPlan(tuple(chunks), tuple(preempted), tuple(admitted))
+
+    def _plan_running(self, chunks: list[Chunk], preempted: list[Sequence]) -> int:
+        """Give tokens to those that run, the last of them losing their blocks if need be; return what is left.
+
+        One loop with no calls for a sequence that decodes: this runs for every token of every sequence.
+        """
+        budget = self._max_num_batched_tokens
+        block_size = self._kv.block_size
+        running = self._running
+        prefills: list[Sequence] = []
+        index = 0
+        while index < len(running) and budget:
+            sequence = running[index]
+            start = sequence.num_computed_tokens
+            placeholders = sequence.num_placeholders
+            total = len(sequence.token_ids) + placeholders
+            if placeholders and (sequence.is_host_bound or total >= sequence.max_num_tokens):
+                index += 1
+                continue
+            num_tokens = total - start
+            if num_tokens > budget:
+                num_tokens = budget
+            end = start + num_tokens
+            if end > len(sequence.block_ids) * block_size and not self._make_room(sequence, end, preempted):
+                break
+            sequence.num_computed_tokens = end
+            is_sampled = end == total
+            if is_sampled:
+                sequence.num_placeholders = placeholders + 1
+            chunks.append(Chunk(sequence, start, num_tokens, is_sampled))
+            if num_tokens > 1:
+                prefills.append(sequence)
+            budget -= num_tokens
+            index += 1
+        for sequence in prefills:
+            # Nothing can drop these chunks any more, so those who are admitted to this step may share their blocks.
+            self._kv.register(sequence, min(sequence.num_computed_tokens, len(sequence.token_ids)))
+        return budget
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
+        """Get blocks for `num_tokens` tokens, from the last of those that run if none are free. False: from itself."""
+        while not self._kv.extend(sequence, num_tokens):
+            victim = self._running.pop()
+            self._preempt(victim)
+            preempted.append(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.num_preemptions += 1
+        if (
+            self.num_preemptions & (self.num_preemptions - 1) == 0
+        ):  # the 1st, 2nd, 4th, 8th, ...: seldom when it is often
+            logger.warning(
+                "out of KV blocks: a sequence of %d tokens waits and will be computed anew (preemption %d of this "
+                "engine); more kv_cache_memory_bytes or a lower max_num_seqs avoids it",
+                len(victim.token_ids),
+                self.num_preemptions,
+            )
+        self._kv.free(victim)
+        victim.status = SequenceStatus.WAITING
+        victim.num_preemptions += 1
+        self._waiting.push(victim)
+
+    def _plan_waiting(self, chunks: list[Chunk], admitted: list[Sequence], budget: int) -> None:
+        """Admit in order for as long as budget and blocks last; nobody overtakes the first who does not fit."""
+        while budget and len(self._running) < self._max_num_seqs:
+            sequence = self._waiting.first()
+            # After a preemption in mid-air its last token is on its way to the host.
+            if sequence is None or sequence.num_placeholders:
+                return
+            prefix = self._kv.find_prefix(sequence)
+            total = len(sequence.token_ids)
+            start = len(prefix) * self._kv.block_size
+            num_tokens = min(total - start, budget)
+            if start + num_tokens < total and not self._is_chunked:
+                return
+            if not self._kv.admit(sequence, prefix, self._num_reserved if self._running else 0):
+                return
+            self._waiting.pop()
+            self._admit(sequence)
+            admitted.append(sequence)
+            sequence.num_computed_tokens = start + num_tokens
+            is_sampled = start + num_tokens == total
+            sequence.num_placeholders += is_sampled
+            self._kv.register(sequence, start + num_tokens)
+            chunks.append(Chunk(sequence, start, num_tokens, is_sampled))
+            budget -= num_tokens
+
+    def _admit(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        running = self._running
+        if running and self._key(sequence) < self._key(running[-1]):
+            insort(running, sequence, key=self._key)
+        else:
+            running.append(sequence)
+
+    def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[Sequence | None]:
+        """Append what a step sampled, one for each of its chunks with `is_sampled`, in their order.
+
+        Returns for each of those chunks the sequence that has a token more; None if it had ended meanwhile. The plans
+        of an engine are updated in the order in which they were made. A loop with no calls for a sequence that decodes.
+        """
+        block_size = self._kv.block_size
+        running, finished = SequenceStatus.RUNNING, SequenceStatus.FINISHED
+        tokens = iter(sampled)
+        grown: list[Sequence | None] = []
+        for sequence, start, num_tokens, is_sampled in plan.chunks:
+            status = sequence.status
+            if status is running and (start + num_tokens) // block_size > start // block_size:
+                self._kv.register(sequence, start + num_tokens)
+            if not is_sampled:
+                continue
+            token = next(tokens)
+            if status is finished:
+                grown.append(None)
+                continue
+            sequence.token_ids.append(token.token_id)
+            sequence.num_placeholders -= 1
+            grown.append(sequence)
+        return grown
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is; its blocks are free at once. A second time does nothing."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._running.remove(sequence)
+            self._kv.free(sequence)
+            sequence.status = SequenceStatus.FINISHED
+        elif sequence.status is SequenceStatus.WAITING:
+            sequence.status = SequenceStatus.FINISHED
+            self._waiting.discard()
+
+    def check_integrity(self) -> None:
+        """Assert that those who run are in order and hold their blocks, and that nobody else holds any."""
+        keys = [self._key(sequence) for sequence in self._running]
+        assert keys == sorted(keys), f"those who run are out of order: {keys}"
+        assert all(sequence.status is SequenceStatus.RUNNING for sequence in self._running), (
+            "one that does not run runs"
+        )
+        waiting = self._waiting.check_integrity()
+        assert not any(sequence.block_ids for sequence in waiting), "one that waits holds blocks"
+        assert len(self._running) <= self._max_num_seqs, "more run than may"
+        self._kv.check_integrity(self._running)
+
+    def _key(self, sequence: Sequence) -> tuple[int, int]:
+        return (sequence.priority if self._is_by_priority else 0, sequence.arrival)

@@ -1,0 +1,64 @@
+"""What a request asks its text to be, in one form; vLLM has had three. Compiled by `grammar/`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .json_fields import boolean, decoded, string, strings, unknown, wrong
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+# vLLM's names before `structured_outputs`.
+ALIASES = frozenset({"guided_decoding", *(f"guided_{kind}" for kind in KINDS)})
+
+
+def from_aliases(values: dict[str, Any]) -> Any:
+    """Take the older names out of `values`; what they and `structured_outputs` say, None if nothing.
+
+    Raises InvalidArgumentError if two of them are given.
+    """
+    found: list[tuple[str, Any]] = []
+    for name in ("structured_outputs", *sorted(ALIASES)):
+        value = values.pop(name, None)
+        if value is not None:
+            kind = name.removeprefix("guided_")
+            found.append((name, {kind: value} if kind in KINDS else value))
+    if len(found) > 1:
+        raise wrong(found[1][0], f"absent when '{found[0][0]}' is given", found[1][1])
+    return found[0][1] if found else None
+
+
+def check_structured_outputs(name: str, value: Any) -> dict[str, Any]:
+    """`{kind: what}` with one of KINDS; a schema that comes as text is parsed. Raises InvalidArgumentError."""
+    if isinstance(value, str):
+        value = decoded(name, value)
+    if not isinstance(value, Mapping):
+        raise wrong(name, f"an object with one of {', '.join(KINDS)}", value)
+    given = {kind: what for kind, what in value.items() if what is not None}
+    for kind in given:
+        if kind not in KINDS:
+            raise unknown(f"{name}.{kind}", [f"{name}.{known}" for known in KINDS])
+    if given.get("json_object") is False:
+        del given["json_object"]
+    if len(given) != 1:
+        raise wrong(name, f"an object with exactly one of {', '.join(KINDS)}", value)
+    ((kind, what),) = given.items()
+    return {kind: _checked(f"{name}.{kind}", kind, what)}
+
+
+def _checked(name: str, kind: str, what: Any) -> Any:
+    if kind == "json":
+        schema = decoded(name, what) if isinstance(what, str) else what
+        if not isinstance(schema, Mapping | bool):
+            raise wrong(name, "a JSON schema, that is an object", what)
+        return schema
+    if kind == "json_object":
+        return boolean(name, what)
+    if kind == "choice":
+        choices = strings(name, what)
+        if not choices:
+            raise wrong(name, "a list of at least one string", what)
+        return list(choices)
+    if not string(name, what):
+        raise wrong(name, "a string that is not empty", what)
+    return what

@@ -1,0 +1,146 @@
+"""A runner without a network: the next token is a hash of all tokens before, read from its KV memory.
+
+Every slot of the memory holds the token that was computed there, so a block that is shared wrongly, given away too
+early or not computed changes the tokens that come out, as it would change a network's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from dataclasses import dataclass
+
+from modelserver_backends.llm.generation import GenerationRequest, SequenceOutput
+from modelserver_backends.llm.plan import SampledToken, StepPlan, StepResult, TokenLogprobs
+from modelserver_backends.llm.sequence import Sequence
+
+EOS = 1
+
+
+def next_token(history: list[int], vocab_size: int, seed: int = 0) -> int:
+    return zlib.crc32(array("i", history).tobytes(), seed & 0xFFFFFFFF) % vocab_size
+
+
+def logprobs_of(token_id: int, position: int, num_top: int) -> TokenLogprobs:
+    """Made up, but of token and position alone."""
+    return TokenLogprobs(-1.0 - token_id / 100 - position, 1, tuple((top, -float(top)) for top in range(num_top)))
+
+
+@dataclass
+class FakeLaunched:
+    value: StepResult
+
+    def result(self) -> StepResult:
+        return self.value
+
+
+class FakeRunner:
+    """`launch` computes at once; an asynchronous one keeps the sampled tokens to itself until they are read."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 32,
+        block_size: int = 4,
+        vocab_size: int = 50,
+        max_model_len: int = 256,
+        is_asynchronous: bool = False,
+        eos_token_ids: frozenset[int] = frozenset({EOS}),
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.is_asynchronous = is_asynchronous
+        self.eos_token_ids = eos_token_ids
+        self.memory: list[int | None] = [None] * (num_blocks * block_size)
+        self.last_token: dict[int, int] = {}
+        self.num_computed = 0
+        self.error: Exception | None = None
+
+    def launch(self, plan: StepPlan) -> FakeLaunched:
+        if self.error is not None:
+            raise self.error
+        for sequence, start, num_tokens, _ in plan.chunks:
+            self.num_computed += num_tokens
+            for position in range(start, start + num_tokens):
+                self.memory[self._slot(sequence, position)] = self._token(sequence, position)
+        sampled: list[SampledToken] = []
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for sequence, start, num_tokens, is_sampled in plan.chunks:
+            end = start + num_tokens
+            if sequence.params.prompt_logprobs is not None and start < sequence.num_prompt_tokens:
+                prompt_logprobs[sequence.seq_id] = tuple(
+                    logprobs_of(sequence.token_ids[position], position, sequence.params.prompt_logprobs)
+                    for position in range(start + 1, min(end + 1, sequence.num_prompt_tokens))
+                )
+            if is_sampled:
+                sampled.append(self._sample(sequence, end))
+        return FakeLaunched(StepResult(tuple(sampled), prompt_logprobs))
+
+    def _sample(self, sequence: Sequence, end: int) -> SampledToken:
+        history = [self.memory[self._slot(sequence, position)] for position in range(end)]
+        assert None not in history, f"sequence {sequence.seq_id} reads a slot that was never computed"
+        token = next_token(history, self.vocab_size, 0 if sequence.params.is_greedy else sequence.seed)
+        if token in self.eos_token_ids and end - sequence.num_prompt_tokens < sequence.params.min_tokens:
+            token += 1
+        self.last_token[sequence.seq_id] = token
+        wanted = sequence.params.logprobs
+        return SampledToken(token, None if wanted is None else logprobs_of(token, end, wanted))
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        return sequence.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _token(self, sequence: Sequence, position: int) -> int:
+        if position < len(sequence.token_ids):
+            return sequence.token_ids[position]
+        assert self.is_asynchronous, "a token that is not known yet"
+        assert position == len(sequence.token_ids), "more than one token ahead of the host"
+        return self.last_token[sequence.seq_id]
+
+
+def expected_tokens(
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    vocab_size: int = 50,
+    seed: int = 0,
+    ignore_eos: bool = False,
+    min_tokens: int = 0,
+) -> list[int]:
+    """What a request alone gives, by definition."""
+    history = list(prompt)
+    while len(history) < len(prompt) + max_tokens:
+        token = next_token(history, vocab_size, seed)
+        num_output = len(history) - len(prompt)
+        if token == EOS and num_output < min_tokens:
+            token += 1
+        history.append(token)
+        if token == EOS and not ignore_eos:
+            break
+    return history[len(prompt) :]
+
+
+@dataclass
+class Collected:
+    """All that came of one choice of one request."""
+
+    token_ids: list[int]
+    text: str
+    outputs: list[SequenceOutput]
+
+    @property
+    def last(self) -> SequenceOutput:
+        return self.outputs[-1]
+
+
+def collect(outputs: list[SequenceOutput]) -> dict[tuple[GenerationRequest, int], Collected]:
+    """Outputs by request and choice, deltas joined."""
+    collected: dict[tuple[GenerationRequest, int], Collected] = {}
+    for output in outputs:
+        entry = collected.setdefault((output.request, output.choice), Collected([], "", []))
+        assert not entry.outputs or entry.last.finish_reason is None, "an output after the last one"
+        entry.token_ids += output.token_ids
+        entry.text += output.text
+        entry.outputs.append(output)
+    return collected
