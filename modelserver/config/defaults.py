@@ -39,13 +39,15 @@ def normalise(
     config: ModelConfig,
     *,
     model_name: str,
+    default_model_filename: str = "",
     default_cpu_instances: int = 1,
     supports_gpu: bool = False,
     gpu_ids: Sequence[int] = (),
 ) -> ModelConfig:
     """The config with all defaults filled in; normalising again changes nothing.
 
-    `default_cpu_instances` and `supports_gpu` are the backend's, `gpu_ids` the devices that may be used.
+    `default_model_filename` ("": the backend has no single one), `default_cpu_instances` and `supports_gpu` are the
+    backend's, `gpu_ids` the devices that may be used.
     A group that asks for GPUs which are not there keeps asking: `validate` reports it.
     """
     config = replace(
@@ -63,6 +65,7 @@ def normalise(
     return replace(
         config,
         backend=config.backend or BACKENDS.get(config.platform, ""),
+        default_model_filename=config.default_model_filename or default_model_filename,
         optimization=_optimization(config.optimization or ModelOptimizationPolicy()),
         instance_group=tuple(
             _instance_group(group, f"{config.name}_{index}", devices) for index, group in enumerate(groups)

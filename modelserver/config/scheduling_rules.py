@@ -39,10 +39,8 @@ def check_scheduling(config: ModelConfig, report: Report) -> None:
 
 def _check_dynamic(config: ModelConfig, batching: ModelDynamicBatching, report: Report) -> None:
     path = "dynamic_batching"
-    if config.max_batch_size == 0:
-        report.add(path, "dynamic batching needs max_batch_size > 0, got 0")
-    else:
-        _check_preferred(config, batching.preferred_batch_size, f"{path}.preferred_batch_size", report)
+    # Without a batch dimension, preferred sizes ask for what cannot be; queue policies still make sense.
+    _check_preferred(config, batching.preferred_batch_size, f"{path}.preferred_batch_size", report)
     levels = batching.priority_levels
     expected = f"a priority level in [1, {levels}]" if levels else "no priority level without priority_levels"
     if not _is_level(batching.default_priority_level, levels):
@@ -72,11 +70,11 @@ def _check_ordering(batching: ModelDynamicBatching, report: Report) -> None:
 
 
 def _check_preferred(config: ModelConfig, sizes: Sequence[int], path: str, report: Report) -> None:
+    largest = config.max_batch_size
     for index, size in enumerate(sizes):
-        if not 1 <= size <= config.max_batch_size:
-            report.add(
-                f"{path}[{index}]", f"expected a size in [1, {config.max_batch_size}], max_batch_size, got {size}"
-            )
+        if not 1 <= size <= largest:
+            expected = f"a size in [1, {largest}], max_batch_size" if largest else "none, because max_batch_size is 0"
+            report.add(f"{path}[{index}]", f"expected {expected}, got {size}")
 
 
 def _check_sequence(config: ModelConfig, batching: ModelSequenceBatching, report: Report) -> None:

@@ -26,6 +26,7 @@ from modelserver.execution.ensemble_staff import EnsembleBackend
 from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import CONFIG_FILENAME, ModelLayout, fingerprint_model
+from modelserver.repository.load_failure import CompletionError
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
 from modelserver.scheduling.strategy import STRATEGY_PARAMETER, find_strategy
@@ -83,7 +84,8 @@ def read_definition(
     other problems; alone it is left to whoever lets the ensemble call its models, because these may change.
     `only_version` is served in place of what the version policy says. Raises NotFoundError when it is not there,
     ConfigError with every problem, UnsupportedError when the only problems are fields that this
-    version does not execute, and what the backend raises when it cannot be imported or reads its files.
+    version does not execute, CompletionError when the backend cannot read its files, and what it raises when it cannot
+    be imported.
     """
     if only_version is not None:
         check_has_version(layout, only_version)
@@ -288,12 +290,15 @@ class _Reading:
                 line, column = position or (problem.line, problem.column)
                 self._problems.append(replace(problem, source=self._source, line=line, column=column))
             if not found:
-                self._add("", error.message)
+                raise CompletionError(error, served) from error
+        except ServerError as error:
+            raise CompletionError(error, served) from error
 
     def _normalise(self, backend_class: type[Backend]) -> None:
         self._config = normalise(
             self._config,
             model_name=self._layout.name,
+            default_model_filename=names[0] if len(names := backend_class.model_filenames) == 1 else "",
             default_cpu_instances=backend_class.default_cpu_instances,
             supports_gpu=backend_class.supports_gpu,
             gpu_ids=self._options.gpu_ids,
@@ -336,8 +341,3 @@ class _Reading:
 
 # Fields that auto-completion may fill, and the file as a whole.
 _COMPLETED_FIELDS = frozenset({"", "backend", "input", "output"})
-
-
-def describe_failure(error: ServerError) -> str:
-    """`<Code>: <reason>` with Triton's name of the code."""
-    return f"{error.code.value.replace('_', ' ').capitalize()}: {error.message}"

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
-from modelserver.repository.definition import ModelDefinition, describe_failure
+from modelserver.repository.definition import ModelDefinition
+from modelserver.repository.load_failure import CompletionError, VersionsFailedError, describe_failure
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadSource, ModelLoader
 from modelserver.repository.operations import OperationQueue, OperationRequest, UnloadRequest
@@ -223,6 +224,11 @@ class ModelLifecycle:
             if source.definition.config.is_ensemble:
                 await self._context.compose(self.name, source.definition)
             await self._replace(source, request.version)
+        except CompletionError as error:
+            reasons = dict.fromkeys(error.versions, error.reason)
+            failed = VersionsFailedError(self.name, reasons, needs_change=error.needs_change)
+            self._note_failure(failed, request.version)
+            raise failed from error
         except ServerError as error:
             self._note_failure(error, request.version)
             raise
@@ -262,8 +268,8 @@ class ModelLifecycle:
         serving = f"; versions {list(self.versions)} still serve" if self._loaded else ""
         logger.error("loading model '%s' failed%s: %s", self.name, serving, error.message)
         self._forget_failures(version)
-        if isinstance(error, _VersionsFailedError):
-            self._failures |= error.reasons
+        if isinstance(error, VersionsFailedError):
+            self._failures.update(error.reasons.items())
         elif version is None or version in self._loaded:
             self._failures[version] = describe_failure(error)
         self.counts = LoadCounts(self.counts.successes, self.counts.failures + 1, self.counts.last_duration_s)
@@ -305,7 +311,8 @@ class ModelLifecycle:
                 loaded[version] = result
         if failures:
             await self._retirement.close_all(loaded.values())
-            raise _VersionsFailedError(
+            self._unloaded |= loaded.keys() - self._loaded.keys()
+            raise VersionsFailedError(
                 self.name, {version: describe_failure(error) for version, error in failures.items()}
             )
         return loaded
@@ -383,12 +390,3 @@ class ModelLifecycle:
 
     async def _in_load_pool(self, function: Callable[..., Result], *args: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._context.load_pool, function, *args)
-
-
-class _VersionsFailedError(InvalidArgumentError):
-    """Some versions could not be loaded; says which and why in the words that Triton's clients look for."""
-
-    def __init__(self, name: str, reasons: Mapping[int | None, str]) -> None:
-        self.reasons = dict(reasons)
-        chain = " ".join(f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in reasons.items())
-        super().__init__(f"load failed for model '{name}': {chain}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.errors import ConfigError, ServerError, UnsupportedError
 from modelserver.repository.fingerprint import ModelFingerprint
+from modelserver.repository.load_failure import VersionsFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,8 @@ class Poller:
 
     def _note(self, name: str, error: ServerError) -> None:
         """Try again later, unless only a change of the files can help."""
-        if isinstance(error, ConfigError | UnsupportedError):
+        needs_change = error.needs_change if isinstance(error, VersionsFailedError) else False
+        if needs_change or isinstance(error, ConfigError | UnsupportedError):
             self._retries.pop(name, None)
             return
         before = self._retries.get(name)

@@ -34,11 +34,15 @@ def ignored_warnings(config: ModelConfig, source: str, acts_on: Collection[str] 
     `config` is as it was written: what `normalise` fills in is nobody's wish. `acts_on` are the fields that
     the model's backend carries out itself, as in `Backend.acts_on`.
     """
-    return tuple(
+    ignored = [
         _problem(source, field, f"has no effect in this version: {what}")
         for field, what in _ignored(config)
         if re.sub(r"\[\d+\]", "", field) not in acts_on
-    )
+    ]
+    if config.dynamic_batching is not None and not config.max_batch_size:
+        what = "max_batch_size is 0, so each request is executed alone; of dynamic batching only its queues are there"
+        ignored.append(_problem(source, "dynamic_batching", what))
+    return tuple(ignored)
 
 
 def _problem(source: str, field: str, message: str) -> Problem:

@@ -32,7 +32,7 @@ def test_text_whose_structure_is_broken_cannot_be_read_past(text: str) -> None:
     [
         ("input[0].dims", "expected at least one dimension", True),
         ("input[0].dims[1]", "expected a size", True),
-        ("dynamic_batching", "needs max_batch_size > 0", True),
+        ("dynamic_batching.preferred_batch_size[0]", "expected none, because max_batch_size is 0", True),
         ("input[1].dims", "expected at least one size", False),
         ("name", "expected a name", False),
     ],

@@ -287,6 +287,40 @@ def test_a_first_load_that_fails_says_why(control: ProtocolClient, root: Path) -
     assert (answer.code, "nothing" in answer.message) == (ErrorCode.UNAVAILABLE, True)
 
 
+@pytest.mark.parametrize("files", [{}, {"model.py": "raise ValueError('boom')"}], ids=["no file", "broken file"])
+def test_a_version_that_cannot_be_loaded_has_a_row(control: ProtocolClient, root: Path, files: dict[str, str]) -> None:
+    write_model(root, "code", "", versions=(1, 2))
+    config = ADD_CONFIG | {"version_policy": {"all": {}}}
+    (root / "code" / "1" / "model.py").write_text(ADD.format(added=10))
+    for name, text in files.items():
+        (root / "code" / "2" / name).write_text(text)
+    refused = _refused(control.load, "code", config=json.dumps(config))
+    assert refused.code is ErrorCode.INVALID_ARGUMENT
+    assert "load failed for model 'code': " in refused.message
+    reason = "boom" if files else "model.py"
+    assert reason in refused.message.split("version 2 is at UNAVAILABLE state: ")[1]
+    rows = _rows(control)
+    assert ("code", "") not in rows
+    assert {rows["code", version][0] for version in ("1", "2")} == {"UNAVAILABLE"}
+    assert reason in rows["code", "2"][1]
+
+    (root / "code" / "2" / "model.py").write_text(ADD.format(added=20))
+    control.load("code", config=json.dumps(config))
+    assert (_infer(control, "code"), _infer(control, "code", version="1")) == ((21, "2"), (11, "1"))
+    assert {_rows(control)["code", version] for version in ("1", "2")} == {("READY", "")}
+
+
+def test_dynamic_batching_without_batches_executes_each_request_alone(control: ProtocolClient) -> None:
+    config = ADD_CONFIG | {"max_batch_size": 0, "dynamic_batching": {}, "version_policy": {"all": {}}}
+    files = {"file:1/model.py": ADD.format(added=10).encode()}
+    control.load("code", config=json.dumps(config), files=files)
+    answer = control.infer("code", {"INPUT0": np.ones(3, np.float32)})
+    assert answer["OUTPUT0"].tolist() == [11, 11, 11]
+    told = control.model_config("code")
+    assert (told.get("max_batch_size", 0), told["default_model_filename"]) == (0, "model.py")
+    assert "dynamic_batching" in told
+
+
 def test_the_index_can_be_asked_for_what_is_ready(explicit: RunningServer, root: Path) -> None:
     write_identity(root, "idle")
     url = f"http://{explicit.http_url}/v2/repository/index"

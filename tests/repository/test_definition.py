@@ -4,9 +4,10 @@ import pytest
 from support.repositories import IDENTITY_CONFIG, write_model
 
 from modelserver.discovery import backend_for_model_files
-from modelserver.errors import ConfigError, ErrorCode, InternalError, ServerError, UnsupportedError
-from modelserver.repository.definition import ModelDefinition, describe_failure, read_definition
+from modelserver.errors import ConfigError, UnsupportedError
+from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.layout import scan_model
+from modelserver.repository.load_failure import CompletionError
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.roots import RepositoryRoot, find_model
 
@@ -242,22 +243,10 @@ BACKEND = Contradicting
 """
 
 
-@pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_model_brings_its_own_backend_only_if_allowed(tmp_path: Path, is_allowed: bool) -> None:
+def test_a_model_brings_its_own_backend_only_if_allowed(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "m", config=IDENTITY_CONFIG.replace('"identity"', '"mine"'))
     (directory / "mine.py").write_text(_CONTRADICTING_BACKEND)
-    problems = problems_of(directory, allow_model_backends=is_allowed)
-    expected = "the weights are of another model" if is_allowed else "unknown backend 'mine'"
-    assert any(expected in text for text in problems.values())
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (InternalError("x"), "Internal: x"),
-        (ServerError("x", code=ErrorCode.INVALID_ARGUMENT), "Invalid argument: x"),
-        (ServerError("x", code=ErrorCode.NOT_FOUND), "Not found: x"),
-    ],
-)
-def test_failures_are_described_in_tritons_words(error: ServerError, text: str) -> None:
-    assert describe_failure(error) == text
+    with pytest.raises(CompletionError, match="the weights are of another model") as caught:
+        read(directory, allow_model_backends=True)
+    assert (caught.value.versions, caught.value.needs_change) == ((1,), True)
+    assert any("unknown backend 'mine'" in text for text in problems_of(directory).values())

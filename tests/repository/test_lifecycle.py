@@ -216,6 +216,7 @@ async def test_one_bad_version_fails_the_transaction(tmp_path: Path, loader: Gat
         assert "version 1 is at UNAVAILABLE state: Internal: out of memory; version 3 is" in caught.value.message
         assert {version: state for version, (state, _) in states(repository).items()} == {
             1: "UNAVAILABLE",
+            2: "UNAVAILABLE",
             3: "UNAVAILABLE",
         }
         assert [model.version for model in loader.closed] == [2]

@@ -7,6 +7,7 @@ import pytest
 from modelserver.core.clock import ManualClock
 from modelserver.errors import ConfigError, InternalError, ServerError
 from modelserver.repository.fingerprint import FileStamp, ModelFingerprint, TreeFingerprint
+from modelserver.repository.load_failure import VersionsFailedError
 from modelserver.repository.poller import Poller, PollPlan, PollScan, back_off_s, diff
 
 INTERVAL_S = 10.0
@@ -170,8 +171,9 @@ async def test_a_change_is_retried_at_once(trial: Trial) -> None:
     assert await trial.poll({"m": B}) == [("load", "m")]
 
 
-async def test_a_broken_config_waits_for_a_change(trial: Trial) -> None:
-    trial.disk.errors["m"] = ConfigError("bad")
+@pytest.mark.parametrize("error", [ConfigError("bad"), VersionsFailedError("m", {1: "bad"}, needs_change=True)])
+async def test_what_is_broken_waits_for_a_change(trial: Trial, error: ServerError) -> None:
+    trial.disk.errors["m"] = error
     await trial.poll({"m": A})
     await trial.poll({"m": A})
     trial.clock.advance_us(10**10)

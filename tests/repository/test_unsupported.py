@@ -61,7 +61,7 @@ def test_what_the_backend_carries_out_is_no_warning() -> None:
         "optimization { priority: PRIORITY_DEFAULT }",
         "model_transaction_policy { decoupled: false }",
         "response_cache { enable: false }",
-        "dynamic_batching { }",
+        "max_batch_size: 1 dynamic_batching { }",
         "instance_group [ { count: 2 kind: KIND_CPU } ]",
         "input [ { allow_ragged_batch: true } ]",
     ],
@@ -70,3 +70,10 @@ def test_what_is_off_or_carried_out_is_no_finding(text: str) -> None:
     config = parse_pbtxt(text).config
     assert unsupported_problems(config, "config.pbtxt") == ()
     assert ignored_warnings(config, "config.pbtxt") == ()
+
+
+def test_dynamic_batching_without_batches_is_a_warning() -> None:
+    config = parse_pbtxt("dynamic_batching { }").config
+    assert unsupported_problems(config, "config.pbtxt") == ()
+    (warning,) = ignored_warnings(config, "config.pbtxt")
+    assert (warning.field, "each request is executed alone" in warning.message) == ("dynamic_batching", True)

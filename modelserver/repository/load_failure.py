@@ -1,0 +1,36 @@
+"""Loads that fail because of some versions: each one's reason, in the words that Triton's clients look for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
+
+
+class CompletionError(InvalidArgumentError):
+    """The backend could not read the files by which it completes a config that is right as it is written.
+
+    `versions` are those that would serve, `reason` is what there is to say of each. `needs_change`: trying again does
+    not help before the files are changed.
+    """
+
+    def __init__(self, error: ServerError, versions: Iterable[int]) -> None:
+        super().__init__(error.message)
+        self.reason = describe_failure(error)
+        self.versions = tuple(versions)
+        self.needs_change = isinstance(error, ConfigError)
+
+
+class VersionsFailedError(InvalidArgumentError):
+    """Some versions could not be loaded: `reasons` by version; `needs_change` as above."""
+
+    def __init__(self, name: str, reasons: Mapping[int, str], *, needs_change: bool = False) -> None:
+        self.reasons = dict(reasons)
+        self.needs_change = needs_change
+        chain = " ".join(f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in reasons.items())
+        super().__init__(f"load failed for model '{name}': {chain}")
+
+
+def describe_failure(error: ServerError) -> str:
+    """`<Code>: <reason>` with Triton's name of the code."""
+    return f"{error.code.value.replace('_', ' ').capitalize()}: {error.message}"
