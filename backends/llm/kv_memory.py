@@ -1,0 +1,44 @@
+"""How many blocks an engine's KV cache has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .attention.kv_blocks import KvBlocks, KvShape
+from .device_memory import Reservation, available_bytes, device_memory
+from .options import EngineOptions
+
+# Small enough that short prompts share prefixes; large enough that gathering a block is a copy worth making.
+_CPU_BLOCK_SIZE = 32
+_GPU_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The blocks, and what they take of the device's budget until it is released."""
+
+    blocks: KvBlocks
+    reservation: Reservation
+
+
+def reserve_kv_memory(
+    shape: KvShape, options: EngineOptions, *, max_model_len: int, device: torch.device, what: str
+) -> KvMemory:
+    """As many blocks as `options` say, else as `max_num_seqs` of the greatest length need, if memory allows.
+
+    Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.
+    """
+    block_size = options.block_size or (_CPU_BLOCK_SIZE if device.type == "cpu" else _GPU_BLOCK_SIZE)
+    block_bytes = shape.block_bytes(block_size)
+    per_sequence = -(-max_model_len // block_size)
+    most = options.num_gpu_blocks_override or options.max_num_seqs * per_sequence + 1
+    least = options.num_gpu_blocks_override or (1 if options.max_model_len is None else per_sequence) + 1
+    wanted = most * block_bytes
+    available = available_bytes(device, options.gpu_memory_utilization)
+    if options.kv_cache_memory_bytes is not None:
+        wanted, available = min(wanted, options.kv_cache_memory_bytes), max(available, options.kv_cache_memory_bytes)
+    reservation = device_memory(device).reserve(wanted, available=available, least=least * block_bytes, what=what)
+    blocks = KvBlocks(shape, num_blocks=reservation.num_bytes // block_bytes, block_size=block_size, device=device)
+    return KvMemory(blocks, reservation)

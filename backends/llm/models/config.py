@@ -1,0 +1,206 @@
+"""What a checkpoint's config.json says, in the terms of our decoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from modelserver.backend import InvalidArgumentError
+
+from .rope import Rope, read_rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Experts of the sparse layers. `shared_intermediate_size` 0: there is no shared expert."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    is_normalised: bool
+    shared_intermediate_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The switches of `Decoder`. Tuples have an entry per layer; a window of None sees everything."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    windows: tuple[int | None, ...]
+    ropes: tuple[Rope | None, ...]
+    norm_kind: str = "rms"  # "rms" | "rms_plus_one" (the weight is stored less one) | "layer"
+    norm_eps: float = 1e-6
+    has_pre_norm: bool = True
+    has_post_norm: bool = False
+    qk_norm: str | None = None  # None | "head" | "all" (over all heads together)
+    activation: str = "silu"
+    is_gated: bool = True
+    attention_scale: float = 1.0
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    is_tied: bool = False
+    moe: MoeConfig | None = None
+    moe_layers: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    dtype: str = "float32"
+
+    @property
+    def longest(self) -> int:
+        """How many positions the scaling of the rotations stretches to."""
+        stretched = [rope.longest for rope in self.ropes if rope is not None]
+        return max([self.max_position_embeddings, *stretched])
+
+
+def read_config_json(directory: Path) -> dict[str, Any]:
+    """`config.json`; InvalidArgumentError says what is missing or broken. Of a multi-modal model, its text part."""
+    path = directory / "config.json"
+    try:
+        entries = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InvalidArgumentError(f"no config.json in {directory}: an LLM needs a Hugging Face checkpoint") from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path} is not JSON: {error}") from None
+    if not isinstance(entries, dict) or not isinstance(entries.get("model_type"), str):
+        raise InvalidArgumentError(f"{path} has no model_type")
+    text = entries.get("text_config")
+    if isinstance(text, dict):
+        outer = {name: entries[name] for name in ("dtype", "torch_dtype", "eos_token_id") if name in entries}
+        entries = {**outer, "model_type": f"{entries['model_type']}_text", **text}
+    return entries
+
+
+def read_config(directory: Path) -> DecoderConfig:
+    """InvalidArgumentError for a missing entry, UnsupportedError for a way of rotation that we do not know."""
+    entries = read_config_json(directory)
+    model_type = entries["model_type"]
+    try:
+        config = _FAMILIES[model_type](entries)
+    except KeyError as error:
+        raise InvalidArgumentError(f"{directory / 'config.json'} of a {model_type} has no {error.args[0]}") from None
+    return replace(config, eos_token_ids=read_eos_token_ids(directory, entries))
+
+
+def is_known(model_type: str) -> bool:
+    """Whether our decoder runs it; the others go to transformers."""
+    return model_type in _FAMILIES
+
+
+def read_eos_token_ids(directory: Path, entries: Mapping[str, Any]) -> frozenset[int]:
+    """generation_config.json knows them better than config.json (chat models end turns by several)."""
+    value = entries.get("eos_token_id")
+    path = directory / "generation_config.json"
+    if path.is_file():
+        try:
+            value = json.loads(path.read_text()).get("eos_token_id", value)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{path} is not JSON: {error}") from None
+    if value is None:
+        return frozenset()
+    return frozenset(int(token) for token in (value if isinstance(value, list) else [value]))
+
+
+def _base(entries: Mapping[str, Any], **switches: Any) -> DecoderConfig:
+    """What Llama-shaped configs share."""
+    num_layers, num_heads = int(entries["num_hidden_layers"]), int(entries["num_attention_heads"])
+    head_dim = int(entries.get("head_dim") or entries["hidden_size"] // num_heads)
+    values: dict[str, Any] = {
+        "model_type": entries["model_type"],
+        "vocab_size": int(entries["vocab_size"]),
+        "hidden_size": int(entries["hidden_size"]),
+        "intermediate_size": int(entries["intermediate_size"]),
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": int(entries.get("num_key_value_heads") or num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": int(entries.get("max_position_embeddings") or 2048),
+        "windows": (None,) * num_layers,
+        "ropes": _ropes(entries, head_dim, num_layers),
+        "norm_eps": float(entries.get("rms_norm_eps") or 1e-6),
+        "activation": entries.get("hidden_act") or entries.get("hidden_activation") or "silu",
+        "attention_scale": head_dim**-0.5,
+        "is_tied": bool(entries.get("tie_word_embeddings", False)),
+        "dtype": str(entries.get("dtype") or entries.get("torch_dtype") or "float32"),
+    }
+    return DecoderConfig(**{**values, **switches})
+
+
+def _ropes(entries: Mapping[str, Any], head_dim: int, num_layers: int) -> tuple[Rope, ...]:
+    parameters = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
+    if "full_attention" in parameters:  # a set for each type of layer
+        by_type = {
+            name: read_rope(values, head_dim=head_dim, config=entries) for name, values in parameters.items() if values
+        }
+        return tuple(by_type[name] for name in _layer_types(entries, num_layers))
+    return (read_rope(parameters, head_dim=head_dim, config=entries),) * num_layers
+
+
+def _layer_types(entries: Mapping[str, Any], num_layers: int) -> list[str]:
+    """Explicit since transformers 4.5x; before, patterns said which layers slide."""
+    given = entries.get("layer_types")
+    if given:
+        return list(given)
+    pattern = entries.get("sliding_window_pattern") or entries.get("_sliding_window_pattern")
+    if entries["model_type"] == "gemma2":
+        pattern = 2
+    elif entries["model_type"] == "gemma3_text":
+        pattern = pattern or 6
+    if pattern:
+        return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
+    return ["full_attention"] * num_layers
+
+
+def _uniform_windows(entries: Mapping[str, Any]) -> tuple[int | None, ...]:
+    return (entries.get("sliding_window") or None,) * int(entries["num_hidden_layers"])
+
+
+def _typed_windows(entries: Mapping[str, Any]) -> tuple[int | None, ...]:
+    types = _layer_types(entries, int(entries["num_hidden_layers"]))
+    return tuple(int(entries["sliding_window"]) if name == "sliding_attention" else None for name in types)
+
+
+def _qwen_windows(entries: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Qwen's sliding layers are those from `max_window_layers` on, and only if `use_sliding_window` says so."""
+    num_layers = int(entries["num_hidden_layers"])
+    window = entries.get("sliding_window") if entries.get("use_sliding_window") else None
+    if not window:
+        return (None,) * num_layers
+    if entries.get("layer_types"):
+        return _typed_windows(entries)
+    first = int(entries.get("max_window_layers") or 0)
+    return tuple(int(window) if layer >= first else None for layer in range(num_layers))
+
+
+def _llama(entries: Mapping[str, Any]) -> DecoderConfig:
+    return _base(entries)
+
+
+def _mistral(entries: Mapping[str, Any]) -> DecoderConfig:
+    return _base(entries, windows=_uniform_windows(entries))
+
+
+def _qwen2(entries: Mapping[str, Any]) -> DecoderConfig:
+    return _base(entries, windows=_qwen_windows(entries))
+
+
+def _qwen3(entries: Mapping[str, Any]) -> DecoderConfig:
+    return _base(entries, windows=_qwen_windows(entries), qk_norm="head")
+
+
+_FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}

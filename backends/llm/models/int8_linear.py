@@ -1,0 +1,32 @@
+"""Weights in 8 bits with a scale per output row: half the memory of bfloat16, and half the time where memory rules."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+# From so many rows on, multiplying is what takes the time: expand the weight once and use the float product.
+_EXPANDED_ROWS = 48
+
+
+class Int8Linear:
+    """Rounds each row of `weight` [out_features, in_features] to 255 steps of its largest value; bias stays float."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._dtype = weight.dtype
+        steps = weight.float().abs().amax(dim=1).clamp_(min=1e-12) / 127.0
+        self.weight = (weight.float() / steps[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        self.scales = steps.to(torch.bfloat16)
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        output = self._product(rows.to(torch.bfloat16)).to(self._dtype)
+        return output if self._bias is None else output.add_(self._bias)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self(rows))
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.device.type == "cpu" and rows.shape[0] < _EXPANDED_ROWS:
+            return torch._weight_int8pack_mm(rows.contiguous(), self.weight, self.scales)
+        return F.linear(rows, self.weight.to(torch.bfloat16)).mul_(self.scales)

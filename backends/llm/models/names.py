@@ -1,0 +1,70 @@
+"""What families of checkpoints call the parts of a decoder, without the prefixes that `Checkpoint` takes off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """`layer` has a place for the layer's number; all but the first four are inside a layer. Lists are fused."""
+
+    embedding: str = "embed_tokens"
+    positions: str | None = None
+    norm: str = "norm"
+    head: str = "lm_head"
+    layer: str = "layers.{}"
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    qkv: str = "self_attn.qkv_proj"
+    attention_output: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    attention_pre_norm: str = "input_layernorm"
+    attention_post_norm: str = "post_attention_layernorm"
+    mlp_pre_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = "post_feedforward_layernorm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str = "mlp.gate_up_proj"
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
+    shared_expert: str = "mlp.shared_expert"
+    shared_expert_gate: str = "mlp.shared_expert_gate"
+    is_transposed: bool = False
+
+
+_LLAMA = Names()
+_FAMILIES: dict[str, Names] = {
+    "gemma2": Names(mlp_pre_norm="pre_feedforward_layernorm"),
+    "gemma3_text": Names(mlp_pre_norm="pre_feedforward_layernorm"),
+    "mixtral": Names(
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts",
+        expert_gate="w1",
+        expert_up="w3",
+        expert_down="w2",
+    ),
+    "gpt2": Names(
+        embedding="wte",
+        positions="wpe",
+        norm="ln_f",
+        layer="h.{}",
+        qkv="attn.c_attn",
+        attention_output="attn.c_proj",
+        attention_pre_norm="ln_1",
+        mlp_pre_norm="ln_2",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+        is_transposed=True,
+    ),
+}
+
+
+def names_of(model_type: str) -> Names:
+    return _FAMILIES.get(model_type, _LLAMA)

@@ -1,0 +1,45 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+Norm = Callable[[torch.Tensor], torch.Tensor]
+
+
+class RmsNorm:
+    """x / rms(x) * weight over the last dimension; of a `weight` [heads, head_dim] each head has its own row."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self._weight = weight
+        self._shape = (weight.shape[-1],)
+        self._eps = eps
+        self._is_shared = weight.dim() == 1
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        if values.dtype != self._weight.dtype:  # weights that half precision would round away stay float32
+            return self._normalised(values.to(self._weight.dtype)).to(values.dtype)
+        return self._normalised(values)
+
+    def _normalised(self, values: torch.Tensor) -> torch.Tensor:
+        if self._is_shared:
+            return F.rms_norm(values, self._shape, self._weight, self._eps)
+        return F.rms_norm(values, self._shape, None, self._eps).mul_(self._weight)
+
+
+class LayerNorm:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._eps = eps
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(values, self._weight.shape, self._weight, self._bias, self._eps)
+
+
+def identity(values: torch.Tensor) -> torch.Tensor:
+    """Where a family has no norm."""
+    return values

@@ -1,0 +1,136 @@
+"""Takes tensors of a checkpoint as the decoder wants them: fused, in its dtype, on its device, this rank's share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from modelserver.backend import InvalidArgumentError
+
+from .checkpoint import Checkpoint
+from .linear import Linear
+from .quantization import QuantizationMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored linear layer: its name without `.weight`, and how its output rows are split over ranks.
+
+    `sections` are the lengths of what a fused tensor holds (queries, keys, values): each is split for itself.
+    """
+
+    name: str
+    sections: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """This process's place among those that share a network. Alone: 0 of 1."""
+
+    index: int = 0
+    size: int = 1
+
+    def share(self, length: int, what: str) -> slice:
+        """InvalidArgumentError if it cannot be split evenly."""
+        if length % self.size:
+            raise InvalidArgumentError(f"tensor_parallel_size {self.size} does not divide {what} ({length})")
+        part = length // self.size
+        return slice(self.index * part, (self.index + 1) * part)
+
+
+class Weights:
+    """Reads from `checkpoint`. `is_transposed`: its linear weights are [in, out], as GPT-2 stores them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        method: QuantizationMethod,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        rank: Rank = Rank(),
+        is_transposed: bool = False,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.rank = rank
+        self.dtype = dtype
+        self.device = device
+        self.is_transposed = is_transposed
+        self._method = method
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.checkpoint
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.placed(self.checkpoint.tensor(name))
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Always a copy: what the file maps must not stay alive with the network."""
+        return tensor.to(device=self.device, dtype=self.dtype, copy=True).contiguous()
+
+    def columns(self, parts: Sequence[Part]) -> Linear:
+        """Parts fused along their outputs; each rank has a share of the outputs."""
+        return self._method(_Tensors(self, tuple(parts), "outputs"))
+
+    def head(self, name: str) -> Linear:
+        """What gives logits: whole on every rank, [vocab, hidden] even where other weights are transposed."""
+        return self._method(_Tensors(self, (Part(name),), "whole"))
+
+    def rows(self, part: Part) -> Linear:
+        """Each rank has a share of the inputs: the sum over ranks is the result. The bias is with rank 0."""
+        return self._method(_Tensors(self, (part,), "inputs"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """`LinearTensors` of parts in a checkpoint; `split` is "outputs", "inputs" or "whole"."""
+
+    weights: Weights
+    parts: tuple[Part, ...]
+    split: str
+
+    def weight(self) -> torch.Tensor:
+        return self.weights.placed(torch.cat([self._cut(part, self._matrix(part)) for part in self.parts]))
+
+    def bias(self) -> torch.Tensor | None:
+        names = [f"{part.name}.bias" for part in self.parts]
+        present = [name in self.weights for name in names]
+        if not any(present):
+            return None
+        if self.split == "inputs" and self.weights.rank.index:
+            return None
+        vectors = [
+            self.weights.checkpoint.tensor(name) if is_there else torch.zeros(self._num_outputs(part))
+            for part, name, is_there in zip(self.parts, names, present, strict=True)
+        ]
+        if self.split == "outputs":
+            vectors = [self._cut_outputs(part, vector) for part, vector in zip(self.parts, vectors, strict=True)]
+        return self.weights.placed(torch.cat([vector.to(self.weights.dtype) for vector in vectors]))
+
+    def stored(self, suffix: str) -> list[torch.Tensor]:
+        return [self.weights.checkpoint.tensor(f"{part.name}.{suffix}") for part in self.parts]
+
+    def _matrix(self, part: Part) -> torch.Tensor:
+        matrix = self.weights.checkpoint.tensor(f"{part.name}.weight")
+        return matrix.t() if self._is_transposed else matrix
+
+    @property
+    def _is_transposed(self) -> bool:
+        return self.weights.is_transposed and self.split != "whole"
+
+    def _num_outputs(self, part: Part) -> int:
+        return self.weights.checkpoint.shape(f"{part.name}.weight")[1 if self._is_transposed else 0]
+
+    def _cut(self, part: Part, matrix: torch.Tensor) -> torch.Tensor:
+        if self.split == "inputs":
+            return matrix[:, self.weights.rank.share(matrix.shape[1], f"the inputs of {part.name}")]
+        return self._cut_outputs(part, matrix) if self.split == "outputs" else matrix
+
+    def _cut_outputs(self, part: Part, tensor: torch.Tensor) -> torch.Tensor:
+        rank = self.weights.rank
+        if rank.size == 1:
+            return tensor
+        sections = tensor.split(part.sections or (tensor.shape[0],))
+        return torch.cat([section[rank.share(section.shape[0], f"the outputs of {part.name}")] for section in sections])

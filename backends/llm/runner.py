@@ -1,0 +1,205 @@
+"""Computes the steps that the scheduler plans: from sequences to tensors, through the network, to sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from .attention.batch import AttentionBatch
+from .attention.kv_blocks import KvBlocks, KvShape
+from .attention.sdpa import SdpaAttention
+from .kv_memory import reserve_kv_memory
+from .models.load import load_network, read_pooling
+from .options import EngineOptions
+from .plan import StepPlan, StepResult, TokenLogprobs
+from .step_inputs import StepInputs
+
+if TYPE_CHECKING:
+    from .sampler import SampledRows, Sampler
+
+# Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
+_PROMPT_ROWS = 256
+
+
+class Network(Protocol):
+    """A causal language model whose attention is ours."""
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Any, inputs: Any) -> torch.Tensor:
+        """Hidden states [tokens, hidden_size] of a step, normalised."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, vocab_size]"""
+        ...
+
+
+class PagedAttention(Protocol):
+    def prepare(self, batch: AttentionBatch) -> Any:
+        """What all layers need of a step."""
+        ...
+
+    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: Any) -> torch.Tensor: ...
+
+
+class Launched:
+    """A step under way; on a CPU it has been computed already."""
+
+    def __init__(self, result: Callable[[], StepResult]) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        """Waits for the step."""
+        return self._result()
+
+
+class Runner:
+    """Owns the network and the memory of its KV blocks; called from the engine's thread.
+
+    `num_blocks` counts block 0, which no sequence gets: padding reads it.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        sampler: Sampler,
+        blocks: KvBlocks,
+        attention: PagedAttention,
+        fresh_attention: SdpaAttention,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        is_asynchronous: bool,
+        pooling: str = "last",
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self.num_blocks = blocks.num_blocks
+        self.block_size = blocks.block_size
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.is_asynchronous = is_asynchronous
+        self._device = blocks.layers[0].device
+        self._network = network
+        self._sampler = sampler
+        self._attention = attention
+        self._fresh_attention = fresh_attention
+        self._pooling = pooling
+        self._close = close
+        # The step before: its sampled tokens, on the device, and the row of each sequence in them.
+        self._last_token_ids: torch.Tensor | None = None
+        self._last_rows: dict[int, int] = {}
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start a step; the one before may still run, and its tokens need not have been read."""
+        with torch.inference_mode():
+            step = StepInputs(plan.chunks, self.block_size)
+            hidden = self._network(
+                self._input_ids(step),
+                torch.from_numpy(step.positions).to(self._device),
+                self._attention,
+                self._attention.prepare(step.batch),
+            )
+            prompt_logprobs = self._prompt_logprobs(step, hidden)
+            sampled = self._sample(step, hidden)
+        return Launched(lambda: StepResult(tuple(sampled.read()) if sampled is not None else (), prompt_logprobs))
+
+    def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+        """One vector [hidden_size] per list: its last hidden state, or their mean, as the checkpoint's pooling says.
+
+        Nothing is cached. Not normalised to unit length.
+        """
+        return [self._embed(token_ids) for token_ids in token_id_lists]
+
+    def close(self) -> None:
+        """Give back what the runner holds beyond its own memory."""
+        if self._close is not None:
+            self._close()
+
+    def _embed(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        with torch.inference_mode():
+            length = len(token_ids)
+            hidden = self._network(
+                torch.tensor(token_ids, device=self._device),
+                torch.arange(length, device=self._device),
+                self._fresh_attention,
+                self._fresh_attention.prepare_fresh(length),
+            )
+            pooled = hidden[-1] if self._pooling == "last" else hidden.float().mean(dim=0)
+            return pooled.float().cpu().numpy()  # type: ignore[no-any-return]
+
+    def _input_ids(self, step: StepInputs) -> torch.Tensor:
+        input_ids = torch.from_numpy(step.input_ids).to(self._device)
+        if step.unread:
+            assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
+            sources = [self._last_rows[seq_id] for _, seq_id in step.unread]
+            rows = torch.tensor([row for row, _ in step.unread], device=self._device)
+            input_ids[rows] = self._last_token_ids[torch.tensor(sources, device=self._device)]
+        return input_ids
+
+    def _sample(self, step: StepInputs, hidden: torch.Tensor) -> SampledRows | None:
+        """Tokens of the chunks that are sampled, in the order of the plan."""
+        if not step.sampled:
+            self._last_rows = {}
+            return None
+        if step.sampled_rows is not None:
+            hidden = hidden[torch.from_numpy(step.sampled_rows).to(self._device)]
+        logits = self._network.logits(hidden)
+        sequences = [chunk.sequence for chunk in step.sampled]
+        sampled = self._sampler.start(logits, sequences, [chunk.start + chunk.num_tokens for chunk in step.sampled])
+        if self.is_asynchronous:
+            self._last_token_ids = sampled.token_ids
+            self._last_rows = {sequence.seq_id: row for row, sequence in enumerate(sequences)}
+        return sampled
+
+    def _prompt_logprobs(self, step: StepInputs, hidden: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        found: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for chunk, row in step.scored:
+            sequence = chunk.sequence
+            stop = min(chunk.start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
+            scored: list[TokenLogprobs] = []
+            for start in range(chunk.start, stop, _PROMPT_ROWS):
+                end = min(start + _PROMPT_ROWS, stop)
+                first = row + start - chunk.start
+                scored += self._sampler.prompt_logprobs(
+                    self._network.logits(hidden[first : first + end - start]),
+                    sequence.token_ids[start + 1 : end + 1],
+                    sequence.params.prompt_logprobs or 0,
+                )
+            found[sequence.seq_id] = tuple(scored)
+        return found
+
+
+def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Runner:
+    """A runner of the checkpoint in `directory`. Raises ServerErrors that name the file or the option."""
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    loaded = load_network(directory, options)
+    config = loaded.config
+    shape = KvShape(config.num_layers, config.num_kv_heads, config.head_dim, loaded.dtype)
+    memory = reserve_kv_memory(
+        shape, options, max_model_len=loaded.max_model_len, device=loaded.device, what=f"the LLM in {directory}"
+    )
+    attention = SdpaAttention(
+        memory.blocks,
+        windows=config.windows,
+        scale=config.attention_scale,
+        softcap=config.attention_softcap,
+    )
+    return Runner(
+        loaded.network,
+        sampler=sampler,
+        blocks=memory.blocks,
+        attention=attention,
+        fresh_attention=attention,
+        vocab_size=config.vocab_size,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=config.eos_token_ids,
+        is_asynchronous=loaded.device.type == "cuda",
+        pooling=read_pooling(directory),
+        close=memory.reservation.release,
+    )

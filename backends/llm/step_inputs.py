@@ -1,0 +1,77 @@
+"""A step's plan as the flat arrays that a network takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .attention.batch import AttentionBatch
+from .plan import Chunk
+
+
+class StepInputs:
+    """A plan as flat arrays: decodes first, the longest first, then the chunks of more tokens.
+
+    `sampled` has the chunks that give a token, in the order of the plan; `sampled_rows` their rows, None if those are
+    all rows in order. `unread`: rows whose token is on the device only, with their seq_id. `scored`: chunks whose
+    prompt's log-probabilities are asked for, and where their rows begin.
+    """
+
+    __slots__ = ("batch", "input_ids", "positions", "sampled", "sampled_rows", "scored", "unread")
+
+    def __init__(self, chunks: Sequence[Chunk], block_size: int) -> None:
+        # One loop without calls per sequence: this is what the host does for every token of every step.
+        ordered = sorted(chunks, key=_order)
+        num_decodes = sum(chunk[2] == 1 for chunk in chunks)
+        num_rows = num_decodes
+        input_ids: list[int] = []
+        positions: list[int] = []
+        self.unread: list[tuple[int, int]] = []
+        self.scored: list[tuple[Chunk, int]] = []
+        last_rows: dict[int, int] = {}
+        width = max(len(chunk[0].block_ids) for chunk in chunks)
+        tables = np.zeros((len(chunks), width), dtype=np.int64)
+        for index, chunk in enumerate(ordered):
+            sequence, start, num_tokens, is_sampled = chunk
+            row = len(input_ids)
+            token_ids = sequence.token_ids
+            if num_tokens == 1:
+                input_ids.append(token_ids[start] if start < len(token_ids) else 0)
+                positions.append(start)
+            else:
+                known = token_ids[start : start + num_tokens]
+                input_ids += known
+                if len(known) < num_tokens:
+                    input_ids.append(0)
+                positions += range(start, start + num_tokens)
+            end = start + num_tokens
+            if end > len(token_ids):
+                self.unread.append((len(input_ids) - 1, sequence.seq_id))
+            if is_sampled:
+                last_rows[sequence.seq_id] = len(input_ids) - 1
+            if sequence.params.prompt_logprobs is not None and start < sequence.num_prompt_tokens - 1:
+                self.scored.append((chunk, row))
+            block_ids = sequence.block_ids
+            tables[index, : len(block_ids)] = block_ids
+        num_rows = len(input_ids)
+        self.input_ids = np.array(input_ids, dtype=np.int64)
+        self.positions = np.array(positions, dtype=np.int64)
+        self.sampled = [chunk for chunk in chunks if chunk[3]]
+        rows = [last_rows[chunk[0].seq_id] for chunk in self.sampled]
+        self.sampled_rows = None if rows == list(range(num_rows)) else np.array(rows, dtype=np.int64)
+        num_queries = np.array([chunk[2] for chunk in ordered], dtype=np.int64)
+        starts = np.array([chunk[1] for chunk in ordered], dtype=np.int64)
+        table_rows = np.repeat(np.arange(len(ordered)), num_queries)
+        blocks = tables[table_rows, self.positions // block_size]
+        self.batch = AttentionBatch(
+            num_decodes=num_decodes,
+            num_queries=num_queries,
+            lens=starts + num_queries,
+            block_tables=tables,
+            slots=blocks * block_size + self.positions % block_size,
+        )
+
+
+def _order(chunk: Chunk) -> tuple[bool, int]:
+    return chunk.num_tokens > 1, -chunk.start
