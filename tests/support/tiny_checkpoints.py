@@ -104,6 +104,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3_moe": Family("qwen3_moe", {**_MOE, "norm_topk_prob": True, "decoder_sparse_step": 1}),
     "olmo2": Family("olmo2", {"head_dim": None}),
+    "olmo3": Family(
+        "olmo3",
+        {"head_dim": None, "sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "gpt2": Family(
         "gpt2",
         {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modelserver.backend import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from .rope import Rope, read_rope
 
@@ -154,8 +154,8 @@ def _layer_types(entries: Mapping[str, Any], num_layers: int) -> list[str]:
     pattern = entries.get("sliding_window_pattern") or entries.get("_sliding_window_pattern")
     if entries["model_type"] == "gemma2":
         pattern = 2
-    elif entries["model_type"] == "gemma3_text":
-        pattern = pattern or 6
+    else:
+        pattern = pattern or {"gemma3_text": 6, "olmo3": 4}.get(entries["model_type"])
     if pattern:
         return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
     return ["full_attention"] * num_layers
@@ -198,9 +198,122 @@ def _qwen3(entries: Mapping[str, Any]) -> DecoderConfig:
     return _base(entries, windows=_qwen_windows(entries), qk_norm="head")
 
 
+def _gemma(entries: Mapping[str, Any], **switches: Any) -> DecoderConfig:
+    """`hidden_act` of Gemma's first checkpoints says "gelu" and means its tanh approximation."""
+    activation = entries.get("hidden_activation") or "gelu_pytorch_tanh"
+    scale = float(entries["hidden_size"]) ** 0.5
+    return _base(entries, norm_kind="rms_plus_one", activation=activation, embedding_scale=scale, **switches)
+
+
+def _gemma2(entries: Mapping[str, Any]) -> DecoderConfig:
+    return _gemma(
+        entries,
+        has_post_norm=True,
+        windows=_typed_windows(entries),
+        attention_scale=float(entries["query_pre_attn_scalar"]) ** -0.5,
+        attention_softcap=entries.get("attn_logit_softcapping"),
+        logit_softcap=entries.get("final_logit_softcapping"),
+    )
+
+
+def _gemma3(entries: Mapping[str, Any]) -> DecoderConfig:
+    """Local layers turn with a base of their own; the scaling of older configs is for the global ones alone."""
+    local_theta = float(entries.get("rope_local_base_freq") or 1e4)
+    return replace(_gemma2(_with_ropes_by_type(entries, theta=1e6, local_theta=local_theta)), qk_norm="head")
+
+
+def _mixtral(entries: Mapping[str, Any]) -> DecoderConfig:
+    moe = MoeConfig(
+        num_experts=int(entries["num_local_experts"]),
+        num_experts_per_tok=int(entries["num_experts_per_tok"]),
+        intermediate_size=int(entries["intermediate_size"]),
+        is_normalised=True,
+    )
+    layers = frozenset(range(int(entries["num_hidden_layers"])))
+    return _base(entries, windows=_uniform_windows(entries), moe=moe, moe_layers=layers)
+
+
+def _qwen_moe(entries: Mapping[str, Any], **switches: Any) -> DecoderConfig:
+    """Layer i is sparse if (i + 1) is a multiple of `decoder_sparse_step` and it is not among `mlp_only_layers`."""
+    moe = MoeConfig(
+        num_experts=int(entries.get("num_experts") or entries["num_local_experts"]),
+        num_experts_per_tok=int(entries["num_experts_per_tok"]),
+        intermediate_size=int(entries["moe_intermediate_size"]),
+        is_normalised=bool(entries.get("norm_topk_prob", False)),
+        shared_intermediate_size=int(entries.get("shared_expert_intermediate_size") or 0),
+    )
+    step = int(entries.get("decoder_sparse_step") or 1)
+    dense = set(entries.get("mlp_only_layers") or ())
+    layers = frozenset(
+        layer for layer in range(int(entries["num_hidden_layers"])) if (layer + 1) % step == 0 and layer not in dense
+    )
+    return _base(entries, moe=moe, moe_layers=layers, **switches)
+
+
+def _qwen2_moe(entries: Mapping[str, Any]) -> DecoderConfig:
+    return _qwen_moe(entries, windows=_qwen_windows(entries))
+
+
+def _qwen3_moe(entries: Mapping[str, Any]) -> DecoderConfig:
+    """All of its layers slide, or none does."""
+    windows = _uniform_windows(entries) if entries.get("use_sliding_window") else _base(entries).windows
+    return _qwen_moe(entries, windows=windows, qk_norm="head")
+
+
+def _olmo2(entries: Mapping[str, Any], **switches: Any) -> DecoderConfig:
+    return _base(entries, has_pre_norm=False, has_post_norm=True, qk_norm="all", **switches)
+
+
+def _olmo3(entries: Mapping[str, Any]) -> DecoderConfig:
+    """Its scaling of rotations is for the layers that see everything."""
+    theta = float(entries.get("rope_theta") or 5e5)
+    entries = _with_ropes_by_type(entries, theta=theta, local_theta=theta)
+    return _olmo2(entries, windows=_typed_windows(entries))
+
+
+def _with_ropes_by_type(entries: Mapping[str, Any], *, theta: float, local_theta: float) -> Mapping[str, Any]:
+    """`rope_parameters` by the type of a layer, as configs had not before transformers 5."""
+    if entries.get("rope_parameters"):
+        return entries
+    full = {"rope_theta": entries.get("rope_theta") or theta, **(entries.get("rope_scaling") or {})}
+    by_type = {"full_attention": full, "sliding_attention": {"rope_theta": local_theta}}
+    return {**entries, "rope_parameters": by_type}
+
+
+def _gpt2(entries: Mapping[str, Any]) -> DecoderConfig:
+    if entries.get("scale_attn_by_inverse_layer_idx") or not entries.get("scale_attn_weights", True):
+        raise UnsupportedError("config.json of this gpt2 scales attention by layer or not at all: not supported")
+    renamed = {
+        "hidden_size": entries["n_embd"],
+        "num_hidden_layers": entries["n_layer"],
+        "num_attention_heads": entries["n_head"],
+        "max_position_embeddings": entries["n_positions"],
+        "intermediate_size": entries.get("n_inner") or 4 * entries["n_embd"],
+        "hidden_act": entries.get("activation_function", "gelu_new"),
+        "tie_word_embeddings": True,
+    }
+    return _base(
+        {**entries, **renamed},
+        ropes=(None,) * int(entries["n_layer"]),
+        norm_kind="layer",
+        norm_eps=float(entries.get("layer_norm_epsilon", 1e-5)),
+        is_gated=False,
+    )
+
+
 _FAMILIES: dict[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi3": _mistral,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "gpt2": _gpt2,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -50,6 +51,20 @@ class PackedLinear:
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
+
+
+class SummedLinear:
+    """A layer of whose result each rank has a part; `sum_ranks` adds them up, in place, on all."""
+
+    def __init__(self, linear: Linear, sum_ranks: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._linear = linear
+        self._sum_ranks = sum_ranks
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._sum_ranks(self._linear(rows))
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self(rows))
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

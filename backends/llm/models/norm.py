@@ -40,6 +40,22 @@ class LayerNorm:
         return F.layer_norm(values, self._weight.shape, self._weight, self._bias, self._eps)
 
 
+class WholeQkNorm:
+    """Normalises all query heads of a token together, and all key heads; weights are [heads * head_dim] of each."""
+
+    def __init__(self, query_weight: torch.Tensor, key_weight: torch.Tensor, *, num_heads: int, eps: float) -> None:
+        self._queries = RmsNorm(query_weight, eps)
+        self._keys = RmsNorm(key_weight, eps)
+        self._num_heads = num_heads
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads + key heads, head_dim] -> the same."""
+        rows, _, head_dim = heads.shape
+        queries = self._queries(heads[:, : self._num_heads].reshape(rows, -1))
+        keys = self._keys(heads[:, self._num_heads :].reshape(rows, -1))
+        return torch.cat((queries, keys), dim=1).view(rows, -1, head_dim)
+
+
 def identity(values: torch.Tensor) -> torch.Tensor:
     """Where a family has no norm."""
     return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +25,17 @@ class Part:
     sections: tuple[int, ...] = ()
 
 
+def _alone(part: torch.Tensor) -> torch.Tensor:
+    return part
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """This process's place among those that share a network. Alone: 0 of 1."""
+    """This process's place among those that share a network. Alone: 0 of 1. `sum` adds a tensor up over all ranks."""
 
     index: int = 0
     size: int = 1
+    sum: Callable[[torch.Tensor], torch.Tensor] = _alone
 
     def share(self, length: int, what: str) -> slice:
         """InvalidArgumentError if it cannot be split evenly."""

@@ -1,0 +1,70 @@
+"""Mixtures of experts: each token goes through the few that its router likes best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .mlp import Mlp
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """One that every token goes through, as much as `gate` [1, hidden_size] lets it."""
+
+    mlp: Mlp
+    gate: torch.Tensor
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.mlp(rows).mul_(F.linear(rows, self.gate).sigmoid_())
+
+
+class Moe:
+    """`router` [experts, hidden_size]. `is_normalised`: the weights of a token's experts are made to sum to one.
+
+    `sum_ranks`: with experts split over ranks, adds up what each has.
+    """
+
+    def __init__(
+        self,
+        router: torch.Tensor,
+        experts: Sequence[Mlp],
+        *,
+        num_experts_per_tok: int,
+        is_normalised: bool,
+        shared: SharedExpert | None,
+        sum_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self._router = router
+        self._experts = tuple(experts)
+        self._num_chosen = num_experts_per_tok
+        self._is_normalised = is_normalised
+        self._shared = shared
+        self._sum_ranks = sum_ranks
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        weights, chosen = F.linear(rows, self._router).softmax(dim=-1, dtype=torch.float32).topk(self._num_chosen)
+        if self._is_normalised:
+            weights /= weights.sum(dim=-1, keepdim=True)
+        mixed = self._mix(rows, weights.to(rows.dtype), chosen)
+        if self._shared is not None:
+            mixed += self._shared(rows)
+        return mixed if self._sum_ranks is None else self._sum_ranks(mixed)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self(rows))
+
+    def _mix(self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Rows sorted by expert, so that each expert multiplies all of its rows at once; those without any, nothing."""
+        flat = chosen.view(-1)
+        order = flat.argsort(stable=True)
+        counts = flat.bincount(minlength=len(self._experts)).tolist()
+        parts = rows[order // self._num_chosen].split(counts)
+        outputs = torch.cat([expert(part) for expert, part in zip(self._experts, parts, strict=True) if part.shape[0]])
+        outputs *= weights.view(-1)[order, None]
+        mixed = torch.empty_like(outputs)
+        mixed[order] = outputs
+        return mixed.view(rows.shape[0], self._num_chosen, -1).sum(dim=1)
