@@ -1,0 +1,78 @@
+"""The rules that change a sequence's logits before a token is drawn, in vLLM's order.
+
+Allowed token ids, banned words, no stop token before `min_tokens`, logit bias, penalties. Each works on one row, in
+place; a token that a rule forbids gets minus infinity.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .penalties import apply_penalties
+
+if TYPE_CHECKING:
+    from .sampler_state import SamplerState
+    from .sequence import Sequence
+
+_FORBIDDEN = float("-inf")
+
+
+def apply_rules(row: torch.Tensor, sequence: Sequence, state: SamplerState, num_output_tokens: int) -> None:
+    """All rules of one sequence on its row of logits, float32 [vocabulary]."""
+    params = sequence.params
+    if params.allowed_token_ids is not None:
+        _keep_only(row, params.allowed_token_ids)
+    if state.bad_words:
+        _forbid(row, _completed_words(state.bad_words, sequence.output_token_ids))
+    if num_output_tokens < params.min_tokens:
+        _forbid(row, state.stop_token_ids)
+    if params.logit_bias:
+        token_ids = torch.tensor(list(params.logit_bias), device=row.device)
+        row.index_add_(0, token_ids, torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device))
+    if state.counts is not None:
+        apply_penalties(row, sequence, state.counts)
+
+
+def forbid_unmasked(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+    """Keep the tokens that a boolean mask allows; ids past its end (rows are padded) are not.
+
+    Where the other rules forbid all of them the mask wins: what it says is the form of the text, and a text that
+    follows no other rule is better than none. No value is read from a device.
+    """
+    num_tokens = min(len(allowed), len(row))
+    row[num_tokens:] = _FORBIDDEN
+    if row.device.type == "cpu":  # torch's masked_fill takes five times as long there
+        values = row[:num_tokens].numpy()
+        values[~allowed[:num_tokens]] = _FORBIDDEN
+        if values.max() == _FORBIDDEN:
+            values[allowed[:num_tokens]] = 0.0
+        return
+    kept = torch.from_numpy(allowed[:num_tokens].copy()).to(row.device)
+    values_there = torch.where(kept, row[:num_tokens], _FORBIDDEN)
+    has_any = values_there.amax() > _FORBIDDEN
+    row[:num_tokens] = torch.where(kept & ~has_any, 0.0, values_there)
+
+
+def _keep_only(row: torch.Tensor, token_ids: tuple[int, ...]) -> None:
+    kept = torch.tensor(token_ids, dtype=torch.int64, device=row.device)
+    values = row[kept]
+    row.fill_(_FORBIDDEN)
+    row[kept] = values
+
+
+def _forbid(row: torch.Tensor, token_ids: list[int]) -> None:
+    if token_ids:
+        row.index_fill_(0, torch.tensor(token_ids, device=row.device), _FORBIDDEN)
+
+
+def _completed_words(bad_words: list[list[int]], output_token_ids: list[int]) -> list[int]:
+    """The last tokens of the words whose other tokens have just been written."""
+    return [
+        word[-1]
+        for word in bad_words
+        if len(word) == 1 or (len(word) <= len(output_token_ids) + 1 and output_token_ids[1 - len(word) :] == word[:-1])
+    ]

@@ -1,0 +1,154 @@
+"""From logits to tokens, in vLLM's order.
+
+Raw log-probabilities; structured output; allowed ids; bad words; min_tokens and logit bias; penalties; greedy rows take
+the maximum; temperature; min_p; top_k and top_p; a draw. A row's token depends on its logits, its sequence's
+parameters, seed and position, and on nothing else in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .draw import DrawInputs, draw_on_device, draw_on_host
+from .logit_rules import apply_rules, forbid_unmasked
+from .logprobs import LogprobRows, rank_tokens
+from .noise import uniform
+from .plan import SampledToken, TokenLogprobs
+from .sampler_state import SamplerState
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+    from .text.tokenizer import Tokenizer
+
+# Rows of a prompt whose log-probabilities are computed at once: bounds what the copies of the logits take.
+_PROMPT_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Tokens of a step, int64 [rows] on the device that holds the logits; `read` waits for them."""
+
+    token_ids: torch.Tensor
+    logprob_rows: tuple[int, ...] = ()
+    logprobs: LogprobRows | None = None
+
+    def read(self) -> list[SampledToken]:
+        sampled = [SampledToken(token_id) for token_id in self.token_ids.tolist()]
+        if self.logprobs is not None:
+            for row, logprobs in zip(self.logprob_rows, self.logprobs.read(), strict=True):
+                sampled[row] = SampledToken(sampled[row].token_id, logprobs)
+        return sampled
+
+
+class Sampler:
+    """Keeps nothing but constants; what it must remember of a sequence is in `Sequence.sampler_state`."""
+
+    def __init__(self, *, eos_token_ids: Iterable[int] = (), tokenizer: Tokenizer | None = None) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._tokenizer = tokenizer
+
+    def sample(
+        self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int] | None = None
+    ) -> list[SampledToken]:
+        """A token for each row of logits [rows, vocabulary], which belong to `sequences` in this order.
+
+        The logits may be changed. `positions`: the index that each new token will have; by default the number of
+        tokens of its sequence, which is wrong for sequences whose last tokens have not been read yet.
+        """
+        return self.start(logits, sequences, positions).read()
+
+    def start(self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int] | None = None) -> SampledRows:
+        """The same without waiting for a device."""
+        assert len(logits) == len(sequences), f"{len(logits)} rows of logits for {len(sequences)} sequences"
+        logits = logits.float()
+        if positions is None:
+            positions = [sequence.num_tokens for sequence in sequences]
+        states = [self._state(sequence) for sequence in sequences]
+        wanted = tuple(row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None)
+        is_edited = any(
+            state.is_edited or sequence.matcher is not None for state, sequence in zip(states, sequences, strict=True)
+        )
+        raw = logits
+        if wanted and (is_edited or len(wanted) < len(sequences)):
+            raw = logits[list(wanted)]
+        if is_edited:
+            for row, (sequence, state, position) in enumerate(zip(sequences, states, positions, strict=True)):
+                if state.is_edited:
+                    apply_rules(logits[row], sequence, state, position - sequence.num_prompt_tokens)
+        token_ids = self._choose(logits, sequences, positions)
+        if not wanted:
+            return SampledRows(token_ids)
+        num_top = [sequences[row].params.logprobs or 0 for row in wanted]
+        return SampledRows(token_ids, wanted, rank_tokens(raw, token_ids[list(wanted)], num_top))
+
+    def prompt_logprobs(self, logits: torch.Tensor, token_ids: Rows[int], num_top: int) -> list[TokenLogprobs]:
+        """Of the tokens that follow the positions of these rows of logits [rows, vocabulary]."""
+        ranked: list[TokenLogprobs] = []
+        for start in range(0, len(token_ids), _PROMPT_ROWS):
+            part = logits[start : start + _PROMPT_ROWS].float()
+            following = torch.tensor(token_ids[start : start + _PROMPT_ROWS], device=logits.device)
+            ranked.extend(rank_tokens(part, following, [num_top] * len(part)).read())
+        return ranked
+
+    def _state(self, sequence: Sequence) -> SamplerState:
+        state = sequence.sampler_state
+        if state is None:
+            state = sequence.sampler_state = SamplerState(sequence, self._eos_token_ids, self._tokenizer)
+        return state  # type: ignore[no-any-return]  # the sequence does not know the sampler's class
+
+    def _choose(self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int]) -> torch.Tensor:
+        if logits.device.type == "cpu":
+            return _choose_on_host(logits, sequences, positions)
+        for row, sequence in enumerate(sequences):
+            if sequence.matcher is not None:
+                forbid_unmasked(logits[row], sequence.matcher.allowed_mask())
+        params = [sequence.params for sequence in sequences]
+        if all(one.is_greedy for one in params):
+            return logits.argmax(dim=-1)
+        noise = [uniform(sequence.seed, position) for sequence, position in zip(sequences, positions, strict=True)]
+        return draw_on_device(logits, DrawInputs.of(params, noise, logits.device))
+
+
+def _choose_on_host(logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int]) -> torch.Tensor:
+    rows = logits.numpy()
+    if all(sequence.params.is_greedy and sequence.matcher is None for sequence in sequences):
+        return torch.from_numpy(rows.argmax(axis=-1))
+    chosen = np.empty(len(sequences), dtype=np.int64)
+    for row, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
+        if sequence.matcher is not None:
+            chosen[row] = _choose_matching(logits[row], sequence, position)
+        elif sequence.params.is_greedy:
+            chosen[row] = rows[row].argmax()
+        else:
+            chosen[row] = draw_on_host(rows[row], sequence.params, uniform(sequence.seed, position))
+    return torch.from_numpy(chosen)
+
+
+def _choose_matching(logits: torch.Tensor, sequence: Sequence, position: int) -> int:
+    """A token that the sequence's grammar accepts.
+
+    Most are accepted as they come, and then the mask of all tokens is not needed: the greatest logit that is accepted
+    is the greatest of those that are, and a draw that is repeated among the accepted when it is refused has the
+    distribution of a draw among the accepted. That does not hold with top_k, top_p or min_p, which look at the others.
+    """
+    params, matcher = sequence.params, sequence.matcher
+    is_plain = params.top_k <= 0 and params.top_p >= 1.0 and params.min_p <= 0.0
+    if params.is_greedy or is_plain:
+        token_id = _choose_one(logits, sequence, position, draw=0)
+        if matcher.accepts(token_id):
+            return token_id
+    forbid_unmasked(logits, matcher.allowed_mask())
+    return _choose_one(logits, sequence, position, draw=1)
+
+
+def _choose_one(logits: torch.Tensor, sequence: Sequence, position: int, draw: int) -> int:
+    row = logits.numpy()
+    if sequence.params.is_greedy:
+        return int(row.argmax())
+    return draw_on_host(row, sequence.params, uniform(sequence.seed, position, draw))

@@ -1,0 +1,174 @@
+"""Chat templates of a checkpoint: which of them, with which variables, and what comes out of transformers' too.
+
+A template is only ever read from the model's directory, never from a request; messages are untrusted all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from modelserver.errors import InvalidArgumentError
+
+from .template_sandbox import SandboxedTemplate, TemplateLimits
+
+# Marks where the last message ends in what the template makes of it.
+_END_MARK = "END_OF_FINAL_MESSAGE_MARK "
+# The names under which templates look for the reasoning of a message; the first is the standard one.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Conversation:
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    documents: list[Any] | None
+    add_generation_prompt: bool
+
+
+class ChatTemplates:
+    """The templates of one directory by name: "default", perhaps "tool_use"; compiled when first used."""
+
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: TemplateLimits | None = None
+    ) -> None:
+        self._sources = dict(sources)
+        self._special_tokens = dict(special_tokens)
+        self._limits = limits or TemplateLimits()
+        self._compiled: dict[str, SandboxedTemplate] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text; InvalidArgumentError says what of the messages is wrong or what the template said."""
+        template = self._template("tool_use" if tools is not None and "tool_use" in self._sources else "default")
+        if continue_final_message and add_generation_prompt:
+            raise InvalidArgumentError(
+                "continue_final_message and add_generation_prompt exclude each other: one continues the last message, "
+                "the other begins a new one"
+            )
+        conversation = [_checked_message(message, place) for place, message in enumerate(messages)]
+        if not conversation:
+            raise InvalidArgumentError("messages must have at least one message")
+        if not template.reads_content_parts:
+            conversation = [_joined_content(message, place) for place, message in enumerate(conversation)]
+        if continue_final_message:
+            _mark_end(conversation[-1])
+        text = template.render(
+            {
+                **self._special_tokens,
+                **_plain(dict(variables or {}), "chat_template_kwargs"),
+                "messages": [_with_reasoning(message) for message in conversation],
+                "tools": None if tools is None else _plain(list(tools), "tools"),
+                "documents": None if documents is None else _plain(list(documents), "documents"),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _template(self, name: str) -> SandboxedTemplate:
+        source = self._sources.get(name)
+        if source is None:
+            known = f"; it has only {', '.join(self._sources)}" if self._sources else ""
+            raise InvalidArgumentError(
+                "this model has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja)"
+                f"{known}: send text instead of messages, or add one to the model's directory"
+            )
+        compiled = self._compiled.get(name)
+        if compiled is None:
+            compiled = self._compiled[name] = SandboxedTemplate(source, self._limits)
+        return compiled
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A copy made of JSON's types only: a template can reach nothing else through it."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, name) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, name) for item in value]
+    raise InvalidArgumentError(f"{name} may hold JSON values only, it holds a {type(value).__name__}")
+
+
+def _checked_message(message: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """A message without empty fields. The arguments of its tool calls become objects, which templates expect."""
+    if not isinstance(message, Mapping):
+        raise InvalidArgumentError(f"messages[{place}] must be an object, it is a {type(message).__name__}")
+    if not isinstance(message.get("role"), str):
+        raise InvalidArgumentError(f"messages[{place}] must have a role, a string such as 'user'")
+    plain = {key: value for key, value in _plain(message, f"messages[{place}]").items() if value is not None}
+    calls = plain.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            function["arguments"] = _tool_arguments(function["arguments"], place)
+    return plain
+
+
+def _tool_arguments(arguments: str, place: int) -> Any:
+    """OpenAI's API has the arguments of a call as the text of a JSON object."""
+    try:
+        return orjson.loads(arguments) if arguments.strip() else {}
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"messages[{place}]: the arguments of a tool call are not JSON: {error}") from error
+
+
+def _joined_content(message: dict[str, Any], place: int) -> dict[str, Any]:
+    """Content in parts becomes one text, for templates that know no parts."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise InvalidArgumentError(f"messages[{place}]: content of type {kind!r} is not supported, only text is")
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Reasoning under the names that templates read, whichever name the client used."""
+    for name in _REASONING_NAMES:
+        if name in message:
+            return {"thinking": message[name], **message, "reasoning_content": message[name]}
+    return message
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _END_MARK
+        return
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            part["text"] += _END_MARK
+            return
+    raise InvalidArgumentError("continue_final_message needs a last message with text, which is to be continued")
+
+
+def _cut_at_mark(text: str) -> str:
+    place = text.rfind(_END_MARK.strip())
+    if place < 0:
+        raise InvalidArgumentError(
+            "continue_final_message: the chat template leaves out the last message, so it cannot be continued"
+        )
+    if text.startswith(_END_MARK, place):
+        return text[:place]
+    return text[:place].rstrip()  # the template trims its messages, so what stood before the end goes too

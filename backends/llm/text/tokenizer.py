@@ -1,0 +1,162 @@
+"""The tokenizer of a checkpoint: text to token ids and back, special tokens, and the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import tokenizers
+
+from modelserver.errors import InvalidArgumentError
+
+from .chat_template import ChatTemplates
+from .checkpoint_files import chat_templates, eos_ids, read_json_object, special_tokens
+from .token_bytes import TokenBytes, read_token_bytes
+
+# What a directory may have in place of tokenizer.json, and what the file is.
+_SLOW_FILES = {
+    "tokenizer.model": "a SentencePiece model",
+    "spiece.model": "a SentencePiece model",
+    "tekken.json": "Mistral's own format",
+    "vocab.json": "the vocabulary of a slow BPE tokenizer",
+    "vocab.txt": "a WordPiece vocabulary",
+    "qwen.tiktoken": "a tiktoken vocabulary",
+}
+
+
+class Tokenizer:
+    """Immutable, and safe to use from any thread. `special_ids` are the tokens that a reader does not see."""
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        special: Mapping[str, str] | None = None,
+        eos_token_ids: Iterable[int] = (),
+        templates: Mapping[str, str] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.special_tokens = dict(special or {})
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self._vocabulary.values(), default=-1) + 1
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        named = [] if self.eos_token_id is None else [self.eos_token_id]
+        self.eos_token_ids = frozenset(eos_token_ids).union(named)
+        self.chat_templates = ChatTemplates(templates or {}, self.special_tokens)
+        decoder = orjson.loads(tokenizer.to_str())["decoder"]
+        # What the tokens contribute to a text, if that is a concatenation; see `token_bytes`.
+        self.concatenation: TokenBytes | None = read_token_bytes(decoder, self._vocabulary)
+        table = self.concatenation.table if self.concatenation is not None else self._lone_bytes()
+        self._table = table
+        # The same without what special tokens look like.
+        self.visible_bytes = tuple(
+            b"" if token_id in self.special_ids else piece for token_id, piece in enumerate(table)
+        )
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Tokenizer:
+        """Read tokenizer.json and what stands beside it. InvalidArgumentError says which file is missing or bad."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise InvalidArgumentError(_missing(directory))
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidArgumentError(f"{path} is no tokenizer that `tokenizers` can read: {error}") from error
+        config = read_json_object(directory / "tokenizer_config.json")
+        special = special_tokens(config, read_json_object(directory / "special_tokens_map.json"))
+        _add_tokens(tokenizer, config, special)
+        return cls(
+            tokenizer,
+            special=special,
+            eos_token_ids=eos_ids(directory),
+            templates=chat_templates(directory, config),
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Special tokens that are written out in the text are recognised."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The whole text. Ids that are no token, which padded vocabularies have, give nothing."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token contributes to a text; may be half a character. b"" for an id without a token."""
+        return self._table[token_id] if 0 <= token_id < len(self._table) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text, with replacement characters for what is none."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._vocabulary.get(token)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The text of a conversation for the model, from the template of the model's own directory.
+
+        InvalidArgumentError: no template, a message that it refuses, or it takes too long or becomes too large.
+        """
+        return self.chat_templates.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            documents=documents,
+            variables=kwargs,
+        )
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._vocabulary.get(token)
+
+    def _lone_bytes(self) -> tuple[bytes, ...]:
+        """Of a decoder that is no concatenation: each token decoded alone."""
+        return tuple(self.decode([token_id], skip_special_tokens=False).encode() for token_id in range(self.vocab_size))
+
+
+def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Tokens that tokenizer_config.json knows and tokenizer.json does not; named ones are special in any case."""
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    described = config.get("added_tokens_decoder")
+    for _, value in sorted((described or {}).items(), key=lambda item: int(item[0])):
+        if isinstance(value, dict) and value.get("content") not in known:
+            flags = {name: bool(value.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "special")}
+            normalized = bool(value.get("normalized", not flags["special"]))
+            tokenizer.add_tokens([tokenizers.AddedToken(value["content"], normalized=normalized, **flags)])
+    for token in special.values():
+        if token not in known or not known[token].special:
+            tokenizer.add_special_tokens([known.get(token) or tokenizers.AddedToken(token, special=True)])
+
+
+def _missing(directory: Path) -> str:
+    others = [f"{name} ({what})" for name, what in _SLOW_FILES.items() if (directory / name).is_file()]
+    if not others:
+        return f"{directory} has no tokenizer.json, so text cannot become tokens: copy it from the checkpoint"
+    return (
+        f"{directory} has no tokenizer.json, only {', '.join(others)}; convert it once: "
+        "AutoTokenizer.from_pretrained(directory).save_pretrained(directory) of transformers writes tokenizer.json"
+    )
