@@ -1,0 +1,21 @@
+"""Checkpoints that the tests of this room share, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.tiny_checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a tiny random checkpoint of a family (`support.tiny_checkpoints.FAMILIES`)."""
+
+    @cache
+    def written(family: str) -> Path:
+        return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / family, family)
+
+    return written
