@@ -17,6 +17,8 @@ _BY_START = (
     ("/v2/cudasharedmemory/", ApiGroup.SHARED_MEMORY),
     ("/v2/trace/", ApiGroup.TRACE),
     ("/v2/logging", ApiGroup.LOGGING),
+    ("/v1/models", ApiGroup.METADATA),
+    ("/v1/", ApiGroup.INFERENCE),
 )
 _BY_END = {
     "infer": ApiGroup.INFERENCE,
@@ -30,6 +32,11 @@ _BY_END = {
     "v2": ApiGroup.METADATA,
     "{name}": ApiGroup.METADATA,
     "{version}": ApiGroup.METADATA,
+    "tokenize": ApiGroup.INFERENCE,
+    "detokenize": ApiGroup.INFERENCE,
+    "health": ApiGroup.HEALTH,
+    "ping": ApiGroup.HEALTH,
+    "version": ApiGroup.METADATA,
 }
 
 
@@ -43,12 +50,17 @@ def group_of(pattern: str) -> ApiGroup:
 
 def restricted(routes: Iterable[Route], access: Access) -> tuple[Route, ...]:
     """The routes, those of restricted groups with a guard before them."""
-    guarded = []
+    found: list[Route] = []
     for route in routes:
-        restriction = access.restriction(group_of(route.pattern))
-        call = route.call if restriction is None else _guarded(route.call, restriction)
-        guarded.append(Route(route.method, route.pattern, call))
-    return tuple(guarded)
+        found += guarded((route,), access.restriction(group_of(route.pattern)))
+    return tuple(found)
+
+
+def guarded(routes: Iterable[Route], restriction: Restriction | None) -> tuple[Route, ...]:
+    """The routes, with a guard before each if there is a restriction."""
+    if restriction is None:
+        return tuple(routes)
+    return tuple(Route(route.method, route.pattern, _guarded(route.call, restriction)) for route in routes)
 
 
 def _guarded(call: RouteCall, restriction: Restriction) -> RouteCall:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from modelserver.config.message import config_to_json
 from modelserver.errors import NotFoundError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
-from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.generate import Generate
-from modelserver.frontends.http.inference import Inference, InferHead, parse_version
+from modelserver.frontends.http.inference import Inference, parse_version
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.log_settings import LogRoutes
 from modelserver.frontends.http.regions import Regions
@@ -18,6 +19,8 @@ from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
+from modelserver.frontends.openai import errors as openai_errors
+from modelserver.frontends.openai.routes import OpenAi
 
 if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
@@ -44,7 +47,7 @@ _VERSION = "/v2/models/{name}/versions/{version}"
 
 
 class HttpFrontend:
-    """Answers exchanges of KServe v2 with Triton's extensions. Called from the event loop thread."""
+    """Answers exchanges of KServe v2 with Triton's extensions and OpenAI's API. Called from the event loop thread."""
 
     def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: HttpLimits | None = None) -> None:
         self._dataplane = dataplane
@@ -52,7 +55,7 @@ class HttpFrontend:
         inference = Inference(dataplane, self.limits)
         control = Control(controlplane, self.limits)
         generate = Generate(dataplane, self.limits)
-        self._answer_infer = inference.answer
+        self._answer_infer: Callable[[HttpExchange, Any], None] = inference.answer
         routes = (
             *self._table(inference, control),
             *_generate_routes(generate),
@@ -60,7 +63,7 @@ class HttpFrontend:
             *LogRoutes(controlplane, self.limits).routes(),
             *TraceRoutes(dataplane, self.limits).routes(),
         )
-        self._router = Router(restricted(routes, self.limits.access))
+        self._router = Router((*restricted(routes, self.limits.access), *OpenAi(dataplane, self.limits).routes()))
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
         return (
@@ -92,7 +95,7 @@ class HttpFrontend:
             memo = head.memo
             if memo is not None:
                 # Only infer calls leave one.
-                self._answer_infer(exchange, cast("InferHead", memo))
+                self._answer_infer(exchange, memo)
                 return
             found = self._router.find(head.path)
             if found is None:
@@ -102,18 +105,14 @@ class HttpFrontend:
             if call is not None:
                 call(exchange, **arguments)
                 return
-            allowed = ", ".join(allowed_methods(calls))
-            response = message_response(
-                405, f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}"
-            )
-            response.headers.append(("Allow", allowed))
+            response = _not_allowed(head, ", ".join(allowed_methods(calls)))
         except Exception as error:
-            response = error_response(error)
+            response = openai_errors.error_response(error) if _is_openai(head) else error_response(error)
         exchange.respond(response)
 
     def _unknown(self, path: str) -> NotFoundError:
         nearest = self._router.nearest(path)
-        hint = f"; did you mean {nearest}?" if nearest else "; this server's paths start with /v2"
+        hint = f"; did you mean {nearest}?" if nearest else "; this server's paths start with /v2 or /v1"
         return NotFoundError(f"Not Found: there is no path '{path:.200}'{hint}")
 
     def _live(self, exchange: HttpExchange) -> None:
@@ -146,6 +145,20 @@ class HttpFrontend:
     def _statistics(self, exchange: HttpExchange, name: str = "", version: str | None = None) -> None:
         entries = self._dataplane.statistics(name, parse_version(name, version))
         exchange.respond(json_response(documents.statistics_document(entries)))
+
+
+def _is_openai(head: HttpHead) -> bool:
+    return head.path.startswith("/v1/")
+
+
+def _not_allowed(head: HttpHead, allowed: str) -> HttpResponse:
+    message = f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}"
+    if _is_openai(head):
+        response = openai_errors.refusal(405, message, "method_not_allowed")
+    else:
+        response = message_response(405, message)
+    response.headers = [*response.headers, ("Allow", allowed)]
+    return response
 
 
 def _control_routes(verb: str, call: RouteCall) -> tuple[Route, ...]:

@@ -1,0 +1,166 @@
+"""One call: its JSON, its answer, and the edge at which its errors become OpenAI's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import string
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import orjson
+
+from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.tensor import Buffer
+from modelserver.errors import UnsupportedError
+from modelserver.frontends.http.body import check_size, respond_compressed
+from modelserver.frontends.http.compression import choose_encoding, decompress
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.frontends.http.json_body import parse_object
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.status import JSON_TYPE
+from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response
+from modelserver.frontends.openai.fields import Fields
+
+logger = logging.getLogger(__name__)
+
+_EVENT_HEADERS = (
+    ("Content-Type", "text/event-stream; charset=utf-8"),
+    ("Cache-Control", "no-cache"),
+    ("X-Accel-Buffering", "no"),
+)
+_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.")
+_MAX_ID_LEN = 128
+
+
+class Call:
+    """A request with a body that is a JSON object, on its way to be answered whole or by events."""
+
+    def __init__(self, exchange: HttpExchange, limits: HttpLimits, document: dict[str, Any]) -> None:
+        self._exchange = exchange
+        self._access = limits.access
+        self._writer: ResponseWriter | None = None
+        self.fields = Fields(document)
+        self.created_s = int(time.time())
+
+    def make_id(self, prefix: str) -> str:
+        """A new id, or the prefix with the one that the client gave (`request_id`, X-Request-Id)."""
+        given = self.fields.text("request_id") or self._exchange.head.headers.get("x-request-id", "")
+        if given and len(given) <= _MAX_ID_LEN and _ID_CHARACTERS.issuperset(given):
+            return prefix + given
+        return prefix + secrets.token_hex(16)
+
+    def adopt(self, request: InferRequest) -> InferRequest:
+        """Pass on what the call's headers say: forwarded ones, and the trace that it is a part of."""
+        forwarded = self._access.forwarded(self._exchange.head.headers)
+        if forwarded is not None:
+            forward(request, forwarded)
+        context = self._access.context(self._exchange.head.headers)
+        if context:
+            set_context(request, context)
+        return request
+
+    def answer(self, document: object) -> None:
+        """Answer whole."""
+        accepted = self._exchange.head.headers.get("accept-encoding")
+        response = HttpResponse(200, [JSON_TYPE], (orjson.dumps(document),))
+        respond_compressed(self._exchange, response, choose_encoding(accepted) if accepted else None)
+
+    async def send(self, events: bytes) -> None:
+        """Send events; the first begins the answer. Returns when the client has room for more.
+
+        Raises ConnectionError when it left.
+        """
+        if self._writer is None:
+            self._writer = self._exchange.start(200, list(_EVENT_HEADERS))
+        if events:
+            await self._writer.write(events)
+
+    async def finish(self) -> None:
+        """End an answer of events."""
+        assert self._writer is not None, "an answer of events has at least one"
+        await self._writer.write(b"data: [DONE]\n\n")
+        await self._writer.close()
+
+    async def fail(self, error: Exception) -> None:
+        """Answer with an error: by its status, or as the last event of an answer that has begun."""
+        if self._writer is None:
+            self._exchange.respond(error_response(error))
+            return
+        _, document = describe(error)
+        await self._writer.write(event(document))
+        await self._writer.close()
+
+
+Serve = Callable[[Call], Awaitable[None]]
+
+
+class CallEdge:
+    """Turns functions that serve calls into handlers of routes: each call has a Task of its own."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
+
+    def handler(self, serve: Serve) -> Callable[[HttpExchange], None]:
+        """A handler that reads the body, calls `serve` and answers what that raises."""
+        return partial(self._begin, serve)
+
+    def _begin(self, serve: Serve, exchange: HttpExchange) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(serve, exchange), name="openai-call")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A client that leaves ends the task, and the task's end cancels what it asked of models.
+        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # nobody looks at what it returns
+
+    async def _run(self, serve: Serve, exchange: HttpExchange) -> None:
+        call: Call | None = None
+        try:
+            _check_media_type(exchange)
+            body = await _plain_body(exchange, self._limits)
+            call = Call(exchange, self._limits, parse_object(body, self._limits))
+            await serve(call)
+        except ConnectionError:
+            logger.debug("the client of %s left", exchange.head.path)
+        except Exception as error:
+            await _fail(call, exchange, error)
+
+
+async def _fail(call: Call | None, exchange: HttpExchange, error: Exception) -> None:
+    if call is None:
+        exchange.respond(error_response(error))
+        return
+    try:
+        await call.fail(error)
+    except ConnectionError:
+        logger.debug("the client of %s left before its error", exchange.head.path)
+
+
+def event(document: object) -> bytes:
+    """A server-sent event."""
+    return b"data: %b\n\n" % orjson.dumps(document)
+
+
+def _check_media_type(exchange: HttpExchange) -> None:
+    """Raise MediaTypeError for a body that says it is something else than JSON."""
+    given = exchange.head.headers.get("content-type", "")
+    media_type = given.partition(";")[0].strip().lower()
+    if media_type and media_type != "application/json" and not media_type.endswith("+json"):
+        raise MediaTypeError(f"the body must be application/json, the header Content-Type says '{given:.100}'")
+
+
+async def _plain_body(exchange: HttpExchange, limits: HttpLimits) -> Buffer:
+    """The body without its Content-Encoding. Raises PayloadTooLargeError and what `decompress` raises."""
+    body = exchange.body
+    check_size(body, limits)
+    encoding = exchange.head.headers.get("content-encoding")
+    if encoding is None:
+        return body
+    work = partial(decompress, body, encoding, limits.max_body_bytes)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+    except UnsupportedError as error:
+        raise MediaTypeError(error.message) from error

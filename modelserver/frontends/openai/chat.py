@@ -1,0 +1,164 @@
+"""`POST /v1/chat/completions`: one request to the model, which makes the prompt by its own template."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.errors import InternalError
+from modelserver.frontends.openai.call import Call, event
+from modelserver.frontends.openai.chat_choice import ChatChoice
+from modelserver.frontends.openai.chat_request import ChatRequest, read_chat
+from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.openai.frame import Frame
+from modelserver.frontends.openai.generation import Generation
+from modelserver.frontends.openai.generation_options import generation_inputs
+from modelserver.frontends.openai.language_model import LanguageModel, find_model
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.logprobs import prompt_logprobs_document
+from modelserver.frontends.openai.piece import TokenLogprob, read_pieces
+from modelserver.frontends.openai.reasoning import REASONING_FORMATS, ReasoningFormat
+from modelserver.frontends.openai.tool_formats import TOOL_FORMATS, ToolFormat
+from modelserver.frontends.openai.tools import ToolUse
+from modelserver.frontends.openai.usage import Usage
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+
+class Chat:
+    """Serves the calls of the route."""
+
+    def __init__(self, dataplane: DataPlane, limits: OpenAiLimits) -> None:
+        self._dataplane = dataplane
+        self._limits = limits
+
+    async def serve(self, call: Call) -> None:
+        """Answer `call`. Raises ServerError for what goes wrong before the answer begins."""
+        model = find_model(self._dataplane, call.fields.text("model"))
+        chat = read_chat(call.fields, self._limits)
+        tool_format, reasoning = _tool_format(model, chat), _reasoning_format(model)
+        request = call.adopt(_request(model, _with_marks(chat, tool_format, reasoning)))
+        is_streamed = chat.options.is_streamed
+        kind = "chat.completion.chunk" if is_streamed else "chat.completion"
+        frame = Frame(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
+        answer = ChatAnswer(chat, frame, tool_format, reasoning)
+        with Generation(self._dataplane, [request]) as generation:
+            if is_streamed:
+                await _stream(call, answer, generation)
+                return
+            async for arrivals in generation.arrivals():
+                for _, response in arrivals:
+                    answer.take(response)
+        call.answer(answer.document())
+
+
+def _request(model: LanguageModel, chat: ChatRequest) -> InferRequest:
+    needed, wanted = generation_inputs(chat.options)
+    needed["messages"] = chat.conversation
+    return model.request(needed, wanted)
+
+
+def _tool_format(model: LanguageModel, chat: ChatRequest) -> ToolFormat | None:
+    """How the model writes calls. Raises ParameterError when it may call tools and nobody knows how it does."""
+    if chat.tools.use is not ToolUse.AUTO:
+        return None
+    if not model.tool_parser:
+        raise ParameterError(
+            f"model '{model.name}' cannot be asked to choose tools: its config has no parameter tool_parser "
+            f"(one of {', '.join(sorted(TOOL_FORMATS))}); use tool_choice required, a named function, or none",
+            "tool_choice",
+            "unsupported_parameter",
+        )
+    found = TOOL_FORMATS.get(model.tool_parser)
+    if found is None:
+        raise _unknown_format(model, "tool_parser", model.tool_parser, TOOL_FORMATS)
+    return found
+
+
+def _reasoning_format(model: LanguageModel) -> ReasoningFormat | None:
+    name = model.reasoning_parser
+    if not name:
+        return None
+    found = REASONING_FORMATS.get(name)
+    if found is None:
+        raise _unknown_format(model, "reasoning_parser", name, REASONING_FORMATS)
+    return found
+
+
+def _unknown_format(model: LanguageModel, parameter: str, name: str, known: dict[str, Any]) -> InternalError:
+    return InternalError(
+        f"model '{model.name}': the parameter {parameter} of its config is '{name:.40}', "
+        f"expected one of {', '.join(sorted(known))}"
+    )
+
+
+def _with_marks(chat: ChatRequest, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> ChatRequest:
+    """Ask for the tokens that mark calls and reasoning, where they would be left out of the text."""
+    has_marks = (tools is not None and tools.has_special_tokens) or (
+        reasoning is not None and reasoning.has_special_tokens
+    )
+    if not has_marks:
+        return chat
+    sampling = {**chat.options.sampling, "skip_special_tokens": False}
+    return replace(chat, options=replace(chat.options, sampling=sampling))
+
+
+async def _stream(call: Call, answer: ChatAnswer, generation: Generation) -> None:
+    async for arrivals in generation.arrivals():
+        events = b"".join(event(chunk) for _, response in arrivals for chunk in answer.chunks(response))
+        if events:
+            await call.send(events)
+    await call.send(b"".join(event(chunk) for chunk in answer.last_chunks()))
+    await call.finish()
+
+
+class ChatAnswer:
+    """All choices of a call, as their pieces come."""
+
+    def __init__(
+        self, chat: ChatRequest, frame: Frame, tool_format: ToolFormat | None, reasoning: ReasoningFormat | None
+    ) -> None:
+        self._options = chat.options
+        self._frame = frame
+        self._usage = Usage()
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        self._choices = [ChatChoice(chat, index, tool_format, reasoning) for index in range(chat.options.num_choices)]
+
+    def take(self, response: InferResponse) -> list[ChatChoice]:
+        """Note a response; the choices that it has news of."""
+        touched = []
+        for piece in read_pieces(response):
+            if 0 <= piece.choice < len(self._choices):
+                choice = self._choices[piece.choice]
+                self._usage.take(0, piece)
+                choice.take(piece)
+                touched.append(choice)
+                if piece.prompt_logprobs is not None:
+                    self._prompt_logprobs = piece.prompt_logprobs
+        if response.is_final:
+            # Of a model that does not say why it ended.
+            for choice in self._choices:
+                if not choice.is_finished:
+                    choice.finish("stop")
+                    touched.append(choice)
+        return list(dict.fromkeys(touched))
+
+    def chunks(self, response: InferResponse) -> list[dict[str, Any]]:
+        """What a response adds to a stream."""
+        touched = self.take(response)
+        usage = self._usage.document() if self._options.has_continuous_usage else None
+        return [self._frame.around([part], usage) for choice in touched for part in choice.chunks()]
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """What a stream has after all choices."""
+        return [self._frame.around([], self._usage.document())] if self._options.has_usage else []
+
+    def document(self) -> dict[str, Any]:
+        """The whole answer."""
+        document = self._frame.around([choice.choice() for choice in self._choices], self._usage.document())
+        if self._options.num_prompt_logprobs is not None:
+            document["prompt_logprobs"] = prompt_logprobs_document(self._prompt_logprobs)
+        return document

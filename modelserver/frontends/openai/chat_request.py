@@ -1,0 +1,155 @@
+"""The body of `POST /v1/chat/completions`, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.openai.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.openai.generation_options import GenerationOptions, read_stream_options
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.messages import read_messages
+from modelserver.frontends.openai.sampling import read_choices, read_sampling, unsupported
+from modelserver.frontends.openai.structure import read_structure
+from modelserver.frontends.openai.tools import Tools, ToolUse, read_tools
+
+# Of a template's own arguments; the others are for the client to choose.
+_RESERVED_KWARGS = frozenset({"chat_template", "conversation", "messages", "tools", "documents", "tokenize"})
+_MAX_DOCUMENTS = 1024
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """`conversation` is the model's input `messages`; `echo` the text that the answer begins with."""
+
+    conversation: dict[str, Any]
+    options: GenerationOptions
+    tools: Tools
+    echo: str = ""
+    has_reasoning: bool = True
+    is_structured: bool = False
+
+    @property
+    def is_thinking_disabled(self) -> bool:
+        """Whether the client told the template that the model should not reason."""
+        kwargs = self.conversation.get("chat_template_kwargs", {})
+        return kwargs.get("enable_thinking") is False or kwargs.get("thinking") is False
+
+
+def read_chat(fields: Fields, limits: OpenAiLimits) -> ChatRequest:
+    """Raises ParameterError for the first thing that is wrong."""
+    tools = read_tools(fields, limits)
+    conversation = read_conversation(fields, limits, tools)
+    modalities = fields.texts("modalities", 8)
+    if modalities and modalities != ["text"]:
+        raise unsupported(fields, "modalities", "answers are text")
+    is_streamed, has_usage, is_continuous = read_stream_options(fields)
+    sampling = read_sampling(fields, limits)
+    num_choices = read_choices(fields, limits)
+    if num_choices > 1:
+        sampling["n"] = num_choices
+    sampling["max_tokens"] = _read_max_tokens(fields)
+    _read_logprobs(fields, sampling, limits, is_streamed=is_streamed)
+    structure = _read_structure(fields, tools)
+    if structure is not None:
+        sampling["structured_outputs"] = structure
+    last = conversation["messages"][-1]
+    return ChatRequest(
+        conversation=conversation,
+        tools=tools,
+        echo=last["content"] if fields.flag("echo") and last["role"] == "assistant" else "",
+        has_reasoning=fields.flag("include_reasoning", True),
+        is_structured=structure is not None,
+        options=GenerationOptions(
+            sampling=sampling,
+            num_choices=num_choices,
+            num_returned=num_choices,
+            is_streamed=is_streamed,
+            has_usage=has_usage,
+            has_continuous_usage=is_continuous,
+            has_token_ids=fields.flag("return_token_ids"),
+            names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
+        ),
+    )
+
+
+def read_conversation(fields: Fields, limits: OpenAiLimits, tools: Tools | None = None) -> dict[str, Any]:
+    """What a model makes its prompt of: messages, tools, documents and the template's arguments.
+
+    Raises ParameterError, also for a template: those come with models, and never with requests.
+    """
+    if fields.has("chat_template"):
+        raise unsupported(fields, "chat_template", "templates come with the model, not with requests")
+    conversation: dict[str, Any] = {"messages": read_messages(fields, limits)}
+    if tools is None:
+        tools = read_tools(fields, limits)
+    if tools.tools:
+        conversation["tools"] = list(tools.tools)
+    documents = fields.objects("documents", _MAX_DOCUMENTS)
+    if documents:
+        conversation["documents"] = [document.document for document in documents]
+    begins = fields.flag("add_generation_prompt", True)
+    continues = fields.flag("continue_final_message")
+    if continues and begins and fields.has("add_generation_prompt"):
+        raise ParameterError(
+            "'continue_final_message' needs add_generation_prompt: false", "continue_final_message", "invalid_value"
+        )
+    conversation["add_generation_prompt"] = begins and not continues
+    conversation["continue_final_message"] = continues
+    kwargs = _read_kwargs(fields)
+    if kwargs:
+        conversation["chat_template_kwargs"] = kwargs
+    return conversation
+
+
+def _read_kwargs(fields: Fields) -> dict[str, Any]:
+    kwargs = dict(fields.mapping("chat_template_kwargs") or {})
+    for name in kwargs:
+        if name in _RESERVED_KWARGS:
+            raise ParameterError(
+                f"'chat_template_kwargs.{name}' is not allowed: it has a place of its own",
+                f"chat_template_kwargs.{name}",
+            )
+    effort = fields.word("reasoning_effort", _EFFORTS)
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    return kwargs
+
+
+def _read_max_tokens(fields: Fields) -> int | None:
+    """None: as many as fit. `max_tokens` is the older name and gives way."""
+    bounds = Range(1, MAX_INT64)
+    older = fields.integer("max_tokens", bounds)
+    newer = fields.integer("max_completion_tokens", bounds)
+    return older if newer is None else newer
+
+
+def _read_logprobs(fields: Fields, sampling: dict[str, Any], limits: OpenAiLimits, *, is_streamed: bool) -> None:
+    is_wanted = fields.flag("logprobs")
+    num_top = fields.integer("top_logprobs", Range(0, limits.max_logprobs))
+    if num_top and not is_wanted:
+        raise ParameterError("'top_logprobs' needs logprobs: true", "top_logprobs")
+    if is_wanted:
+        sampling["logprobs"] = num_top or 0
+    prompt_logprobs = fields.integer("prompt_logprobs", Range(0, limits.max_logprobs))
+    if prompt_logprobs is not None:
+        if is_streamed:
+            raise ParameterError("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
+        sampling["prompt_logprobs"] = prompt_logprobs
+
+
+def _read_structure(fields: Fields, tools: Tools) -> dict[str, Any] | None:
+    structure = read_structure(fields)
+    forced = tools.structure()
+    if forced is None:
+        return structure
+    if structure is not None:
+        raise ParameterError(
+            f"'tool_choice' {tools.use.value} already says what the answer must be: leave response_format out",
+            "tool_choice" if tools.use is ToolUse.REQUIRED else "response_format",
+        )
+    return forced

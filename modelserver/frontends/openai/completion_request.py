@@ -1,0 +1,128 @@
+"""The body of `POST /v1/completions`, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.openai.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.openai.generation_options import GenerationOptions, read_stream_options
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.sampling import TOKEN_ID, read_choices, read_sampling, unsupported
+from modelserver.frontends.openai.structure import read_structure
+
+_DEFAULT_MAX_TOKENS = 16
+
+# A text, or its token ids.
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """`has_text` False: only the prompt is to be echoed, with its log-probabilities if these are wanted."""
+
+    prompts: tuple[Prompt, ...]
+    options: GenerationOptions
+    is_echoed: bool = False
+    has_text: bool = True
+    adds_special_tokens: bool = True
+
+
+def read_completion(fields: Fields, limits: OpenAiLimits) -> CompletionRequest:
+    """Raises ParameterError for the first thing that is wrong."""
+    if fields.document.get("suffix"):
+        raise unsupported(fields, "suffix", "models here continue a prompt, they do not fill in its middle")
+    prompts = read_prompts(fields, "prompt", limits)
+    is_echoed = fields.flag("echo")
+    is_streamed, has_usage, is_continuous = read_stream_options(fields)
+    sampling = read_sampling(fields, limits)
+    num_returned, num_choices = _read_choices(fields, limits, is_streamed=is_streamed)
+    if len(prompts) * num_choices > limits.max_sequences:
+        raise ParameterError(
+            f"{len(prompts)} prompts with {num_choices} choices each are over the limit of "
+            f"{limits.max_sequences} texts in one request",
+            "prompt",
+        )
+    max_tokens = fields.integer("max_tokens", Range(0 if is_echoed else 1, MAX_INT64))
+    if max_tokens is None:
+        max_tokens = _DEFAULT_MAX_TOKENS
+    # Models generate at least one token; it is left out where nobody wants it.
+    sampling["max_tokens"] = max(1, max_tokens)
+    _read_logprobs(fields, sampling, limits, is_echoed=is_echoed, is_streamed=is_streamed)
+    structure = read_structure(fields)
+    if structure is not None:
+        sampling["structured_outputs"] = structure
+    if num_choices > 1:
+        sampling["n"] = num_choices
+    return CompletionRequest(
+        prompts=tuple(prompts),
+        is_echoed=is_echoed,
+        has_text=max_tokens > 0,
+        adds_special_tokens=fields.flag("add_special_tokens", True),
+        options=GenerationOptions(
+            sampling=sampling,
+            num_choices=num_choices,
+            num_returned=num_returned,
+            is_streamed=is_streamed,
+            has_usage=has_usage,
+            has_continuous_usage=is_continuous,
+            has_token_ids=fields.flag("return_token_ids"),
+            names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
+        ),
+    )
+
+
+def read_prompts(fields: Fields, name: str, limits: OpenAiLimits) -> list[Prompt]:
+    """A string, an array of strings, the token ids of one text, or an array of those. Raises ParameterError."""
+    expected = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
+    fields.need(name, expected)
+    value = fields.document[name]
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise fields.wrong(name, expected, value)
+    if not value:
+        raise fields.wrong(name, "an array that is not empty", value)
+    if type(value[0]) is int:
+        return [fields.integers(name, limits.max_token_ids, TOKEN_ID) or []]
+    fields.items(name, limits.max_prompts)
+    return [_read_prompt(fields, f"{name}[{index}]", item, limits) for index, item in enumerate(value)]
+
+
+def _read_prompt(fields: Fields, name: str, item: Any, limits: OpenAiLimits) -> Prompt:
+    if isinstance(item, str):
+        return item
+    if not isinstance(item, list):
+        raise fields.wrong(name, "a string or an array of token ids", item)
+    if not item:
+        raise fields.wrong(name, "an array that is not empty", item)
+    ids = Fields({name: item}).integers(name, limits.max_token_ids, TOKEN_ID)
+    assert ids is not None, "it is there"
+    return ids
+
+
+def _read_choices(fields: Fields, limits: OpenAiLimits, *, is_streamed: bool) -> tuple[int, int]:
+    """How many choices are answered, and of how many they are the best."""
+    num_returned = read_choices(fields, limits)
+    best_of = fields.integer("best_of", Range(0, limits.max_choices)) or num_returned
+    if best_of < num_returned:
+        raise ParameterError(f"'best_of' must be at least n, got {best_of} for n {num_returned}", "best_of")
+    if best_of > num_returned and is_streamed:
+        raise ParameterError("'best_of' cannot be streamed: the best is known at the end only", "best_of")
+    return num_returned, best_of
+
+
+def _read_logprobs(
+    fields: Fields, sampling: dict[str, Any], limits: OpenAiLimits, *, is_echoed: bool, is_streamed: bool
+) -> None:
+    logprobs = fields.integer("logprobs", Range(0, limits.max_logprobs))
+    prompt_logprobs = fields.integer("prompt_logprobs", Range(0, limits.max_logprobs))
+    if prompt_logprobs is not None and is_streamed:
+        raise ParameterError("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
+    if logprobs is not None:
+        sampling["logprobs"] = logprobs
+        if is_echoed and prompt_logprobs is None:
+            prompt_logprobs = logprobs
+    if prompt_logprobs is not None:
+        sampling["prompt_logprobs"] = prompt_logprobs

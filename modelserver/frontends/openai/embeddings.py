@@ -1,0 +1,106 @@
+"""`POST /v1/embeddings`: a request to the model for each input."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modelserver.core.response import InferResponse
+from modelserver.errors import InternalError
+from modelserver.frontends.openai.call import Call
+from modelserver.frontends.openai.chat_request import read_conversation
+from modelserver.frontends.openai.completion_request import read_prompts
+from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.openai.fields import Fields, Range
+from modelserver.frontends.openai.generation import Generation
+from modelserver.frontends.openai.language_model import LanguageModel, find_model
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.sampling import refuse_unsupported
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+_FORMATS = ("float", "base64")
+_MAX_DIMENSIONS = 1 << 20
+
+
+class Embeddings:
+    """Serves the calls of the route."""
+
+    def __init__(self, dataplane: DataPlane, limits: OpenAiLimits) -> None:
+        self._dataplane = dataplane
+        self._limits = limits
+
+    async def serve(self, call: Call) -> None:
+        """Answer `call`. Raises ServerError."""
+        fields = call.fields
+        model = find_model(self._dataplane, fields.text("model"), "embeds")
+        refuse_unsupported(fields)
+        is_base64 = fields.word("encoding_format", _FORMATS) == "base64"
+        common = _common_inputs(fields, model)
+        wanted = {"return_num_input_tokens": True}
+        requests = [call.adopt(model.request(common | each, wanted)) for each in _inputs(fields, self._limits)]
+        found: list[InferResponse | None] = [None] * len(requests)
+        with Generation(self._dataplane, requests) as generation:
+            async for arrivals in generation.arrivals():
+                for index, response in arrivals:
+                    if response.outputs:
+                        found[index] = response
+        num_tokens = sum(_num_tokens(response) for response in found)
+        call.answer(
+            {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": _encode(vector, is_base64=is_base64)}
+                    for index, vector in enumerate(_vector(model, response) for response in found)
+                ],
+                "model": model.name,
+                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            }
+        )
+
+
+def _common_inputs(fields: Fields, model: LanguageModel) -> dict[str, Any]:
+    """What every input of the call has in common. A model that only makes embeddings need not be told to."""
+    common: dict[str, Any] = {"operation": "embed"} if model.generates or "operation" in model.inputs else {}
+    dimensions = fields.integer("dimensions", Range(1, _MAX_DIMENSIONS))
+    if dimensions is not None:
+        if "dimensions" not in model.inputs:
+            raise ParameterError(
+                f"model '{model.name}' has embeddings of one size only: leave 'dimensions' out", "dimensions"
+            )
+        common["dimensions"] = dimensions
+    if fields.has("add_special_tokens"):
+        common["add_special_tokens"] = fields.flag("add_special_tokens", True)
+    return common
+
+
+def _inputs(fields: Fields, limits: OpenAiLimits) -> list[dict[str, Any]]:
+    """One for each embedding."""
+    if fields.has("messages") and not fields.has("input"):
+        return [{"messages": read_conversation(fields, limits)}]
+    prompts = read_prompts(fields, "input", limits)
+    return [{"text_input" if isinstance(prompt, str) else "input_ids": prompt} for prompt in prompts]
+
+
+def _vector(model: LanguageModel, response: InferResponse | None) -> np.ndarray[Any, Any]:
+    for tensor in response.outputs if response is not None else ():
+        if tensor.name == "embedding":
+            return tensor.data.reshape(-1)
+    raise InternalError(f"model '{model.name}' answered without an embedding")
+
+
+def _encode(vector: np.ndarray[Any, Any], *, is_base64: bool) -> list[float] | str:
+    if is_base64:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.astype(np.float64).tolist()
+    return numbers
+
+
+def _num_tokens(response: InferResponse | None) -> int:
+    for tensor in response.outputs if response is not None else ():
+        if tensor.name == "num_input_tokens" and tensor.data.size:
+            return int(tensor.data.reshape(-1)[0])
+    return 0

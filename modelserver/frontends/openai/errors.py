@@ -1,0 +1,104 @@
+"""Errors as OpenAI's clients expect them: a status and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, QueueFullError, ServerError
+from modelserver.frontends.http.exchange import HttpResponse
+from modelserver.frontends.http.status import JSON_TYPE, error_text
+
+logger = logging.getLogger(__name__)
+
+_INVALID, _OVERLOADED, _FAILED = "invalid_request_error", "rate_limit_error", "server_error"
+_RETRY_AFTER_S = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """What a client sees of a kind of error; `code` is OpenAI's machine-readable reason, if it has one."""
+
+    status: int
+    type: str
+    code: str | None = None
+
+
+# Clients repeat a call by themselves after 408, 409, 429 and 5xx: what cannot help to repeat must be another 4xx.
+KINDS: dict[ErrorCode, ErrorKind] = {
+    ErrorCode.UNKNOWN: ErrorKind(400, _INVALID),
+    ErrorCode.INTERNAL: ErrorKind(500, _FAILED),
+    ErrorCode.NOT_FOUND: ErrorKind(404, _INVALID, "not_found"),
+    ErrorCode.INVALID_ARGUMENT: ErrorKind(400, _INVALID),
+    ErrorCode.PAYLOAD_TOO_LARGE: ErrorKind(413, _INVALID, "request_too_large"),
+    ErrorCode.UNAVAILABLE: ErrorKind(503, _FAILED, "unavailable"),
+    ErrorCode.UNSUPPORTED: ErrorKind(400, _INVALID, "unsupported"),
+    ErrorCode.ALREADY_EXISTS: ErrorKind(400, _INVALID),
+    ErrorCode.CANCELLED: ErrorKind(499, _FAILED, "cancelled"),
+    ErrorCode.OVERLOADED: ErrorKind(429, _OVERLOADED, "rate_limit_exceeded"),
+    ErrorCode.TIMED_OUT: ErrorKind(504, _FAILED, "timeout"),
+}
+
+
+class ParameterError(InvalidArgumentError):
+    """A parameter of the request is wrong; `param` is its path in the JSON, such as `messages[0].role`."""
+
+    def __init__(self, message: str, param: str | None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.reason = reason
+
+
+class UnknownModelError(NotFoundError):
+    """The request names a model that does not serve here."""
+
+
+class MediaTypeError(InvalidArgumentError):
+    """The body is said to be something else than JSON."""
+
+
+def describe(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The status and the error document for a failed request.
+
+    What is not a ServerError is our fault and logged here: called once, at the edge of a request.
+    """
+    if not isinstance(error, ServerError):
+        logger.error("an OpenAI request failed unexpectedly", exc_info=error)
+        message = f"internal error ({type(error).__name__}); the server's log has the details"
+        return 500, _document(message, KINDS[ErrorCode.INTERNAL])
+    return _status_of(error)
+
+
+def error_response(error: Exception) -> HttpResponse:
+    """The complete answer to a failed request."""
+    status, document = describe(error)
+    headers = [JSON_TYPE]
+    if status == KINDS[ErrorCode.OVERLOADED].status:
+        headers.append(("Retry-After", _RETRY_AFTER_S))
+    return HttpResponse(status, headers, (orjson.dumps(document),))
+
+
+def refusal(status: int, message: str, code: str | None) -> HttpResponse:
+    """An answer for what never reached a handler: no such path, no such method, no access."""
+    return HttpResponse(status, [JSON_TYPE], (orjson.dumps(_document(message, ErrorKind(status, _INVALID, code))),))
+
+
+def _status_of(error: ServerError) -> tuple[int, dict[str, Any]]:
+    kind = KINDS[error.code]
+    if isinstance(error, ParameterError):
+        kind = ErrorKind(kind.status, kind.type, error.reason)
+        return kind.status, _document(error.message, kind, error.param)
+    if isinstance(error, UnknownModelError):
+        return 404, _document(error.message, ErrorKind(404, _INVALID, "model_not_found"), "model")
+    if isinstance(error, MediaTypeError):
+        return 415, _document(error.message, ErrorKind(415, _INVALID, "unsupported_media_type"))
+    if isinstance(error, QueueFullError):
+        kind = KINDS[ErrorCode.OVERLOADED]
+    return kind.status, _document(error.message, kind)
+
+
+def _document(message: str, kind: ErrorKind, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": error_text(message), "type": kind.type, "param": param, "code": kind.code}}

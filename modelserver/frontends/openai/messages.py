@@ -1,0 +1,120 @@
+"""The messages of a conversation, checked and brought into the form that chat templates expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.openai.fields import Fields
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.sampling import unsupported
+
+_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "input_file")
+_MAX_PARTS = 4096
+_MAX_CALLS = 512
+
+Message = dict[str, Any]
+
+
+def read_messages(fields: Fields, limits: OpenAiLimits) -> list[Message]:
+    """`messages` of a request. Raises ParameterError."""
+    fields.need("messages", "an array of messages")
+    messages = fields.objects("messages", limits.max_messages)
+    assert messages is not None, "it is there"
+    if not messages:
+        raise fields.wrong("messages", "an array that is not empty", [])
+    return [_read_message(message) for message in messages]
+
+
+def _read_message(fields: Fields) -> Message:
+    fields.need("role", f"one of {', '.join(_ROLES)}")
+    role = fields.word("role", _ROLES)
+    # What OpenAI calls developer now is the system of every template.
+    message: Message = {"role": "system" if role == "developer" else role, "content": _read_content(fields)}
+    for name in ("name", "tool_call_id"):
+        text = fields.text(name)
+        if text is not None:
+            message[name] = text
+    if role == "assistant":
+        _read_assistant(fields, message)
+    if message["content"] is None:
+        if role != "assistant" or not ("tool_calls" in message or "reasoning_content" in message):
+            raise fields.wrong("content", "a string or an array of parts", None)
+        message["content"] = ""
+    return message
+
+
+def _read_assistant(fields: Fields, message: Message) -> None:
+    """What only answers of the model have: calls of tools, a refusal, reasoning."""
+    reasoning = fields.text("reasoning") or fields.text("reasoning_content")
+    if reasoning:
+        # Templates know it by either name.
+        message["reasoning"] = message["reasoning_content"] = reasoning
+    refusal = fields.text("refusal")
+    if refusal and not message["content"]:
+        message["content"] = refusal
+    calls = fields.objects("tool_calls", _MAX_CALLS)
+    if calls:
+        message["tool_calls"] = [_read_call(call) for call in calls]
+    if fields.has("function_call"):
+        raise unsupported(fields, "function_call", "use tool_calls")
+
+
+def _read_call(fields: Fields) -> dict[str, Any]:
+    fields.need("function", "an object with name and arguments")
+    fields.word("type", ("function",))
+    function = fields.fields("function")
+    assert function is not None, "it is there"
+    function.need("name", "a string")
+    return {
+        "id": fields.text("id") or "",
+        "type": "function",
+        "function": {"name": function.text("name"), "arguments": _read_arguments(function)},
+    }
+
+
+def _read_arguments(function: Fields) -> dict[str, Any]:
+    """The arguments of an earlier call as an object, since templates write it as JSON themselves."""
+    given = function.document.get("arguments")
+    if given is None or given == "":
+        return {}
+    if isinstance(given, dict):
+        return given
+    text = function.text("arguments") or ""
+    try:
+        arguments = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise function.wrong("arguments", "a string with a JSON object", text)
+    return arguments
+
+
+def _read_content(fields: Fields) -> str | None:
+    """The text of a message; of several parts, one to a line."""
+    content = fields.document.get("content")
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise fields.wrong("content", "a string or an array of parts", content)
+    return "\n".join(_read_part(part) for part in fields.objects("content", _MAX_PARTS) or ())
+
+
+def _read_part(part: Fields) -> str:
+    part.need("type", "text")
+    kind = part.text("type") or ""
+    if kind in _OTHER_PARTS:
+        raise ParameterError(
+            f"'{part.path('type')}' is '{kind}': the models here take text only",
+            part.path("type"),
+            "unsupported_content",
+        )
+    member = _TEXT_PARTS.get(kind)
+    if member is None:
+        raise part.wrong("type", "text", kind)
+    part.need(member, "a string")
+    return part.text(member) or ""

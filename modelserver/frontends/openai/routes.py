@@ -1,0 +1,114 @@
+"""OpenAI's API beside KServe's: its routes, and who may call them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from modelserver.access import Restriction
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.restricted import group_of
+from modelserver.frontends.http.router import Route, RouteCall
+from modelserver.frontends.http.status import json_response
+from modelserver.frontends.openai.call import CallEdge
+from modelserver.frontends.openai.chat import Chat
+from modelserver.frontends.openai.completions import Completions
+from modelserver.frontends.openai.embeddings import Embeddings
+from modelserver.frontends.openai.errors import error_response, refusal
+from modelserver.frontends.openai.language_model import LanguageModel, all_models, find_model
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.tokens import Tokens
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
+
+_OWNER = "modelserver"
+
+
+class OpenAi:
+    """The handlers of the API. Called from the event loop thread."""
+
+    def __init__(self, dataplane: DataPlane, limits: HttpLimits, openai_limits: OpenAiLimits | None = None) -> None:
+        self._dataplane = dataplane
+        self._access = limits.access
+        self._limits = openai_limits or OpenAiLimits()
+        self._edge = CallEdge(limits)
+        self._created_s = int(time.time())
+
+    def routes(self) -> tuple[Route, ...]:
+        """The routes, those of restricted groups with a guard before them."""
+        tokens = Tokens(self._dataplane, self._limits)
+        handler = self._edge.handler
+        routes = (
+            Route("GET", "/v1/models", self._models),
+            Route("GET", "/v1/models/{id}", self._model),
+            Route("POST", "/v1/completions", handler(Completions(self._dataplane, self._limits).serve)),
+            Route("POST", "/v1/chat/completions", handler(Chat(self._dataplane, self._limits).serve)),
+            Route("POST", "/v1/embeddings", handler(Embeddings(self._dataplane, self._limits).serve)),
+            Route("POST", "/tokenize", handler(tokens.tokenize)),
+            Route("POST", "/detokenize", handler(tokens.detokenize)),
+            Route("GET", "/health", self._health),
+            Route("GET", "/ping", self._health),
+            Route("POST", "/ping", self._health),
+            Route("GET", "/version", self._version),
+        )
+        return tuple(Route(route.method, route.pattern, self._guarded(route)) for route in routes)
+
+    def _guarded(self, route: Route) -> RouteCall:
+        restriction = self._access.restriction(group_of(route.pattern))
+        return _answering_errors(route.call) if restriction is None else _checked(route.call, restriction)
+
+    def _models(self, exchange: HttpExchange) -> None:
+        models = [self._describe(model) for model in all_models(self._dataplane)]
+        exchange.respond(json_response({"object": "list", "data": models}))
+
+    def _model(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # the segment's name in OpenAI's API
+        model = find_model(self._dataplane, id, "is_served")
+        exchange.respond(json_response(self._describe(model)))
+
+    def _describe(self, model: LanguageModel) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": _OWNER,
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+        }
+
+    def _health(self, exchange: HttpExchange) -> None:
+        """200 without a body, or 503 while models load or the server stops."""
+        exchange.respond(HttpResponse(200 if self._dataplane.is_ready else 503))
+
+    def _version(self, exchange: HttpExchange) -> None:
+        exchange.respond(json_response({"version": self._dataplane.server_metadata().version}))
+
+
+def _answering_errors(call: Callable[..., None]) -> RouteCall:
+    def answer(exchange: HttpExchange, **arguments: str) -> None:
+        try:
+            call(exchange, **arguments)
+        except Exception as error:
+            exchange.respond(error_response(error))
+
+    return answer
+
+
+def _checked(call: Callable[..., None], restriction: Restriction) -> RouteCall:
+    """401 where the header is the one in which clients send their API key, as they expect it, else 403."""
+    is_key = restriction.key == "authorization"
+    answering = _answering_errors(call)
+
+    def check(exchange: HttpExchange, **arguments: str) -> None:
+        if restriction.allows(exchange.head.headers):
+            answering(exchange, **arguments)
+        elif is_key:
+            exchange.respond(refusal(401, "the API key is missing or wrong", "invalid_api_key"))
+        else:
+            message = f"This API is restricted, expecting header '{restriction.key}'"
+            exchange.respond(refusal(403, message, "restricted"))
+
+    return check

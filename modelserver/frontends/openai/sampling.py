@@ -1,0 +1,117 @@
+"""Sampling parameters of a request -> the object that a language model takes as `sampling_parameters`.
+
+Only what the client says is passed on: everything else is the model's to decide. Names are vLLM's throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.openai.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.openai.limits import OpenAiLimits
+
+TOKEN_ID = Range(0, 2**31 - 1)
+
+_NUMBERS: dict[str, Range] = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, is_open=True),
+    "min_p": Range(0, 1),
+    "frequency_penalty": Range(-2, 2),
+    "presence_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, MAX_INT64, is_open=True),
+}
+_INTEGERS: dict[str, Range] = {
+    "top_k": Range(-1, MAX_INT64),
+    "seed": Range(-(2**63), MAX_INT64),
+    "min_tokens": Range(0, MAX_INT64),
+    "priority": Range(-(2**31), 2**31 - 1),
+}
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_BIAS = Range(-100, 100)
+
+# What the field's other servers know and this one does not do: refused, unless the value asks for nothing.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+    "watermarking": (),
+    "lora_name": (),
+    "prediction": (),
+    "audio": (),
+    "web_search_options": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "kv_transfer_params": ({},),
+}
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Raise ParameterError for a parameter that would change the answer and that nobody here acts on."""
+    for name, neutral in _REFUSED.items():
+        value = fields.document.get(name)
+        if value is not None and value not in neutral:
+            raise unsupported(fields, name, "this server does not offer it")
+
+
+def unsupported(fields: Fields, name: str, why: str) -> ParameterError:
+    """The error for a parameter that is known and not offered."""
+    return ParameterError(f"'{fields.path(name)}' is not supported: {why}", fields.path(name), "unsupported_parameter")
+
+
+def read_sampling(fields: Fields, limits: OpenAiLimits) -> dict[str, Any]:
+    """The parameters that completions and chat share, but for n, lengths, log-probabilities and structure.
+
+    Raises ParameterError.
+    """
+    refuse_unsupported(fields)
+    found: dict[str, Any] = {}
+    for name, bounds in _NUMBERS.items():
+        found[name] = fields.number(name, bounds)
+    for name, bounds in _INTEGERS.items():
+        found[name] = fields.integer(name, bounds)
+    for name in _FLAGS:
+        found[name] = fields.flag(name) if fields.has(name) else None
+    found["stop"] = _read_stop(fields, limits)
+    found["stop_token_ids"] = fields.integers("stop_token_ids", limits.max_token_ids, TOKEN_ID)
+    found["allowed_token_ids"] = fields.integers("allowed_token_ids", limits.max_token_ids, TOKEN_ID)
+    found["bad_words"] = fields.texts("bad_words", limits.max_stops * 16)
+    found["logit_bias"] = _read_bias(fields, limits)
+    found["cache_salt"] = fields.text("cache_salt")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_choices(fields: Fields, limits: OpenAiLimits) -> int:
+    """`n`: how many continuations of each prompt."""
+    return fields.integer("n", Range(1, limits.max_choices)) or 1
+
+
+def _read_stop(fields: Fields, limits: OpenAiLimits) -> list[str] | None:
+    value = fields.document.get("stop")
+    if isinstance(value, str):
+        return [value] if value else None
+    if value is not None and not isinstance(value, list):
+        raise fields.wrong("stop", "a string or an array of strings", value)
+    stops = fields.texts("stop", limits.max_stops) or []
+    for index, stop in enumerate(stops):
+        if not stop:
+            raise fields.wrong(f"stop[{index}]", "a string that is not empty", stop)
+    return stops or None
+
+
+def _read_bias(fields: Fields, limits: OpenAiLimits) -> dict[str, float] | None:
+    bias = fields.mapping("logit_bias")
+    if not bias:
+        return None
+    if len(bias) > limits.max_token_ids:
+        raise fields.wrong("logit_bias", f"an object of at most {limits.max_token_ids} members", len(bias))
+    for token_id in bias:
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 11):
+            raise fields.wrong("logit_bias", "an object whose keys are token ids", token_id)
+        Fields(bias, fields.path("logit_bias")).number(token_id, _BIAS)
+    return {token_id: value for token_id, value in bias.items() if value is not None}

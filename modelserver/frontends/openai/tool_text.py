@@ -1,0 +1,346 @@
+"""Finds calls of tools in generated text, by a format of `tool_formats`.
+
+A call is told when it is complete and its arguments are JSON, and never before: what turns out to be no call is text
+for the user after all, unchanged. How the text was cut into pieces makes no difference.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.frontends.openai.delta import Delta, ToolDelta, held_back_len
+from modelserver.frontends.openai.tool_formats import Layout, ToolFormat
+from modelserver.frontends.openai.tool_ids import make_tool_id
+
+# Longer than any name with its marks: what has no arguments by then is no call.
+_MAX_HEAD_LEN = 512
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """`arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class NotACallError(ValueError):
+    """The text looked like a call and is none."""
+
+
+class ToolTextReader:
+    """A `ToolReader` of free text. `schemas` are those of the functions that there are."""
+
+    def __init__(
+        self, tool_format: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, is_parallel: bool = True
+    ) -> None:
+        self._format = tool_format
+        self._schemas = schemas
+        self._max_calls = None if is_parallel else 1
+        self._num_calls = 0
+        # Text that is not told yet: outside of calls what may be a mark or the space before one, else all of the call.
+        self._held = ""
+        self._calls: _Calls | None = None
+        self._has_content = False
+        self._is_after_call = False
+
+    def push(self, text: str) -> Delta:
+        delta = Delta()
+        self._held += text
+        while self._step(delta):
+            pass
+        return delta
+
+    def finish(self) -> Delta:
+        delta = Delta()
+        if self._calls is not None:
+            delta.content = self._calls.leave(self._held)
+        elif self._num_calls == 0 or self._held.strip():
+            delta.content = self._held
+        self._held = ""
+        return delta
+
+    def _step(self, delta: Delta) -> bool:
+        """Go on as far as the text tells; whether there may be more to find."""
+        if self._calls is None:
+            return self._look_for_calls(delta)
+        found = self._calls.next(self._held)
+        if found is None:
+            return False
+        read, self._held = self._held[: found.num_read], self._held[found.num_read :]
+        self._add(delta, found.calls)
+        if not found.calls:
+            self._calls = None
+            if found.is_text:
+                self._tell(delta, read)
+        return bool(self._held)
+
+    def _look_for_calls(self, delta: Delta) -> bool:
+        found = [(at, mark) for mark in self._format.opens if (at := self._held.find(mark)) >= 0]
+        if found:
+            at, mark = min(found, key=lambda each: (each[0], -len(each[1])))
+            self._tell(delta, self._held[:at].rstrip())
+            self._held = self._held[at:]
+            self._calls = _Calls(self._format, self._schemas, len(mark))
+            return True
+        start = self._held.lstrip()
+        if self._format.bare and start[:1] in tuple(self._format.bare) and not self._has_content:
+            self._held = start
+            self._calls = _Calls(self._format, self._schemas, 0, is_bare=True)
+            return True
+        certain = len(self._held) - held_back_len(self._held, self._format.opens)
+        certain = len(self._held[:certain].rstrip())
+        self._tell(delta, self._held[:certain])
+        self._held = self._held[certain:]
+        return False
+
+    def _tell(self, delta: Delta, text: str) -> None:
+        if self._is_after_call:
+            text = text.lstrip()
+        if text:
+            self._has_content, self._is_after_call = True, False
+            delta.content += text
+
+    def _add(self, delta: Delta, calls: list[FunctionCall]) -> None:
+        for call in calls:
+            self._is_after_call = True
+            if self._max_calls is not None and self._num_calls >= self._max_calls:
+                continue
+            call_id = make_tool_id(self._format.id_prefix, self._format.id_len)
+            delta.calls.append(ToolDelta(self._num_calls, "", call_id, call.name))
+            delta.calls.append(ToolDelta(self._num_calls, call.arguments))
+            self._num_calls += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """So much of the text is read: calls, or the end of them; with `is_text` what was read is none after all."""
+
+    num_read: int
+    calls: list[FunctionCall]
+    is_text: bool = False
+
+
+class _Calls:
+    """Reads calls, one after the other, from text that grows and loses what was read.
+
+    The first `skipped` characters are an opening mark.
+    """
+
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        schemas: Mapping[str, Mapping[str, Any]],
+        skipped: int,
+        *,
+        is_bare: bool = False,
+    ) -> None:
+        self._format = tool_format
+        self._schemas = schemas
+        self._position = skipped
+        self._is_bare = is_bare
+        self._scanner: _Scanner | None = None
+        self._head_from = 0
+        self._num_found = 0
+
+    def next(self, text: str) -> _Found | None:
+        """What comes next in `text`; None when more of it is needed."""
+        try:
+            return self._next_markup(text) if self._format.layout is Layout.MARKUP else self._next_value(text)
+        except NotACallError:
+            return _Found(len(text), [], is_text=True)
+
+    def leave(self, text: str) -> str:
+        """The text for the user, given that no more comes."""
+        rest = text[self._position :].strip()
+        is_begun = self._scanner is not None or not any(mark.startswith(rest) for mark in ("", *self._format.between))
+        return text if is_begun or not self._num_found else ""
+
+    def _next_value(self, text: str) -> _Found | None:
+        if self._scanner is None:
+            if not self._skip(text) or not self._begin(text):
+                return None
+            if self._scanner is None:
+                return self._over()
+        end = self._scanner.find_end(text)
+        if end is None:
+            return None
+        calls = self._read(text[self._head_from : self._scanner.start], text[self._scanner.start : end])
+        self._scanner = None
+        return self._complete(end, calls)
+
+    def _complete(self, end: int, calls: list[FunctionCall]) -> _Found:
+        self._num_found += len(calls)
+        self._position = 0
+        return _Found(end, calls)
+
+    def _over(self) -> _Found:
+        """What stands here is no call. After calls it is text of its own, else it takes the mark with it."""
+        if self._num_found:
+            return _Found(self._position, [])
+        raise NotACallError
+
+    def _skip(self, text: str) -> bool:
+        """Pass over what says nothing; whether there is something else."""
+        while True:
+            while self._position < len(text) and text[self._position].isspace():
+                self._position += 1
+            rest = text[self._position :]
+            mark = next((mark for mark in self._format.between if rest.startswith(mark)), None)
+            if mark is not None:
+                self._position += len(mark)
+            else:
+                return bool(rest) and not any(mark.startswith(rest) for mark in self._format.between)
+
+    def _begin(self, text: str) -> bool:
+        """Find where a value begins, if one does; whether enough is known to say so."""
+        layout, at = self._format.layout, self._position
+        self._head_from = at
+        opening = "[" if layout is Layout.PYTHON else "{["
+        if text[at] in opening:
+            self._scanner = _Scanner(at, "\"'" if layout is Layout.PYTHON else '"')
+            return True
+        if layout is not Layout.NAMED:
+            return True
+        brace = text.find("{", at)
+        if brace < 0:
+            return len(text) - at > _MAX_HEAD_LEN
+        self._scanner = _Scanner(brace, '"')
+        return True
+
+    def _read(self, head: str, value: str) -> list[FunctionCall]:
+        if self._format.layout is Layout.PYTHON:
+            calls = _python_calls(value)
+        elif head:
+            assert self._format.head is not None, "only formats with heads have text there"
+            match = self._format.head.fullmatch(head)
+            if match is None:
+                raise NotACallError
+            calls = [_call(match["name"], _loads(value))]
+        else:
+            found = _loads(value)
+            calls = [_call_of(item) for item in (found if isinstance(found, list) else [found])]
+        if not calls or (self._is_bare and not all(call.name in self._schemas for call in calls)):
+            raise NotACallError
+        return calls
+
+    def _next_markup(self, text: str) -> _Found | None:
+        if not self._skip(text):
+            return None
+        tags = self._format
+        assert tags.call is not None, "markup has a pattern"
+        assert tags.argument is not None, "markup has a pattern"
+        rest = text[self._position :]
+        if not (rest.startswith(tags.call_open) or tags.call_open.startswith(rest)):
+            return self._over()
+        end = rest.find(tags.close)
+        if end < 0:
+            return None
+        match = tags.call.fullmatch(rest[:end])
+        if match is None:
+            raise NotACallError
+        properties = self._schemas.get(match["name"], {}).get("properties", {})
+        arguments: dict[str, Any] = {
+            each["name"].strip(): _typed(each["value"], properties.get(each["name"].strip()))
+            for each in tags.argument.finditer(match["body"])
+        }
+        return self._complete(self._position + end + len(tags.close), [_call(match["name"], arguments)])
+
+
+class _Scanner:
+    """Finds where a bracketed value that begins at `start` ends, looking at every character once."""
+
+    _INTERESTING = re.compile(r"[\[\]{}()\"'\\]")
+
+    def __init__(self, start: int, quotes: str) -> None:
+        self.start = start
+        self._quotes = quotes
+        self._position = start
+        self._depth = 0
+        self._quote = ""
+
+    def find_end(self, text: str) -> int | None:
+        """The index after the value; None when more text is needed."""
+        while (match := self._INTERESTING.search(text, self._position)) is not None:
+            character = match[0]
+            if character == "\\" and self._quote:
+                if match.end() == len(text):
+                    self._position = match.start()
+                    return None
+                self._position = match.end() + 1
+                continue
+            self._position = match.end()
+            if self._quote:
+                if character == self._quote:
+                    self._quote = ""
+            elif character in self._quotes:
+                self._quote = character
+            elif character in "[{(":
+                self._depth += 1
+            elif character in "]})":
+                self._depth -= 1
+                if self._depth == 0:
+                    return self._position
+        self._position = len(text)
+        return None
+
+
+def _call_of(item: Any) -> FunctionCall:
+    """The call that an object of name and arguments is."""
+    if not isinstance(item, dict):
+        raise NotACallError
+    name = item.get("name")
+    arguments: Any = next((item[key] for key in ("arguments", "parameters") if key in item), {})
+    if isinstance(arguments, str):
+        arguments = _loads(arguments)
+    return _call(name, {} if arguments is None else arguments)
+
+
+def _call(name: Any, arguments: Any) -> FunctionCall:
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise NotACallError
+    return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _loads(text: str) -> Any:
+    try:
+        # Models write line breaks into strings as they are.
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        raise NotACallError from None
+
+
+def _python_calls(text: str) -> list[FunctionCall]:
+    """The calls in a list as Python writes it, with literals for arguments."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if not isinstance(tree, ast.List):
+            raise NotACallError
+        return [_python_call(node) for node in tree.elts]
+    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
+        raise NotACallError from None
+
+
+def _python_call(node: ast.expr) -> FunctionCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise NotACallError
+    arguments: dict[Any, Any] = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+    if None in arguments:
+        raise NotACallError
+    return _call(ast.unparse(node.func), arguments)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """The value of an argument in markup, which does not tell a string from a number: the schema does."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "string":
+        return text
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return text

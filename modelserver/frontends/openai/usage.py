@@ -1,0 +1,40 @@
+"""How many tokens a call took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelserver.frontends.openai.piece import Piece
+
+
+class Usage:
+    """Sums over the prompts of a call and their choices."""
+
+    def __init__(self) -> None:
+        self._num_inputs: dict[int, int] = {}
+        self._num_cached: dict[int, int] = {}
+        self._num_outputs: dict[tuple[int, int], int] = {}
+
+    def take(self, prompt: int, piece: Piece) -> None:
+        """Note what a piece says of prompt number `prompt` and its choice."""
+        if piece.num_input_tokens is not None:
+            self._num_inputs[prompt] = piece.num_input_tokens
+        if piece.num_cached_tokens is not None:
+            self._num_cached[prompt] = piece.num_cached_tokens
+        key = (prompt, piece.choice)
+        if piece.num_output_tokens is not None:
+            self._num_outputs[key] = piece.num_output_tokens
+        else:
+            # A model that does not count may still tell its tokens.
+            told = piece.token_ids if piece.token_ids is not None else piece.logprobs
+            self._num_outputs[key] = self._num_outputs.get(key, 0) + len(told or ())
+
+    def document(self) -> dict[str, Any]:
+        """As `usage` of an answer."""
+        num_inputs, num_outputs = sum(self._num_inputs.values()), sum(self._num_outputs.values())
+        return {
+            "prompt_tokens": num_inputs,
+            "completion_tokens": num_outputs,
+            "total_tokens": num_inputs + num_outputs,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached.values())},
+        }
