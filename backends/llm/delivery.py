@@ -34,6 +34,7 @@ class Delivery:
     # Text, log-probabilities that are not delivered.
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # None for the first token, which follows nothing; empty when they are not wanted, or delivered.
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     cumulative_logprob: float | None = None
     # Whether the last token is what stopped it, and not part of its text.
@@ -53,9 +54,8 @@ class Delivery:
 
     def take_prompt_logprobs(self, start: int, logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Those of the tokens after position `start`; what is known from before a preemption is left out."""
-        if not self.prompt_logprobs:
-            self.prompt_logprobs.append(None)
-        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start - 1 :]
+        if not self.num_delivered:
+            self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start - 1 :]
 
     def output(self) -> SequenceOutput:
         """All that is new since the last one."""
@@ -86,8 +86,8 @@ class Delivery:
         return output
 
     def _end_text(self) -> None:
-        if self.stream is None:
-            return
+        if self.stream is None or isinstance(self.sequence.stop_reason, str):
+            return  # a stop string has ended the text already
         if self.is_lazy:
             token_ids = self.sequence.output_token_ids
             self.text, _ = self.stream.push(token_ids[:-1] if self.is_last_hidden else token_ids)

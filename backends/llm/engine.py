@@ -86,6 +86,10 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._deliveries) or self._inflight is not None
 
+    def is_running(self, request: GenerationRequest) -> bool:
+        """Whether outputs of the request are still to come."""
+        return request in self._by_request
+
     def add(self, request: GenerationRequest) -> None:
         """Take a request on: from now on its outputs come from `step`, until each choice has its last or `abort`.
 
@@ -131,6 +135,7 @@ class Engine:
                 self._text_stream(request),
                 is_lazy=not request.is_streamed and not params.stop,
                 queued_ns=request.arrival_ns or now_ns,
+                prompt_logprobs=[None] if sequence.params.prompt_logprobs is not None else [],
             )
             self._scheduler.add(sequence)
         self._by_request[request] = sequences
@@ -152,6 +157,11 @@ class Engine:
         for request in list(self._by_request):
             self.abort(request)
         self._kv.pool.forget()
+
+    def close(self) -> None:
+        """Drop all requests and give back the device's memory; nothing may be called after it."""
+        self.reset()
+        self.runner.close()
 
     def step(self) -> list[SequenceOutput]:
         """Compute the next plan, or launch it and take in the one before; what came of it. [] when there is nothing to

@@ -1,0 +1,131 @@
+"""The engine as a library, in the manner of vLLM: `LLM(model=directory).generate(prompts, SamplingParams(...))`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from modelserver.backend import InvalidArgumentError
+
+from .engine import Engine
+from .generation import GenerationRequest
+from .options import EngineOptions
+from .prompts import Message, Prompt, is_conversation, make_request
+from .request_output import RequestOutput
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .text.tokenizer import Tokenizer
+
+
+class LLM:
+    """A model of a directory, on the caller's thread. `options` are EngineOptions: `max_model_len=2048`,
+    `dtype="float32"`.
+
+    Raises ServerErrors that name the file or the option. One thread at a time may call it; `close` it, or use `with`.
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        self.engine = Engine.from_directory(Path(model), EngineOptions.from_parameters(options))
+
+    @classmethod
+    def over(cls, engine: Engine) -> Self:
+        """The same over an engine that is there already; it is closed with this."""
+        llm = cls.__new__(cls)
+        llm.engine = engine
+        return llm
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt, all side by side; in their order. A list of numbers is one prompt.
+
+        `sampling_params`: one for all, or one for each. Raises InvalidArgumentError, and then nothing is generated.
+        """
+        listed = _listed(prompts)
+        tokenizer = self.engine.tokenizer
+        return self._run(
+            make_request(prompt, params, tokenizer)
+            for prompt, params in zip(listed, _each(sampling_params, len(listed)), strict=True)
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, by the model's own chat template."""
+        tokenizer = self._tokenizer()
+        conversations: Sequence[Any] = [messages] if is_conversation(messages) else messages
+        prompts = [
+            tokenizer.apply_chat_template(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **dict(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self._run(
+            make_request(prompt, params, tokenizer, add_special_tokens=False)
+            for prompt, params in zip(prompts, _each(sampling_params, len(prompts)), strict=True)
+        )
+
+    def close(self) -> None:
+        """Give back what the model holds."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.engine.tokenizer is None:
+            raise InvalidArgumentError("a conversation needs a tokenizer, and this model has none")
+        return self.engine.tokenizer
+
+    def _run(self, requests: Iterable[GenerationRequest]) -> list[RequestOutput]:
+        engine = self.engine
+        taken: dict[GenerationRequest, RequestOutput] = {}
+        try:
+            for number, request in enumerate(requests):
+                request.request_id = str(number)
+                request.is_streamed = False
+                engine.add(request)
+                taken[request] = RequestOutput.of(request)
+            while engine.has_work:
+                for output in engine.step():
+                    taken[output.request].take(output)
+        finally:
+            # Of those that have ended nothing is left to abort.
+            for request in taken:
+                engine.abort(request)
+        return list(taken.values())
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]  # a list of numbers is one prompt
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidArgumentError(f"there are {count} prompts and {len(params)} sampling_params; give one, or as many")
+    return params
