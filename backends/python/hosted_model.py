@@ -31,7 +31,6 @@ from modelserver.execution.loop_thread import LoopThread
 from . import triton_python_backend_utils as pb_utils
 from .pb_call import Execution, Phase, current_parent
 from .pb_request import InferenceRequest
-from .pb_sender import Convert
 
 
 def create_instance(
@@ -106,6 +105,7 @@ class PythonInstance(BatchInstance):
         self._outputs = outputs
         self._output_names = list(outputs)
         self._is_decoupled = is_decoupled
+        self._convert = self._response  # one bound method, not one per request
         # Runs the model's coroutines: to their end, or in a thread of its own, many at once.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: LoopThread | None = None
@@ -114,12 +114,10 @@ class PythonInstance(BatchInstance):
         number = getattr(requests[0], "number", 0)
         Execution.parent = number if len(requests) == 1 else -number
         try:
-            wrapped = [
-                InferenceRequest.of(request, self._output_names, self._converter(request)) for request in requests
-            ]
+            wrapped = [InferenceRequest.of(request, self._output_names, self._convert) for request in requests]
             result = self._model.execute(wrapped)
             if not self._is_decoupled:
-                return self._check(self._complete(result), requests, wrapped)
+                return self._check(result if type(result) is list else self._complete(result), requests, wrapped)
             if inspect.iscoroutine(result):
                 self._spawn(result, requests)
             elif result is not None:
@@ -146,14 +144,6 @@ class PythonInstance(BatchInstance):
                 self._background.stop()
             if self._loop is not None:
                 self._loop.close()
-
-    def _converter(self, request: InferRequest) -> Convert:
-        wanted = request.outputs
-
-        def convert(response: pb_utils.InferenceResponse) -> InferResponse | ServerError:
-            return self._response(response, wanted)
-
-        return convert
 
     def _returned_value(self) -> Exception:
         text = f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
@@ -240,7 +230,7 @@ class PythonInstance(BatchInstance):
             tensors = [self._output(tensor) for tensor in response.output_tensors() if tensor.name() in wanted]
         except ServerError as refusal:
             return refusal
-        return InferResponse(tensors, parameters=response.parameter_values())
+        return InferResponse(tensors, None, response.parameter_values())
 
     def _output(self, tensor: pb_utils.Tensor) -> Tensor:
         made = tensor.core_tensor()

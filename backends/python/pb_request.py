@@ -122,10 +122,11 @@ class InferenceRequest:
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._inputs = None
         self._outputs = output_names if request.outputs is None else request.outputs
-        self._flags = (
-            request.sequence_start * TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
-            | request.sequence_end * TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
-        )
+        self._flags = 0
+        if request.sequence_start:
+            self._flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+        if request.sequence_end:
+            self._flags |= TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
         return self
 
     def inputs(self) -> list[Tensor]:
@@ -197,7 +198,7 @@ class InferenceRequest:
         """How to answer this request later, or many times."""
         if self._request is None or self._convert is None:
             raise TritonModelException("get_response_sender() is for requests that the model is to answer")
-        return InferenceResponseSender(self._request.sender, self._convert)
+        return InferenceResponseSender(self._request.sender, self._convert, self._request.outputs)
 
     def set_release_flags(self, flags: int) -> None:
         """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: execute this request again (models with iterative sequences)."""

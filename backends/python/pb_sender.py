@@ -11,18 +11,19 @@ from .pb_response import InferenceResponse
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
-# Makes what the server carries of a model's response.
-Convert = Callable[[InferenceResponse], "InferResponse | ServerError"]
+# Makes what the server carries of a model's response, of the outputs that the request asked for (None: all of them).
+Convert = Callable[[InferenceResponse, "tuple[str, ...] | None"], "InferResponse | ServerError"]
 
 
 class InferenceResponseSender:
     """Sends the responses of one request, from any thread of the model; the request ends with the final flag."""
 
-    __slots__ = ("_convert", "_sender")
+    __slots__ = ("_convert", "_outputs", "_sender")
 
-    def __init__(self, sender: ResponseSender, convert: Convert) -> None:
+    def __init__(self, sender: ResponseSender, convert: Convert, outputs: tuple[str, ...] | None) -> None:
         self._sender = sender
         self._convert = convert
+        self._outputs = outputs
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response, the final flag, or both.
@@ -39,7 +40,7 @@ class InferenceResponseSender:
             raise TritonModelException(
                 f"a response sender sends pb_utils.InferenceResponse objects, got {type(response).__name__}"
             )
-        made = None if response is None else self._convert(response)
+        made = None if response is None else self._convert(response, self._outputs)
         try:
             if flags:
                 self._sender.finish(made)

@@ -19,6 +19,11 @@ _DLPACK_UINT, _DLPACK_BFLOAT = 1, 4
 # In a DLTensor the datatype (code, bits, lanes) lies behind data pointer, device and number of dimensions.
 _DLPACK_DATATYPE_OFFSET = ctypes.sizeof(ctypes.c_void_p) + 8 + 4
 
+# Of arrays that are taken as they are.
+_DATATYPES: dict[np.dtype[Any], Datatype] = {
+    datatype.numpy: datatype for datatype in Datatype if datatype is not Datatype.BF16
+}
+
 
 class Tensor:
     """An input, or an output that the model makes of a NumPy array."""
@@ -31,14 +36,9 @@ class Tensor:
                 f"Tensor '{name}' must be made of a numpy.ndarray, got {type(array).__name__}; "
                 "for other libraries' arrays use Tensor.from_dlpack"
             )
-        try:
-            datatype = Datatype.from_numpy(array.dtype)
-        except KeyError:
-            raise TritonModelException(
-                f"Tensor '{name}': no Triton datatype carries numpy dtype {array.dtype}"
-            ) from None
-        if not array.dtype.isnative:
-            array = array.astype(datatype.numpy)
+        datatype = _DATATYPES.get(array.dtype)
+        if datatype is None:
+            datatype, array = _converted(name, array)
         self._name = name
         self._array = array
         self._datatype = datatype
@@ -138,6 +138,15 @@ class Tensor:
             kind, number = self._device_tensor.source.__dlpack_device__()
             return int(kind), int(number)
         return _DLPACK_CPU
+
+
+def _converted(name: str, array: Array) -> tuple[Datatype, Array]:
+    """Datatype and elements in the machine's byte order; raises TritonModelException for what none carries."""
+    try:
+        datatype = Datatype.from_numpy(array.dtype)
+    except KeyError:
+        raise TritonModelException(f"Tensor '{name}': no Triton datatype carries numpy dtype {array.dtype}") from None
+    return datatype, array if array.dtype.isnative else array.astype(datatype.numpy)
 
 
 class _Capsule:

@@ -33,8 +33,8 @@ _INLINE: Final = (1 << 64) - 1
 # A number that one side leaves for the other at the start of its arena, readable after its end.
 _MARK: Final = struct.Struct("<Q")
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyMessage).decode
 
 Received = tuple[AnyMessage, bytearray | ByteView]
 
@@ -117,8 +117,17 @@ class Channel:
     def try_send(self, message: Message, payload: Payload | None = None) -> None:
         """As `send`, without blocking: what finds no room is kept for `send_unsent`."""
         with self._lock:
-            self._unsent.append(self._encode(message, payload))
-        self.send_unsent()
+            datagram = self._encode(message, payload)
+            if not self._unsent:
+                try:
+                    self._connection.send(datagram, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass
+                except (BrokenPipeError, ConnectionResetError) as error:
+                    raise PeerGoneError(was_unread=True) from error
+                else:
+                    return
+            self._unsent.append(datagram)
 
     def send_unsent(self) -> None:
         """Send what is left behind, as far as there is room. Raises PeerGoneError."""
@@ -155,25 +164,28 @@ class Channel:
         """The datagram of a message. Called with the lock held."""
         if self._is_closed:
             raise PeerGoneError(was_unread=True)
-        payload_at, payload_bytes, content = _INLINE, 0, b""
+        payload_at, payload_bytes = _INLINE, 0
+        chunks = [b""]  # the prefix, whose content is known last
         if payload is not None and payload.nbytes:
             payload_bytes = payload.nbytes
             if payload_bytes <= _INLINE_BYTES:
-                content = payload.join()
+                payload.append_to(chunks)
             else:
                 payload_at = self.arena.allocate(payload_bytes)
                 payload.write(self.arena.buffer.view(payload_at, payload_bytes))
             # What it held may be views of the peer's arena: their leases go back with this very message.
             payload.clear()
-        message.released = self._leases.take_returned()
-        record_at, record = _INLINE, _encoder.encode(message)
+        if self._leases.has_returned:
+            message.released = self._leases.take_returned()
+        record_at, record = _INLINE, _encode(message)
         record_bytes = len(record)
         if record_bytes > _INLINE_BYTES:
             record_at = self.arena.allocate(record_bytes)
             self.arena.buffer.view(record_at, record_bytes)[:] = np.frombuffer(record, np.uint8)
-            record = b""
-        prefix = _PREFIX.pack(payload_at, payload_bytes, record_at, record_bytes)
-        return b"".join((prefix, content, record))
+        else:
+            chunks.append(record)
+        chunks[0] = _PREFIX.pack(payload_at, payload_bytes, record_at, record_bytes)
+        return b"".join(chunks)
 
     def _receive(self, flags: int) -> Received:
         buffer = self._buffer
@@ -197,9 +209,9 @@ class Channel:
         else:
             payload = self._leases.view(payload_at, payload_bytes)
         if record_at == _INLINE:
-            message = _decoder.decode(buffer[position:count])
+            message: AnyMessage = _decode(buffer[position:count])
         else:
-            message = _decoder.decode(self._leases.view(record_at, record_bytes).data)
+            message = _decode(self._leases.view(record_at, record_bytes).data)
         if message.released:
             with self._lock:
                 for offset in message.released:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from modelserver.execution.channel import Channel, PeerGoneError, Received
-from modelserver.execution.messages import AnyMessage, Cancelled, Message, Released, Reply, Room, Told
+from modelserver.execution.messages import Cancelled, Execute, Message, Released, Reply, Room, Told
 from modelserver.execution.packing import Payload
 from modelserver.execution.shared_buffer import ByteView
 
@@ -32,12 +32,15 @@ class Waiting(Protocol):
 class Exchange:
     """All that goes to the server and comes from it.
 
-    `_changed` guards the tables and the role of the receiver; it is notified when somebody's message may have come.
+    `_lock` guards the tables and the role of the receiver. `_changed` is a condition on it, notified when somebody's
+    message may have come; where nobody is to wait, the lock is taken by itself, which costs less.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._changed = threading.Condition(threading.Lock())
+        self._arena = channel.arena
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._inbox: deque[Received] = deque()
         self._open: set[int] = set()  # requests that their model answers after `execute`
         self._cancelled: set[int] = set()
@@ -55,7 +58,7 @@ class Exchange:
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
         """Send; waits while the server does not read. Raises PeerGoneError."""
-        if self._channel.arena.num_leases > _MANY_LEASES:
+        if self._arena.num_leases > _MANY_LEASES:
             self.poll()
         self._channel.send(message, payload)
         if self._posted:
@@ -68,6 +71,15 @@ class Exchange:
 
     def next_message(self) -> Received:
         """The next message that is for the main thread, which alone may ask. Raises PeerGoneError."""
+        # As `wait`, for the case that nobody else receives.
+        while True:
+            with self._lock:
+                if self._inbox:
+                    return self._inbox.popleft()
+                if self._is_receiving or self._gone is not None:
+                    break
+                self._is_receiving = True
+            self._receive(self._channel.receive)
         return self.wait(self._take_message)
 
     def wait(self, take: Callable[[], Found | None]) -> Found:
@@ -190,21 +202,23 @@ class Exchange:
             received = receive()
         except PeerGoneError as error:
             gone = error
-        with self._changed:
+        with self._lock:
             self._is_receiving = False
-            self._gone = gone or self._gone
+            if gone is not None:
+                self._gone = gone
             if received is not None:
-                self._dispatch(*received)
+                self._dispatch(received)
             if self._num_waiters:
                 self._changed.notify_all()
         return received is not None
 
-    def _dispatch(self, message: AnyMessage, payload: bytearray | ByteView) -> None:
-        while self._abandoned:
-            number, is_async = self._abandoned.popleft()
-            if self._waiting.pop(number, None) is not None:
-                self._num_pending -= is_async
-        if isinstance(message, Reply | Told):
+    def _dispatch(self, received: Received) -> None:
+        if self._abandoned:
+            self._forget_abandoned()
+        message, payload = received
+        if type(message) is Execute:
+            self._inbox.append(received)
+        elif isinstance(message, Reply | Told):
             waiting = self._waiting.get(message.number)
             if waiting is not None:
                 waiting.take(message, payload)
@@ -223,7 +237,13 @@ class Exchange:
             if on_room is not None:
                 on_room()
         elif not isinstance(message, Released):
-            self._inbox.append((message, payload))
+            self._inbox.append(received)
+
+    def _forget_abandoned(self) -> None:
+        while self._abandoned:
+            number, is_async = self._abandoned.popleft()
+            if self._waiting.pop(number, None) is not None:
+                self._num_pending -= is_async
 
     def _forget_line(self, number: int) -> None:
         self._cancelled.discard(number)

@@ -78,6 +78,7 @@ class Conversation:
         self._last_request = 0
         self._is_reading = True
         self._is_writing = False
+        self._on_cancel = self._on_request_cancelled  # one bound method, not one per request
         loop.add_reader(self._fd, self.read)
 
     @property
@@ -103,33 +104,29 @@ class Conversation:
             self._loop.add_writer(self._fd, self._write)
 
     def send_flights(self, flights: Sequence[Flight]) -> None:
-        """Send batches in one message."""
+        """Send batches in one message. Raises OSError, with none of them sent, when there is no memory for it."""
         payload = Payload()
-        records, sizes = [], []
-        first_batch = self._last_batch + 1
-        sent: list[Flight] = []
+        message = Execute(number=self._last_batch + 1)
         for flight in flights:
-            of_flight = flight.write(self._last_request + 1, payload)
-            if not of_flight:
+            records = flight.write(self._last_request + 1, payload)
+            if not records:
                 flight.finish([])
                 continue
-            self._last_request += len(of_flight)
+            self._last_request += len(records)
             self._last_batch += 1
             self._flights[self._last_batch] = flight
-            records += of_flight
-            sizes.append(len(of_flight))
-            sent.append(flight)
-        if not sizes:
-            return
-        is_first = len(self._flights) == len(sizes)
-        for flight in sent:
-            for number, request in zip(flight.numbers, flight.sent(), strict=True):
-                if request.is_cancelled:  # known before the model can ask
-                    self.send(Cancelled(number=number))
-        self.send(Execute(requests=records, sizes=sizes, number=first_batch), payload)
-        for flight in sent:
+            message.requests += records
+            message.sizes.append(len(records))
             self._follow(flight)
-        if is_first:
+        if not message.sizes:
+            return
+        try:
+            self.send(message, payload)
+        except OSError:
+            for number in range(message.number, self._last_batch + 1):
+                self._forget_senders(self._flights.pop(number))
+            raise
+        if len(self._flights) == len(message.sizes):
             self._listener.on_progress()
 
     def ask_ready(self, number: int) -> None:
@@ -152,6 +149,8 @@ class Conversation:
                     break
                 self._handle(*received)
                 del received
+                if not self._flights and not self._senders:
+                    break  # nothing is expected: the loop tells if there is something all the same
         except PeerGoneError:
             self._stop_reading()
             return
@@ -171,8 +170,7 @@ class Conversation:
         for number, flight in flights.items():
             if number > begun:
                 unseen.append(flight)
-                for request_number in flight.numbers:
-                    self._senders.pop(request_number, None)
+                self._forget_senders(flight)
             else:
                 flight.finish(failure)
         senders, self._senders = self._senders, {}
@@ -199,16 +197,33 @@ class Conversation:
 
     def _follow(self, flight: Flight) -> None:
         """Be told when callers leave, and keep the senders of those that are answered later."""
-        for number, request in zip(flight.numbers, flight.sent(), strict=True):
+        number = flight.numbers.start
+        for request in flight.sent():
+            if request.is_cancelled:  # known before the model can ask
+                self.send(Cancelled(number=number))
             sender = request.own_sender
-            on_cancel = partial(self._on_caller_left, number)
             if sender is None:
-                request.on_cancel = on_cancel
+                request.on_cancel = self._on_cancel
             else:
                 self._senders[number] = sender
+                on_cancel = partial(self._on_caller_left, number)
                 sender.watch(on_cancel=on_cancel, on_room=partial(self._on_room, number))
+            number += 1
 
-    def _on_caller_left(self, number: int, _request: object = None) -> None:
+    def _forget_senders(self, flight: Flight) -> None:
+        if self._senders:
+            for number in flight.numbers:
+                self._senders.pop(number, None)
+
+    def _on_request_cancelled(self, request: InferRequest) -> None:
+        """`InferRequest.on_cancel`: rare, so the number is looked for only now."""
+        for flight in self._flights.values():
+            for position, sent in enumerate(flight.sent()):
+                if sent is request:
+                    self._on_caller_left(flight.numbers.start + position)
+                    return
+
+    def _on_caller_left(self, number: int) -> None:
         self.send(Cancelled(number=number))
         self._listener.on_caller_left(number)
 
@@ -216,7 +231,7 @@ class Conversation:
         self.send(Room(number=number, has_room=True))
 
     def _handle(self, message: AnyMessage, payload: bytearray | ByteView) -> None:
-        if isinstance(message, Executed):
+        if type(message) is Executed:
             self._on_executed(message, payload)
         elif isinstance(message, Sent):
             self._on_sent(message, payload)
@@ -240,10 +255,8 @@ class Conversation:
             flight = self._flights.pop(message.number + index)
             duration_ns = message.durations_ns[index]
             if error is not None:
-                failure = error.error()
-                for request_number in flight.numbers:
-                    self._senders.pop(request_number, None)
-                flight.finish(failure, duration_ns)
+                self._forget_senders(flight)
+                flight.finish(error.error(), duration_ns)
                 continue
             count = len(flight.numbers)
             entries: list[InferResponse | ServerError | None] = []

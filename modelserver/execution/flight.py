@@ -34,7 +34,8 @@ class Flight:
     def write(self, first_number: int, payload: Payload) -> list[RequestRecord]:
         """The records of what is to be sent; what cannot travel is refused when the rest is answered."""
         records: list[RequestRecord] = []
-        self._refused = {}
+        if self._refused:
+            self._refused = {}
         for index, request in enumerate(self.requests):
             try:
                 records.append(request_record(request, payload, first_number + len(records)))
@@ -43,10 +44,10 @@ class Flight:
         self.numbers = range(first_number, first_number + len(records))
         return records
 
-    def sent(self) -> list[InferRequest]:
+    def sent(self) -> Sequence[InferRequest]:
         """The requests of `numbers`, in order."""
         if not self._refused:
-            return list(self.requests)
+            return self.requests
         return [request for index, request in enumerate(self.requests) if index not in self._refused]
 
     def finish(self, answered: Result, duration_ns: int = 0) -> None:

@@ -1,6 +1,7 @@
 """What the server and a child process say to each other: small msgpack records, never pickles.
 
-Tensors are described here (`TensorRecord`) and travel beside the record, see `channel.py`.
+Tensors are described here (`TensorRecord`) and travel beside the record, see `channel.py`. Records hold no cycles, so
+that the garbage collector need not look at them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from modelserver.core.transfer import Transfer
 from modelserver.errors import ErrorCode, InternalError, ServerError
 
 
-class TensorRecord(msgspec.Struct, array_like=True, frozen=True):
+class TensorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where a tensor lies in the payload of its message."""
 
     name: str
@@ -24,7 +25,7 @@ class TensorRecord(msgspec.Struct, array_like=True, frozen=True):
     nbytes: int
 
 
-class ErrorRecord(msgspec.Struct, array_like=True, frozen=True):
+class ErrorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A ServerError; codes travel by value."""
 
     code: str
@@ -39,7 +40,7 @@ class ErrorRecord(msgspec.Struct, array_like=True, frozen=True):
         return InternalError(self.message) if code is ErrorCode.INTERNAL else ServerError(self.message, code=code)
 
 
-class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
+class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The part of an InferRequest that an instance may see."""
 
     model_name: str
@@ -63,7 +64,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True):
     trace_parent: str = ""
 
 
-class ResponseRecord(msgspec.Struct, array_like=True, frozen=True):
+class ResponseRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One InferResponse; or the wish to execute the request again."""
 
     outputs: list[TensorRecord]

@@ -13,9 +13,12 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 from modelserver.execution.messages import TensorRecord
-from modelserver.execution.shared_buffer import ByteView, align
+from modelserver.execution.shared_buffer import ALIGNMENT, ByteView, align
 
 _MAX_ELEMENT_BYTES = (1 << 32) - 1
+# Attributes of an enum's members are slow to come by.
+_WIRE_NAMES = {datatype: datatype.value for datatype in Datatype}
+_DATATYPES = {datatype.value: (datatype, datatype.numpy) for datatype in Datatype}
 
 
 class Payload:
@@ -29,24 +32,29 @@ class Payload:
 
     def add(self, tensor: Tensor) -> TensorRecord:
         """Take a tensor in. Raises InvalidArgumentError for a BYTES element that is no bytes or str."""
-        data = tensor.data
+        name, datatype, data = tensor.name, tensor.datatype, tensor.data
         part: np.ndarray[Any, Any] | bytes = data
-        if tensor.datatype is Datatype.BYTES:
-            part = pack_elements(tensor.name, data)
+        if datatype is Datatype.BYTES:
+            part = pack_elements(name, data)
             nbytes = len(part)
         else:
             nbytes = data.nbytes
         offset = self.nbytes
         self._parts.append((offset, nbytes, part))
         self.nbytes = align(offset + nbytes)
-        return TensorRecord(tensor.name, tensor.datatype.value, data.shape, offset, nbytes)
+        return TensorRecord(name, _WIRE_NAMES[datatype], data.shape, offset, nbytes)
+
+    def append_to(self, chunks: list[bytes]) -> None:
+        """Append all tensors, `nbytes` in all, as bytes objects that are to be joined."""
+        for _offset, nbytes, part in self._parts:
+            chunks.append(part if isinstance(part, bytes) else part.tobytes())
+            if padding := -nbytes % ALIGNMENT:
+                chunks.append(bytes(padding))
 
     def join(self) -> bytes:
         """All tensors as one bytes object of `nbytes`."""
         chunks: list[bytes] = []
-        for _offset, nbytes, part in self._parts:
-            chunks.append(part if isinstance(part, bytes) else part.tobytes())
-            chunks.append(bytes(align(nbytes) - nbytes))
+        self.append_to(chunks)
         return b"".join(chunks)
 
     def clear(self) -> None:
@@ -70,24 +78,34 @@ class Unpacker:
 
     def __init__(self, record: TensorRecord) -> None:
         self.name = record.name
-        self._datatype = Datatype(record.datatype)
-        self._dtype = self._datatype.numpy
+        self._datatype, self._dtype = _DATATYPES[record.datatype]
         self._shape = record.shape
         self._offset = record.offset
         self._nbytes = record.nbytes
 
     def __call__(self, payload: bytes | bytearray | ByteView) -> Tensor:
         """A view of `payload`, or an object array for BYTES."""
-        datatype = self._datatype
-        if datatype is Datatype.BYTES:
-            raw = np.frombuffer(payload, np.uint8, self._nbytes, self._offset)
-            return Tensor(self.name, datatype, unpack_elements(raw, self._shape))
-        return Tensor(self.name, datatype, np.ndarray(self._shape, self._dtype, payload, self._offset))
+        return _view(self.name, self._datatype, self._dtype, self._shape, self._offset, self._nbytes, payload)
 
 
 def unpack(record: TensorRecord, payload: bytes | bytearray | ByteView) -> Tensor:
     """The tensor that `record` describes: a view of `payload`, or an object array for BYTES."""
-    return Unpacker(record)(payload)
+    datatype, dtype = _DATATYPES[record.datatype]
+    return _view(record.name, datatype, dtype, record.shape, record.offset, record.nbytes, payload)
+
+
+def _view(
+    name: str,
+    datatype: Datatype,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    offset: int,
+    nbytes: int,
+    payload: bytes | bytearray | ByteView,
+) -> Tensor:
+    if datatype is Datatype.BYTES:
+        return Tensor(name, datatype, unpack_elements(np.frombuffer(payload, np.uint8, nbytes, offset), shape))
+    return Tensor(name, datatype, np.ndarray(shape, dtype, payload, offset))
 
 
 def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:

@@ -15,23 +15,25 @@ def request_record(request: InferRequest, payload: Payload, number: int = 0) -> 
     for key, value in parameters.items():
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
             raise InvalidArgumentError(f"parameter '{key}': {value} does not fit 64 bits")
+    # By position, because names cost as much again.
     return RequestRecord(
-        model_name=request.model_name,
-        version=request.version,
-        inputs=[payload.add(tensor) for tensor in request.inputs.values()],
-        id=request.id,
-        outputs=request.outputs,
-        parameters=parameters,
-        priority=request.priority,
-        timeout_us=request.timeout_us,
-        deadline_ns=request.deadline_ns,
-        sequence_id=request.sequence_id,
-        sequence_start=request.sequence_start,
-        sequence_end=request.sequence_end,
-        rows=request.rows,
-        number=number,
-        is_decoupled=request.is_decoupled,
-        trace_parent=request.trace_parent,
+        request.model_name,
+        request.version,
+        [payload.add(tensor) for tensor in request.inputs.values()],
+        request.id,
+        request.outputs,
+        parameters,
+        request.priority,
+        request.timeout_us,
+        request.deadline_ns,
+        request.sequence_id,
+        request.sequence_start,
+        request.sequence_end,
+        request.rows,
+        number,
+        request.is_decoupled,
+        None,
+        request.trace_parent,
     )
 
 
