@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.repository.model_name import check_model_name
@@ -20,6 +22,8 @@ _PERSIST = "persist"
 _VERSION = "version"
 _MOST_VERSION_DIGITS = 19
 _UNLOAD_DEPENDENTS = "unload_dependents"
+# Directories of the system whose files are none.
+_NO_MODELS = ("dev", "proc", "sys")
 
 
 class ControlPlane:
@@ -105,6 +109,31 @@ class ControlPlane:
         await self._repository.unload(
             name, unload_dependents=unload_dependents, version=version, repository=repository_name
         )
+
+    async def add_archive(self, name: str, directory: str) -> None:
+        """Load a model, or an ensemble with its models, from an absolute path of the server's machine.
+
+        Raises InvalidArgumentError for a path of no use, else as `ModelRepository.add_archive`.
+        """
+        await self._repository.add_archive(name, _as_directory(directory))
+
+    async def remove_archive(self, name: str) -> None:
+        """Unload what `add_archive` has loaded; returns when it is closed."""
+        await self._repository.remove_archive(name)
+
+    def archives(self) -> dict[str, str]:
+        """The models that were loaded so and serve, and where they are from."""
+        return {name: str(path) for name, path in self._repository.archives().items()}
+
+
+def _as_directory(text: str) -> Path:
+    """The absolute path that `text` is, without links resolved."""
+    path = Path(os.path.normpath(text))
+    if not path.is_absolute() or "\0" in text:
+        raise InvalidArgumentError(f"expected the absolute path of a model's directory, got '{text:.200}'")
+    if path.parts[1:2] and path.parts[1] in _NO_MODELS:
+        raise InvalidArgumentError(f"there are no models below /{path.parts[1]}, got '{text:.200}'")
+    return path
 
 
 def _unknown(key: str, verb: str, accepted: str) -> InvalidArgumentError:

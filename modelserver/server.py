@@ -210,7 +210,8 @@ class Server:
 
     def _sagemaker(self) -> CloudFrontend:
         http = HttpFrontend(self.dataplane, self.controlplane, http_limits(self.options))
-        return sagemaker_frontend(http, self.dataplane, os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""))
+        model = os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
+        return sagemaker_frontend(http, self.dataplane, self.controlplane, model)
 
     def _vertex_ai(self) -> CloudFrontend:
         http = HttpFrontend(self.dataplane, self.controlplane, http_limits(self.options))

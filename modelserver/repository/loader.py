@@ -73,7 +73,7 @@ class ModelLoader:
     ) -> None:
         self._find_config = find_config
         self._overrides = overrides
-        self._roots = tuple(roots)
+        self.roots = tuple(roots)
         self._options = options
         self._load_model = load_model
         self._num_retries = num_retries
@@ -166,7 +166,7 @@ class ModelLoader:
 
     def _find(self, name: str) -> ModelLayout:
         config_name = self._options.config_name
-        return find_model(self._roots, name, config_name=config_name, find_backend=backend_for_model_files)
+        return find_model(self.roots, name, config_name=config_name, find_backend=backend_for_model_files)
 
     def _read_repository(self, name: str, request: LoadRequest) -> LoadSource:
         layout = self._find(name)

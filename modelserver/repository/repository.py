@@ -10,6 +10,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from modelserver.backend import ServerCalls
@@ -21,6 +22,7 @@ from modelserver.errors import (
 )
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.model import Model
+from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
@@ -73,6 +75,7 @@ class ModelRepository:
         self._scan_pool = ThreadPoolExecutor(1, thread_name_prefix="repository-scan")
         self._catalog = Catalog((), "")
         self._loader: ModelLoader | None = None
+        self._archives: Archives | None = None
         self._overrides: OverrideStore | None = None
         self._poller: Poller | None = None
         self._is_started = False
@@ -159,6 +162,7 @@ class ModelRepository:
             overrides=self._overrides,
             find_config=self._ensembles.find_config,
         )
+        self._archives = Archives(self._catalog, self._loader, self._table, self._scan_pool, self._lifecycle)
         try:
             survey = await self._in_scan_pool(self._catalog.survey)
         except OSError as error:
@@ -248,6 +252,27 @@ class ModelRepository:
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
         await _all(asyncio.shield(self._lifecycles[key].unload(version)) for key in dict.fromkeys(keys))
+
+    async def add_archive(self, name: str, directory: Path) -> None:
+        """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
+
+        Returns when it serves; on failure nothing is left. Raises UnavailableError unless the control mode is
+        explicit, and as `Archives.add`.
+        """
+        self._check_explicit("load")
+        check_model_name(name)
+        assert self._archives is not None, "the repository is started"
+        await self._archives.add(name, directory)
+
+    async def remove_archive(self, name: str) -> None:
+        """Unload what `add_archive` has loaded; returns when it is closed. Raises as `Archives.remove`."""
+        self._check_explicit("unload")
+        assert self._archives is not None, "the repository is started"
+        await self._archives.remove(name)
+
+    def archives(self) -> Mapping[str, Path]:
+        """The models that were loaded so and serve, and their directories."""
+        return self._archives.directories if self._archives is not None else {}
 
     # Below: how.
 

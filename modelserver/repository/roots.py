@@ -37,7 +37,7 @@ class RepositoryRoot:
     """A directory given by `--model-repository`; with `model_name` set it is that one model itself.
 
     `name` is what clients call it; `is_namespace`: its models are told from others' by it. One with `cloud` lies in
-    an object store, and its `path` is only what it is called.
+    an object store, and its `path` is only what it is called. `alias` is a directory and the name of the model in it.
     """
 
     path: Path
@@ -45,6 +45,7 @@ class RepositoryRoot:
     name: str = ""
     is_namespace: bool = False
     cloud: CloudRoot | None = None
+    alias: tuple[str, str] | None = None
 
     @property
     def place(self) -> str:
@@ -61,6 +62,14 @@ class RepositoryRoot:
             return key
         name = key.removeprefix(key_of(self.name, ""))
         return name if name != key else None
+
+    def model_in(self, directory: str) -> str:
+        """The name of the model in this directory of the root."""
+        return self.alias[1] if self.alias is not None and directory == self.alias[0] else directory
+
+    def directory_of(self, name: str) -> str:
+        """The directory in which the model of this name is, if there is one."""
+        return self.alias[0] if self.alias is not None and name == self.alias[1] else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,7 @@ def resolve_roots(
     file that a backend recognises. Raises NotFoundError for a path that is no directory, InvalidArgumentError
     for one that cannot be read and for a name that is none or that nothing takes.
     """
-    roots = tuple(_resolve_root(path, model_name, find_backend) for path in paths)
+    roots = tuple(resolve_root(path, model_name, find_backend) for path in paths)
     if model_name and not any(root.model_name for root in roots):
         places = ", ".join(str(path) for path in paths)
         raise InvalidArgumentError(
@@ -107,7 +116,8 @@ def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tupl
     return tuple(replace(root, name=name, is_namespace=are_namespaces) for root, name in zip(roots, names, strict=True))
 
 
-def _resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
+def resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
+    """Decide as `resolve_roots` of one path."""
     if not path.is_dir():
         found = "it is a file" if path.exists() else "there is nothing at that path"
         raise NotFoundError(f"model repository '{path}' is not a directory: {found}")
@@ -171,8 +181,8 @@ def find_model(
             listing = root.cloud.refresh_model(name)
             if listing is not None:
                 found.append(_placed(remote_layout(root.cloud, name, listing, config_name), root))
-        elif root.model_name is None and (root.path / name).is_dir():
-            found.append(_placed(scan_model(root.path / name, name, config_name=config_name), root))
+        elif root.model_name is None and (directory := root.path / root.directory_of(name)).is_dir():
+            found.append(_placed(_scan_entry(root, directory, config_name), root))
     if not found:
         near = difflib.get_close_matches(key, _keys_in(roots), n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -221,7 +231,7 @@ def _scan_root(
             continue
         try:
             if looks_like_model(directory):
-                layouts.append(scan_model(directory, name, config_name=config_name))
+                layouts.append(_scan_entry(root, directory, config_name))
                 ignored.extend(layouts[-1].ignored)
                 continue
             reason = f"not a model: it holds neither {CONFIG_FILENAME} nor a version directory"
@@ -230,6 +240,12 @@ def _scan_root(
             reason = f"it cannot be read: {error.strerror}"
             ignored.append(IgnoredPath(directory, reason, is_unreadable=True, key=root.key_of(name)))
     return layouts
+
+
+def _scan_entry(root: RepositoryRoot, directory: Path, config_name: str) -> ModelLayout:
+    name = root.model_in(directory.name)
+    layout = scan_model(directory, name, config_name=config_name)
+    return replace(layout, is_single=True) if name != directory.name else layout
 
 
 def _single_model(directory: Path, name: str, config_name: str, find_backend: BackendFinder) -> ModelLayout:

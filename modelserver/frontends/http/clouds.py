@@ -9,10 +9,13 @@ from urllib.parse import unquote
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
+from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.frontends.http.status import error_response, message_response
 
 if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
     from modelserver.dataplane import DataPlane
+    from modelserver.frontends.http.routes import HttpFrontend
 
 SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json")
 VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json")
@@ -38,6 +41,8 @@ class CloudFrontend:
         has_redirect: bool = False,
     ) -> None:
         """`model_source` is how an operator names the model. With `has_redirect` a header may name another v2 path."""
+        # Answers what is below /models, where there is such a thing.
+        self.multi_model: MultiModel | None = None
         self._http = http
         self._dataplane = dataplane
         self._routes = {health_path: "GET", predict_path: "POST"}
@@ -61,6 +66,8 @@ class CloudFrontend:
         path = head.path.rstrip("/") or "/"
         method = self._routes.get(path)
         if method is None:
+            if self.multi_model is not None and self.multi_model.answer(exchange, path):
+                return None
             raise NotFoundError(f"Not Found: there is no path '{path:.200}'; this port has {', '.join(self._routes)}")
         if head.method != method and not (method == "GET" and head.method == "HEAD"):
             return message_response(405, f"Method Not Allowed: {head.method:.20} on {path}, use {method}")
@@ -69,13 +76,17 @@ class CloudFrontend:
             return None
         target = head.headers.get(_REDIRECT) if self._has_redirect else None
         if target is None:
-            self._forward(exchange, "POST", f"/v2/models/{self._only_model()}/infer")
+            self.invoke(exchange, self._only_model())
         else:
             target = "/" + unquote(target).lstrip("/")
             if target != "/v2" and not target.startswith("/v2/"):
                 raise InvalidArgumentError(f"the header {_REDIRECT} must name a path of v2, got '{target:.200}'")
             self._forward(exchange, self._method_of(target), target)
         return None
+
+    def invoke(self, exchange: HttpExchange, model: str) -> None:
+        """Let `model` answer."""
+        self._forward(exchange, "POST", f"/v2/models/{model}/infer")
 
     def _only_model(self) -> str:
         if self._model:
@@ -96,9 +107,11 @@ class CloudFrontend:
         self._http.handle(ReroutedExchange(exchange, method, path, self._binary_type))
 
 
-def sagemaker_frontend(http: Frontend, dataplane: DataPlane, model: str) -> CloudFrontend:
-    """`/ping` and `/invocations`."""
-    return CloudFrontend(
+def sagemaker_frontend(
+    http: HttpFrontend, dataplane: DataPlane, controlplane: ControlPlane, model: str
+) -> CloudFrontend:
+    """`/ping` and `/invocations`, and `/models` for endpoints of several models."""
+    frontend = CloudFrontend(
         http,
         dataplane,
         health_path="/ping",
@@ -107,6 +120,8 @@ def sagemaker_frontend(http: Frontend, dataplane: DataPlane, model: str) -> Clou
         model_source="the environment variable SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         binary_type=SAGEMAKER_TYPE,
     )
+    frontend.multi_model = MultiModel(controlplane, http.limits, frontend.invoke)
+    return frontend
 
 
 def vertex_ai_frontend(

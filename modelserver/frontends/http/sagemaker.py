@@ -1,0 +1,153 @@
+"""SageMaker's endpoints of several models: load, list, ask and unload models that its agent puts on the disk.
+
+https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from modelserver.access import Access, ApiGroup
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.frontends.http.json_body import with_object
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.relayed import RelayedExchange
+from modelserver.frontends.http.restricted import guarded
+from modelserver.frontends.http.router import Route, Router, allowed_methods, call_for
+from modelserver.frontends.http.status import error_response, json_response, message_response
+
+if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
+
+logger = logging.getLogger(__name__)
+
+# Asks a model to answer an exchange: the frontend's infer route.
+Invoke = Callable[[HttpExchange, str], None]
+
+_CONFLICT = 409
+# By this status SageMaker's agent knows that it must unload others first.
+_NO_MEMORY = 507
+_OUT_OF_MEMORY = re.compile(
+    rb"out[ _]of[ _]memory|MemoryError|OutOfMemory|\bOOM\b|allocate memory|No space left on device"
+    rb"|CUBLAS_STATUS_ALLOC_FAILED|bad_alloc",
+    re.IGNORECASE,
+)
+
+
+class MultiModel:
+    """`/models` and what is below it. Loads and unloads run as Tasks, which this object keeps alive."""
+
+    def __init__(self, controlplane: ControlPlane, limits: HttpLimits, invoke: Invoke) -> None:
+        self._controlplane = controlplane
+        self._limits = limits
+        self._invoke = invoke
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._router = Router(
+            (
+                *_restricted(
+                    limits.access,
+                    Route("GET", "/models", self._list),
+                    Route("POST", "/models", self._load),
+                    Route("GET", "/models/{name}", self._show),
+                    Route("DELETE", "/models/{name}", self._unload),
+                ),
+                Route("POST", "/models/{name}/invoke", self._ask),
+            )
+        )
+
+    def answer(self, exchange: HttpExchange, path: str) -> bool:
+        """Answer, now or later; False if `path` is none of these. Raises ServerError for what is wrong at once."""
+        found = self._router.find(path)
+        if found is None:
+            return False
+        calls, arguments = found
+        call = call_for(calls, exchange.head.method)
+        if call is not None:
+            call(exchange, **arguments)
+        else:
+            allowed = ", ".join(allowed_methods(calls))
+            message = f"Method Not Allowed: {exchange.head.method:.20} on {path:.200}, use {allowed}"
+            exchange.respond(message_response(405, message))
+        return True
+
+    def _list(self, exchange: HttpExchange) -> None:
+        rows = [_document(name, url) for name, url in self._controlplane.archives().items()]
+        exchange.respond(json_response({"models": rows}))
+
+    def _show(self, exchange: HttpExchange, name: str) -> None:
+        exchange.respond(json_response(_document(name, self._url(name))))
+
+    def _load(self, exchange: HttpExchange) -> None:
+        def submit(document: dict[str, Any]) -> None:
+            name, url = (_text(document, key) for key in ("model_name", "url"))
+            logger.info("SageMaker loads model '%s' (%s) from %s", name, _target(exchange, name), url)
+            self._run(exchange, self._controlplane.add_archive(name, url))
+
+        with_object(exchange, self._limits, submit)
+
+    def _unload(self, exchange: HttpExchange, name: str) -> None:
+        self._url(name)
+        logger.info("SageMaker unloads model '%s' (%s)", name, _target(exchange, name))
+        self._run(exchange, self._controlplane.remove_archive(name))
+
+    def _ask(self, exchange: HttpExchange, name: str) -> None:
+        self._url(name)
+        self._invoke(_MemoryExchange(exchange), name)
+
+    def _url(self, name: str) -> str:
+        url = self._controlplane.archives().get(name)
+        if url is None:
+            raise NotFoundError(f"there is no model '{name:.200}': it was not loaded by POST /models")
+        return url
+
+    def _run(self, exchange: HttpExchange, operation: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(_answer(_MemoryExchange(exchange), operation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _MemoryExchange(RelayedExchange):
+    """Answers that memory is short where an error says so."""
+
+    __slots__ = ()
+
+    def respond(self, response: HttpResponse) -> None:
+        if response.status >= 400 and any(_OUT_OF_MEMORY.search(part) for part in response.body):
+            response.status = _NO_MEMORY
+        super().respond(response)
+
+
+async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None]) -> None:
+    try:
+        await operation
+        response = json_response({})
+    except AlreadyExistsError as error:
+        response = message_response(_CONFLICT, error.message)
+    except Exception as error:
+        response = error_response(error)
+    exchange.respond(response)
+
+
+def _restricted(access: Access, *routes: Route) -> tuple[Route, ...]:
+    return guarded(routes, access.restriction(ApiGroup.MODEL_REPOSITORY))
+
+
+def _document(name: str, url: str) -> dict[str, str]:
+    return {"modelName": name, "modelUrl": url}
+
+
+def _text(document: dict[str, Any], key: str) -> str:
+    value = document.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(f"'{key}': expected a string, got {type(value).__name__}")
+    return value
+
+
+def _target(exchange: HttpExchange, name: str) -> str:
+    """What SageMaker's client calls the model; the name is a hash of it."""
+    return exchange.head.headers.get("x-amzn-sagemaker-target-model", name)[:200]

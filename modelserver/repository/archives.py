@@ -1,0 +1,121 @@
+"""Models that come while the server runs, from directories outside the repositories, and go as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from modelserver.discovery import backend_for_model_files
+from modelserver.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from modelserver.repository.archive import archive_root
+from modelserver.repository.catalog import Catalog
+from modelserver.repository.lifecycle import ModelLifecycle
+from modelserver.repository.load_request import LoadRequest
+from modelserver.repository.loader import ModelLoader
+from modelserver.repository.namespaces import Namespaces
+from modelserver.repository.roots import RepositoryRoot
+from modelserver.repository.table import ModelTable
+
+
+@dataclass(slots=True, eq=False)
+class _Archive:
+    """`root` is the repository that the directory is, once that is known; `is_up`: neither coming nor going."""
+
+    directory: Path
+    root: RepositoryRoot | None = None
+    is_up: bool = False
+
+
+class Archives:
+    """Each is a repository of its own as long as it is there. Event loop thread only.
+
+    `lifecycle_of` makes the lifecycle of a model that has none.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        loader: ModelLoader,
+        table: ModelTable,
+        scan_pool: Executor,
+        lifecycle_of: Callable[[str], ModelLifecycle],
+    ) -> None:
+        self._catalog = catalog
+        self._loader = loader
+        self._table = table
+        self._scan_pool = scan_pool
+        self._lifecycle_of = lifecycle_of
+        self._archives: dict[str, _Archive] = {}
+
+    @property
+    def directories(self) -> Mapping[str, Path]:
+        """Where each model that is up was brought from, by name."""
+        return {name: archive.directory for name, archive in sorted(self._archives.items()) if archive.is_up}
+
+    async def add(self, name: str, directory: Path) -> None:
+        """Load the model, or the ensemble with its models; returns when it serves. On failure nothing is left.
+
+        Raises AlreadyExistsError for names that are taken, and as `archive_root` and loads do.
+        """
+        repositories = self._table.namespaces.repositories
+        if name in {*self._archives, *self._catalog.scan.names, *self._table.lifecycles, *repositories}:
+            raise AlreadyExistsError(f"there is a model or a repository '{name}' already")
+        archive = self._archives[name] = _Archive(directory)
+        try:
+            archive.root = await self._open(name, directory)
+            await self._set_roots((*self._catalog.roots, archive.root))
+            for key in self._keys(archive.root):
+                if key in self._catalog.scan.duplicates or key in self._table.lifecycles:
+                    raise AlreadyExistsError(f"'{directory}' brings a model '{key}', and there is one already")
+            await asyncio.shield(self._lifecycle_of(archive.root.key_of(name)).load(LoadRequest()))
+            archive.is_up = True
+        finally:
+            if not archive.is_up:
+                await self._drop(name, archive)
+
+    async def remove(self, name: str) -> None:
+        """Unload what was loaded from there; returns when its requests are answered and all is closed.
+
+        Raises NotFoundError for a name that was not added, UnavailableError for one that comes or goes.
+        """
+        archive = self._archives.get(name)
+        if archive is None:
+            raise NotFoundError(f"there is no model '{name:.200}'")
+        if not archive.is_up:
+            raise UnavailableError(f"model '{name}' is being loaded or unloaded")
+        archive.is_up = False
+        await self._drop(name, archive)
+
+    async def _open(self, name: str, directory: Path) -> RepositoryRoot:
+        loop = asyncio.get_running_loop()
+        root = await loop.run_in_executor(
+            self._scan_pool, lambda: archive_root(directory, name, find_backend=backend_for_model_files)
+        )
+        return replace(root, is_namespace=self._table.namespaces.is_on)
+
+    def _keys(self, root: RepositoryRoot) -> list[str]:
+        return [key for key, names in self._catalog.scan.repositories.items() if root.name in names]
+
+    async def _drop(self, name: str, archive: _Archive) -> None:
+        try:
+            if archive.root is not None:
+                keys = [key for key in self._keys(archive.root) if key not in self._catalog.scan.duplicates]
+                await self._forget(keys)
+                await self._set_roots([root for root in self._catalog.roots if root is not archive.root])
+        finally:
+            del self._archives[name]
+
+    async def _forget(self, keys: Sequence[str]) -> None:
+        lifecycles = {key: self._table.lifecycles[key] for key in keys if key in self._table.lifecycles}
+        await asyncio.gather(*(asyncio.shield(lifecycle.unload()) for lifecycle in lifecycles.values()))
+        for key, lifecycle in lifecycles.items():
+            await lifecycle.wait_idle()
+            self._table.lifecycles.pop(key, None)
+
+    async def _set_roots(self, roots: Sequence[RepositoryRoot]) -> None:
+        self._catalog.roots = self._loader.roots = tuple(roots)
+        self._table.namespaces = Namespaces([root.name for root in roots], is_on=self._table.namespaces.is_on)
+        await asyncio.get_running_loop().run_in_executor(self._scan_pool, self._catalog.refresh)
