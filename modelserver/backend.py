@@ -21,7 +21,14 @@ import numpy as np
 
 from modelserver.config.completion import FileSignature, FileTensor, check, complete
 from modelserver.config.hidden_tensors import model_inputs, model_outputs
-from modelserver.config.schema import ModelConfig
+from modelserver.config.schema import (
+    InstanceGroupKind,
+    ModelConfig,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+    ModelTransactionPolicy,
+)
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
@@ -37,6 +44,7 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from modelserver.telemetry.measurement import Measurement
 
 __all__ = [
     "RESCHEDULE",
@@ -54,10 +62,16 @@ __all__ = [
     "InferRequest",
     "InferResponse",
     "Instance",
+    "InstanceGroupKind",
     "InternalError",
     "InvalidArgumentError",
+    "Measurement",
     "ModelConfig",
+    "ModelInput",
+    "ModelInstanceGroup",
     "ModelMetrics",
+    "ModelOutput",
+    "ModelTransactionPolicy",
     "NotFoundError",
     "Placement",
     "ResponseSender",
@@ -231,6 +245,10 @@ class Instance:
         "end" (its last request was executed), "idle" (no request came for `max_sequence_idle_microseconds`),
         "cancelled" (a client gave up one of its requests), "restarted" (a START came before an END) or "unloaded".
         """
+
+    def measure(self) -> Sequence[Measurement]:
+        """Numbers of its own for the metrics page. Asked at each scrape on the event loop thread: it must be quick."""
+        return ()
 
     def can_execute(self) -> bool:
         """False while a call would have to wait, as for a process that is being restarted: others then go first.

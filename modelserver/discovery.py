@@ -48,6 +48,8 @@ _BUNDLED = {
     "onnxruntime": _Bundled(("model.onnx",), "onnxruntime", "onnx"),
     "python": _Bundled(("model.py",)),
     "pytorch": _Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),
+    # Last, because models of others have a config.json too.
+    "llm": _Bundled(("model.json", "config.json"), "torch", "llm"),
 }
 
 # Two loads may want the same backend at once; its module must be executed once.

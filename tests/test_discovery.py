@@ -209,7 +209,7 @@ def test_a_pytorch_model_with_its_python_file_is_a_python_model(tmp_path: Path) 
 
 
 def test_only_backends_with_files_are_recognised_by_them() -> None:
-    assert set(model_filenames()) == {"onnxruntime", "python", "pytorch"}
+    assert set(model_filenames()) == {"onnxruntime", "python", "pytorch", "llm"}
 
 
 def test_the_list_shows_what_would_be_taken(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from modelserver.execution.response_cache import ResponseCache
 from modelserver.execution.staff import InstanceInfo, Staff, dismiss
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.ensemble import FindHolder
+from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,10 @@ class Model:
         if self.fault or not all(model.is_ready() for model in self.composing):
             return False
         return all(member.is_ready for member in self._staff.members)
+
+    def measure(self) -> list[Sequence[Measurement]]:
+        """What each instance says of itself for the metrics page, in the order of the config. Event loop thread."""
+        return [member.loaded.instance.measure() for member in self._staff.members]
 
     def instances(self) -> list[InstanceInfo]:
         """The instances that serve now, in the order of the config."""

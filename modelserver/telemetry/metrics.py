@@ -18,6 +18,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.measurement import Measurement, measured_families
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.refusals import RefusalCounts
@@ -45,6 +46,9 @@ class MeasuredModel(Protocol):
 
     @property
     def namespace(self) -> str: ...
+
+    def measure(self) -> Sequence[Sequence[Measurement]]:
+        """What each of its instances says of itself."""
 
 
 class LoadCounter(Protocol):
@@ -249,6 +253,12 @@ class ServerMetrics:
         families += front_families(self._fronts())
         if self._host is not None:
             families += _host_families(self._host)
+        families += measured_families(
+            # vLLM's dashboards ask for `model_name` and `engine`, Triton's for `model` and `version`.
+            ({**sample.labels, "model_name": model.name, "engine": str(position)}, measurements)
+            for model, sample in zip(models, samples, strict=True)
+            for position, measurements in enumerate(model.measure())
+        )
         if self._model_metrics is not None:
             families += self._model_metrics.families()
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
 from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
 from modelserver.telemetry.refusals import RefusalCounts, RefusalReason
 from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
@@ -32,6 +33,10 @@ class LoadedModel:
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     config: ModelConfig = field(default_factory=ModelConfig)
     namespace: str = ""
+    measured: Sequence[Sequence[Measurement]] = ()
+
+    def measure(self) -> Sequence[Sequence[Measurement]]:
+        return self.measured
 
 
 def worked_model() -> LoadedModel:
@@ -179,6 +184,25 @@ def test_a_server_without_models_has_the_hosts_and_the_process_metrics() -> None
     assert {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"} <= found
     assert {"modelserver_build_info", "process_resident_memory_bytes", "process_cpu_seconds_total"} <= found
     assert "nv_cpu_utilization" not in {name for name, _ in parse_text(metrics())}
+
+
+def test_instances_measure_themselves() -> None:
+    def measured(running: float, times: tuple[int, int]) -> list[Measurement]:
+        return [
+            Measurement("vllm:running", "gauge", "Now", running),
+            Measurement("vllm:ended", "counter", "By reason", 3.0, {"reason": "stop"}),
+            Measurement("vllm:seconds", "histogram", "How long", 2.5, bounds=(1.0,), counts=times),
+        ]
+
+    model = LoadedModel("llm", 2, measured=[measured(4.0, (1, 2)), measured(5.0, (0, 0))])
+    for found in (parse_text(metrics(model)), parse_openmetrics(metrics(model))):
+        of = {"engine": "0", "model": "llm", "model_name": "llm", "version": "2"}
+        assert found["vllm:running", tuple(sorted(of.items()))] == 4.0
+        assert found["vllm:running", tuple(sorted({**of, "engine": "1"}.items()))] == 5.0
+        assert found["vllm:ended_total", tuple(sorted({**of, "reason": "stop"}.items()))] == 3.0
+        buckets = {le: found["vllm:seconds_bucket", tuple(sorted({**of, "le": le}.items()))] for le in ("1.0", "+Inf")}
+        assert buckets == {"1.0": 1, "+Inf": 3}
+        assert found["vllm:seconds_sum", tuple(sorted(of.items()))] == 2.5
 
 
 def answer(path: str, *, method: str = "GET", accept: str = "") -> HttpResponse:

@@ -1,0 +1,55 @@
+"""The llm backend: finds a checkpoint, completes its config, and makes an engine for each instance.
+
+torch is imported when a model is loaded, not before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from modelserver.backend import Backend, BackendContext, DeviceKind, ModelConfig, Placement, UnavailableError
+
+from .checkpoint_place import CONFIG_JSON, MODEL_JSON, find_checkpoint, longest_of
+from .contract import complete_config
+
+if TYPE_CHECKING:
+    from .instance import LlmInstance
+
+_LIBRARIES = frozenset({"torch", "tokenizers", "safetensors", "jinja2"})
+
+
+class LlmBackend(Backend):
+    """One version of a language model. Each instance has weights and a KV cache of its own."""
+
+    model_filenames = (MODEL_JSON, CONFIG_JSON)
+    extra = "llm"
+    option_names = frozenset[str]()
+    supports_gpu = True
+
+    @classmethod
+    def complete_config(cls, context: BackendContext) -> ModelConfig:
+        place = find_checkpoint(context)
+        return complete_config(context.config, max_model_len=place.options.max_model_len or longest_of(place.directory))
+
+    def load(self) -> None:
+        self._place = find_checkpoint(self.context)
+
+    def create_instance(self, placement: Placement) -> LlmInstance:
+        try:
+            from .engine import Engine
+            from .instance import LlmInstance
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in _LIBRARIES:
+                raise
+            raise UnavailableError(
+                f"backend 'llm' needs the Python package '{error.name}', which is not installed: "
+                "pip install 'modelserver[llm]'"
+            ) from error
+        options = self._place.options
+        if options.device == "auto" and placement.kind is not DeviceKind.MODEL:
+            device = f"cuda:{placement.device_id}" if placement.kind is DeviceKind.GPU else "cpu"
+            options = replace(options, device=device)
+        engine = Engine.from_directory(self._place.directory, options)
+        assert engine.tokenizer is not None, "an engine that was read from a directory has a tokenizer"
+        return LlmInstance(engine, engine.tokenizer)

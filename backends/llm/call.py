@@ -1,0 +1,223 @@
+"""What a request's tensors and parameters say: `InferRequest` -> `Call`. Nothing here knows a model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from modelserver.backend import InferRequest, InvalidArgumentError, UnsupportedError
+
+from .contract import COMPANIONS, OUTPUTS, RETURNS, Operation
+from .json_fields import integer, quote, string
+from .sampling_params import CONVERTERS, SamplingParams
+from .structured_outputs import ALIASES
+
+_KNOWN_PARAMETERS = CONVERTERS.keys() | ALIASES
+_MAX_INT32 = 2**31 - 1
+_CHAT_FIELDS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation for the chat template, checked as far as can be without it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    documents: list[dict[str, Any]] | None
+    has_generation_prompt: bool
+    is_continued: bool
+    variables: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One of `text`, `chat` and `token_ids` is there. `wants` are the outputs that were asked for.
+
+    `has_special_tokens` None: as usual for what was given. `dimensions` is of embeddings.
+    """
+
+    operation: Operation
+    text: str | None
+    chat: Chat | None
+    token_ids: list[int] | None
+    is_streamed: bool
+    has_input: bool  # the prompt stands before the output
+    wants: frozenset[str]
+    params: SamplingParams
+    priority: int
+    cache_salt: str
+    has_special_tokens: bool | None
+    dimensions: int | None
+
+
+def read_call(request: InferRequest) -> Call:
+    """Raises InvalidArgumentError, which names the input or parameter, for what is wrong whatever the model."""
+    operation = _operation(request)
+    text, chat, token_ids = _prompt(request, operation)
+    is_streamed = _flag(request, "stream") or False
+    wants = {output for name, output in RETURNS.items() if _flag(request, name)}
+    wants |= OUTPUTS.keys() & set(request.outputs or ())
+    wants |= {companion for output, companion in COMPANIONS.items() if output in wants}
+    excludes_input = _flag(request, "exclude_input_in_output")
+    if excludes_input is False and is_streamed:
+        raise InvalidArgumentError(
+            "input 'exclude_input_in_output' cannot be false when 'stream' is true: only what is new is streamed"
+        )
+    has_input = not is_streamed and text is not None if excludes_input is None else not excludes_input
+    if operation is not Operation.GENERATE:
+        if is_streamed:
+            raise InvalidArgumentError(f"input 'stream' cannot be true with the operation '{operation.value}'")
+        params, priority, cache_salt = SamplingParams(), 0, ""
+    else:
+        params, priority, cache_salt = _sampling(request, wants)
+    dimensions = request.inputs.get("dimensions")
+    return Call(
+        operation,
+        text,
+        chat,
+        token_ids,
+        is_streamed,
+        has_input,
+        frozenset(wants),
+        params,
+        priority,
+        cache_salt,
+        _flag(request, "add_special_tokens"),
+        int(dimensions.data.item()) if dimensions is not None else None,
+    )
+
+
+def _operation(request: InferRequest) -> Operation:
+    name = _text(request, "operation")
+    if name is None:
+        return Operation.GENERATE
+    try:
+        return Operation(name)
+    except ValueError:
+        known = ", ".join(operation.value for operation in Operation)
+        raise InvalidArgumentError(f"input 'operation': expected one of {known}, got {quote(name)}") from None
+
+
+def _prompt(request: InferRequest, operation: Operation) -> tuple[str | None, Chat | None, list[int] | None]:
+    given = [name for name in ("text_input", "messages", "input_ids") if name in request.inputs]
+    takes: tuple[str, ...] = ("text_input", "messages", "input_ids")
+    if operation is Operation.DETOKENIZE:
+        takes = ("input_ids",)
+    elif operation is Operation.TOKENIZE:
+        takes = ("text_input", "messages")
+    if len(given) != 1 or given[0] not in takes:
+        expected = f"the input '{takes[0]}'" if len(takes) == 1 else f"one of the inputs {', '.join(takes)}"
+        got = f"{' and '.join(given)}" if given else "none of them"
+        raise InvalidArgumentError(f"the operation '{operation.value}' needs {expected}, got {got}")
+    if given[0] == "input_ids":
+        return None, None, request.inputs["input_ids"].data.ravel().tolist()
+    if given[0] == "text_input":
+        return _text(request, "text_input"), None, None
+    return None, _chat(request), None
+
+
+def _chat(request: InferRequest) -> Chat:
+    document = _object(request, "messages")
+    unknown = document.keys() - _CHAT_FIELDS
+    if unknown:
+        raise InvalidArgumentError(
+            f"input 'messages': unknown key {quote(min(unknown))}; there are {', '.join(sorted(_CHAT_FIELDS))}"
+        )
+    messages = _objects(document, "messages")
+    if not messages:
+        raise InvalidArgumentError("input 'messages': expected at least one message, got an empty list")
+    variables = document.get("chat_template_kwargs") or {}
+    if not isinstance(variables, dict):
+        raise InvalidArgumentError(
+            f"input 'messages': 'chat_template_kwargs' must be an object, got {quote(variables)}"
+        )
+    return Chat(
+        messages,
+        _objects(document, "tools"),
+        _objects(document, "documents"),
+        _chat_flag(document, "add_generation_prompt", default=True),
+        _chat_flag(document, "continue_final_message", default=False),
+        variables,
+    )
+
+
+def _objects(document: Mapping[str, Any], key: str) -> list[dict[str, Any]] | None:
+    value = document.get(key)
+    if value is None and key != "messages":
+        return None
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise InvalidArgumentError(f"input 'messages': '{key}' must be a list of objects, got {quote(value)}")
+    return value
+
+
+def _chat_flag(document: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = document.get(key, default)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"input 'messages': '{key}' must be true or false, got {quote(value)}")
+    return value
+
+
+def _sampling(request: InferRequest, wants: set[str]) -> tuple[SamplingParams, int, str]:
+    """Sampling parameters, priority and cache salt; log-probabilities are computed only where they are wanted."""
+    values = {name: value for name, value in request.parameters.items() if _is_parameter(name)}
+    if "sampling_parameters" in request.inputs:
+        values |= _object(request, "sampling_parameters")
+    if values.pop("lora_name", None) is not None:
+        raise UnsupportedError("parameter 'lora_name': this version has no LoRA adapters; remove it")
+    priority = integer("priority", values.pop("priority", request.priority))
+    if abs(priority) > _MAX_INT32:
+        raise InvalidArgumentError(f"parameter 'priority' must be an integer of 32 bits, got {priority}")
+    cache_salt = string("cache_salt", values.pop("cache_salt", None) or "")
+    params = SamplingParams.from_json(values)
+    has_logprobs = not wants.isdisjoint(("logprobs", "cumulative_logprob"))
+    logprobs = (params.logprobs or 0) if has_logprobs else None
+    prompt_logprobs = (params.prompt_logprobs or 0) if "prompt_logprobs" in wants else None
+    if (logprobs, prompt_logprobs) != (params.logprobs, params.prompt_logprobs):
+        params = replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    return params, priority, cache_salt
+
+
+def _is_parameter(name: str) -> bool:
+    """Whether a request parameter is the model's. Others may be anybody's, but not those that were nearly right."""
+    if name in _KNOWN_PARAMETERS or name in ("cache_salt", "lora_name"):
+        return True
+    near = difflib.get_close_matches(name[:100], _KNOWN_PARAMETERS, n=1, cutoff=0.85)
+    if near:
+        raise InvalidArgumentError(f"unknown parameter '{name[:100]}'; did you mean '{near[0]}'?")
+    return False
+
+
+def _flag(request: InferRequest, name: str) -> bool | None:
+    tensor = request.inputs.get(name)
+    return None if tensor is None else bool(tensor.data.item())
+
+
+def _text(request: InferRequest, name: str) -> str | None:
+    tensor = request.inputs.get(name)
+    if tensor is None:
+        return None
+    element = tensor.data.item()
+    if isinstance(element, str):
+        return element
+    try:
+        return str(element, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"input '{name}' is not UTF-8: {error}") from None
+
+
+def _object(request: InferRequest, name: str) -> dict[str, Any]:
+    """A JSON object in an input; empty text is an empty one."""
+    text = _text(request, name)
+    try:
+        value = orjson.loads(text) if text else {}
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"input '{name}' must be a JSON object, got {quote(text)}: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"input '{name}' must be a JSON object, got {quote(value)}")
+    return value

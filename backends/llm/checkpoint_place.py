@@ -1,0 +1,106 @@
+"""Where a model's checkpoint lies, and its engine options: version directory, model.json, config.pbtxt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modelserver.backend import BackendContext, ConfigError, InvalidArgumentError, NotFoundError, UnsupportedError
+
+from .options import EngineOptions
+
+MODEL_JSON = "model.json"
+CONFIG_JSON = "config.json"
+# Parameters of config.pbtxt that are the server's, a frontend's, or of Triton's vLLM backend and nobody's here.
+_OTHER_PARAMETERS = frozenset(
+    {
+        "tool_parser",
+        "reasoning_parser",
+        "inline_execution",
+        "auto_warmup",
+        "REPORT_CUSTOM_METRICS",
+        "ENABLE_VLLM_HEALTH_CHECK",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlace:
+    """`directory` holds config.json and the weights; `options` come from model.json, and config.pbtxt over it."""
+
+    directory: Path
+    options: EngineOptions
+
+
+def find_checkpoint(context: BackendContext) -> CheckpointPlace:
+    """Raises NotFoundError with the places looked at, ConfigError for options that are wrong."""
+    version_directory = context.version_directory
+    what = f"model '{context.model_name}' version {context.version}"
+    path = version_directory / (context.config.default_model_filename or MODEL_JSON)
+    described: Mapping[str, Any] = {}
+    directory = version_directory
+    if path.is_file() and path.name != CONFIG_JSON:
+        described = _read(what, path)
+        directory = _named_directory(what, path, described)
+        described = {name: value for name, value in described.items() if name not in ("model", "tokenizer")}
+    elif context.config.default_model_filename and not path.exists():
+        raise NotFoundError(f"{what}: no file {path}")
+    _check_files(what, directory)
+    try:
+        options = EngineOptions.from_parameters({**described, **context.config.parameters}, others=_OTHER_PARAMETERS)
+    except InvalidArgumentError as error:
+        raise ConfigError(f"{what}: {error.message}") from None
+    return CheckpointPlace(directory, options)
+
+
+def longest_of(directory: Path) -> int | None:
+    """The positions that the checkpoint was made for; None if its config.json does not say."""
+    entries = json.loads((directory / CONFIG_JSON).read_text())
+    for key in ("max_position_embeddings", "n_positions", "n_ctx"):
+        for place in (entries, entries.get("text_config")):
+            if isinstance(place, dict) and isinstance(place.get(key), int):
+                return int(place[key])
+    return None
+
+
+def _read(what: str, path: Path) -> dict[str, Any]:
+    try:
+        described = json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what}: {path} is not JSON: {error}") from None
+    if not isinstance(described, dict):
+        raise ConfigError(f"{what}: {path}: expected an object with the key 'model', got {type(described).__name__}")
+    return described
+
+
+def _named_directory(what: str, path: Path, described: Mapping[str, Any]) -> Path:
+    name = described.get("model")
+    if name is None:
+        return path.parent
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{what}: {path}: 'model': expected the path of a directory, got {name!r:.80}")
+    directory = path.parent / Path(name).expanduser()
+    if not directory.is_dir():
+        raise NotFoundError(
+            f"{what}: {path}: 'model': there is no directory {directory}. Nothing is downloaded: put the checkpoint "
+            f"there (huggingface-cli download {name} --local-dir DIRECTORY), and name the directory"
+        )
+    return directory
+
+
+def _check_files(what: str, directory: Path) -> None:
+    if (directory / CONFIG_JSON).is_file():
+        return
+    if any(directory.glob("*.gguf")):
+        raise UnsupportedError(
+            f"{what}: {directory} holds a GGUF file, which this version does not read; use safetensors"
+        )
+    names = ", ".join(sorted(path.name for path in directory.iterdir())[:10]) or "nothing"
+    raise NotFoundError(
+        f"{what}: {directory} holds no {CONFIG_JSON} (there is {names}); expected a checkpoint in the layout of "
+        f"Hugging Face (config.json, *.safetensors, tokenizer.json), or a {MODEL_JSON} whose 'model' names a directory "
+        "with one"
+    )

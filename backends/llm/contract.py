@@ -1,0 +1,120 @@
+"""The tensors of a language model: the contract of Triton's vLLM backend, and more outputs and inputs in its manner.
+
+Frontends for other APIs speak to a model by these names only. docs/llm.md has the table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import replace
+
+from modelserver.backend import (
+    ConfigError,
+    Datatype,
+    InstanceGroupKind,
+    ModelConfig,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+    ModelTransactionPolicy,
+)
+
+# Name of an input that asks for an output -> that output.
+RETURNS: Mapping[str, str] = {
+    "return_finish_reason": "finish_reason",
+    "return_stop_reason": "stop_reason",
+    "return_cumulative_logprob": "cumulative_logprob",
+    "return_logprobs": "logprobs",
+    "return_prompt_logprobs": "prompt_logprobs",
+    "return_num_input_tokens": "num_input_tokens",
+    "return_num_output_tokens": "num_output_tokens",
+    "return_num_cached_tokens": "num_cached_tokens",
+    "return_token_ids": "token_ids",
+}
+_INPUTS: Mapping[str, tuple[Datatype, int]] = {
+    "text_input": (Datatype.BYTES, 1),
+    "messages": (Datatype.BYTES, 1),
+    "input_ids": (Datatype.INT32, -1),
+    "stream": (Datatype.BOOL, 1),
+    "sampling_parameters": (Datatype.BYTES, 1),
+    "exclude_input_in_output": (Datatype.BOOL, 1),
+    **dict.fromkeys(RETURNS, (Datatype.BOOL, 1)),
+    "operation": (Datatype.BYTES, 1),
+    "add_special_tokens": (Datatype.BOOL, 1),
+    "dimensions": (Datatype.INT32, 1),
+}
+OUTPUTS: Mapping[str, Datatype] = {
+    "text_output": Datatype.BYTES,
+    "finish_reason": Datatype.BYTES,
+    "stop_reason": Datatype.BYTES,
+    "cumulative_logprob": Datatype.FP32,
+    "logprobs": Datatype.BYTES,
+    "prompt_logprobs": Datatype.BYTES,
+    "num_input_tokens": Datatype.UINT32,
+    "num_output_tokens": Datatype.UINT32,
+    "num_cached_tokens": Datatype.UINT32,
+    "token_ids": Datatype.INT32,
+    "choice_token_ids": Datatype.BYTES,
+    "index": Datatype.INT32,
+    "token_strs": Datatype.BYTES,
+    "max_model_len": Datatype.UINT32,
+    "embedding": Datatype.FP32,
+}
+# Outputs that come with another one, and so need no input of their own.
+COMPANIONS: Mapping[str, str] = {"finish_reason": "stop_reason", "token_ids": "choice_token_ids"}
+
+
+class Operation(enum.Enum):
+    """What a request asks of the model; the values are those of the input `operation`."""
+
+    GENERATE = "generate"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    EMBED = "embed"
+
+
+def complete_config(config: ModelConfig, *, max_model_len: int | None = None) -> ModelConfig:
+    """The config with the contract's tensors, decoupled, and one instance that finds its own device.
+
+    A config may list fewer tensors, and then has these only. `max_model_len`, if known, becomes a parameter, which
+    frontends read. Raises ConfigError for what cannot be: batches, tensors that the contract does not have.
+    """
+    what = f"model '{config.name}'"
+    if config.max_batch_size:
+        raise ConfigError(
+            f"{what}: max_batch_size: expected 0, got {config.max_batch_size}: a language model forms its batches step "
+            "by step itself; remove the field, and bound what runs at once with the parameter max_num_seqs"
+        )
+    policy = config.model_transaction_policy
+    if policy is not None and not policy.decoupled:
+        raise ConfigError(f"{what}: model_transaction_policy: expected decoupled: true, which streams need")
+    inputs = config.input or tuple(
+        ModelInput(name, datatype, dims=(size,), optional=True) for name, (datatype, size) in _INPUTS.items()
+    )
+    outputs = config.output or tuple(ModelOutput(name, datatype, dims=(-1,)) for name, datatype in OUTPUTS.items())
+    input_datatypes = {name: datatype for name, (datatype, _) in _INPUTS.items()}
+    for listed in inputs:
+        _check_datatype(what, "input", listed, input_datatypes)
+    for offered in outputs:
+        _check_datatype(what, "output", offered, OUTPUTS)
+    parameters = dict(config.parameters)
+    if max_model_len is not None:
+        parameters.setdefault("max_model_len", str(max_model_len))
+    return replace(
+        config,
+        input=inputs,
+        output=outputs,
+        parameters=parameters,
+        model_transaction_policy=ModelTransactionPolicy(decoupled=True),
+        instance_group=config.instance_group or (ModelInstanceGroup(kind=InstanceGroupKind.KIND_MODEL, count=1),),
+    )
+
+
+def _check_datatype(what: str, kind: str, spec: ModelInput | ModelOutput, datatypes: Mapping[str, Datatype]) -> None:
+    expected = datatypes.get(spec.name)
+    if expected is None:
+        raise ConfigError(f"{what}: {kind} '{spec.name}': a language model has {', '.join(datatypes)}")
+    if spec.data_type is not expected:
+        got = "nothing" if spec.data_type is None else spec.data_type.config_name
+        raise ConfigError(f"{what}: {kind} '{spec.name}': expected data_type {expected.config_name}, got {got}")

@@ -1,0 +1,235 @@
+"""A language model as the server drives it: requests by the contract's tensors in, steps of the engine, responses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
+from modelserver.backend import ResponseSender as Sender
+
+from .answer import AnswerWriter, ChoiceNews, numbers, texts
+from .call import Call, read_call
+from .contract import Operation
+from .generation import GenerationRequest, SequenceOutput
+from .measurements import measure
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .text.tokenizer import Tokenizer
+
+# Tokens that are embedded in one step, beyond the first request's: generation waits meanwhile.
+_MAX_EMBEDDED_TOKENS = 2048
+
+
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """A request that the engine works on. `news` is of choices by number: what is not sent yet."""
+
+    request: InferRequest
+    sender: Sender
+    asked: GenerationRequest
+    writer: AnswerWriter
+    num_unfinished: int
+    news: dict[int, ChoiceNews] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Embedding:
+    """A request that waits for the step in which it is embedded."""
+
+    request: InferRequest
+    sender: Sender
+    token_ids: list[int]
+    call: Call
+
+
+class LlmInstance(StepInstance):
+    """One engine. Called from the worker's thread; only `measure` is called from another."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._by_request: dict[InferRequest, _Generation] = {}
+        self._by_asked: dict[GenerationRequest, _Generation] = {}
+        self._embeddings: dict[InferRequest, _Embedding] = {}
+        options = engine.options
+        # As many may wait in the engine as can run: so many can follow at once, whatever ends. Where the engine orders
+        # requests by priority it has to see them all.
+        self._max_waiting = None if options.scheduling_policy == "priority" else options.max_num_seqs
+
+    def add(self, request: InferRequest) -> None:
+        call = read_call(request)
+        match call.operation:
+            case Operation.GENERATE:
+                self._generate(request, call)
+            case Operation.EMBED:
+                token_ids = self._embedded_token_ids(call)
+                self._embeddings[request] = _Embedding(request, request.sender, token_ids, call)
+            case Operation.TOKENIZE:
+                request.sender.finish(self._tokenized(call))
+            case Operation.DETOKENIZE:
+                request.sender.finish(self._detokenized(call))
+
+    def abort(self, request: InferRequest) -> None:
+        self._embeddings.pop(request, None)
+        generation = self._by_request.pop(request, None)
+        if generation is not None:
+            del self._by_asked[generation.asked]
+            self.engine.abort(generation.asked)
+
+    def step(self) -> None:
+        if self._embeddings:
+            self._embed()
+        if not self.engine.has_work:
+            return
+        try:
+            outputs = self.engine.step()
+        except BaseException:
+            self.engine.reset()
+            raise
+        for output in outputs:
+            generation = self._by_asked.get(output.request)
+            if generation is not None:
+                self._deliver(generation, output)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._embeddings) or self.engine.has_work
+
+    @property
+    def has_room(self) -> bool:
+        return self._max_waiting is None or self.engine.statistics.num_waiting < self._max_waiting
+
+    def measure(self) -> list[Measurement]:
+        return measure(self.engine.statistics)
+
+    def close(self) -> None:
+        self.engine.runner.close()
+
+    def _generate(self, request: InferRequest, call: Call) -> None:
+        token_ids, text = self._prompt(call)
+        prefix = ""
+        if call.has_input:
+            prefix = self._tokenizer.decode(token_ids) if text is None else text
+        asked = GenerationRequest(
+            token_ids,
+            call.params,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            request_id=request.id,
+            arrival_ns=request.arrival_ns,
+            is_streamed=call.is_streamed,
+        )
+        self.engine.add(asked)
+        num_choices = call.params.n
+        writer = AnswerWriter(call.wants, self._tokenizer, token_ids, prefix=prefix, has_index=num_choices > 1)
+        generation = _Generation(request, request.sender, asked, writer, num_choices)
+        self._by_request[request] = self._by_asked[asked] = generation
+
+    def _deliver(self, generation: _Generation, output: SequenceOutput) -> None:
+        """Send what is new of a choice, unless more has to come first, or the reader is behind."""
+        news = generation.news.get(output.choice)
+        if news is None:
+            news = generation.news[output.choice] = ChoiceNews(output.choice)
+        news.add(output)
+        if output.finish_reason is not None:
+            generation.num_unfinished -= 1
+        if not generation.num_unfinished:
+            self._finish(generation)
+        elif generation.asked.is_streamed and generation.writer.is_worth_sending(news) and generation.sender.has_room:
+            generation.sender.send(generation.writer.response([news]), wait=False)
+            del generation.news[output.choice]
+
+    def _finish(self, generation: _Generation) -> None:
+        del self._by_request[generation.request], self._by_asked[generation.asked]
+        remaining = [generation.news[choice] for choice in sorted(generation.news)]
+        if generation.asked.is_streamed:
+            for news in remaining[:-1]:
+                generation.sender.send(generation.writer.response([news]), wait=False)
+            remaining = remaining[-1:]
+        generation.sender.finish(generation.writer.response(remaining))
+
+    def _prompt(self, call: Call) -> tuple[list[int], str | None]:
+        """Token ids and, unless it was given as tokens, the text of what was asked."""
+        if call.token_ids is not None:
+            return call.token_ids, None
+        if call.chat is None:
+            text = call.text or ""
+            return self._tokenizer.encode(text, add_special_tokens=call.has_special_tokens is not False), text
+        chat = call.chat
+        text = self._tokenizer.apply_chat_template(
+            chat.messages,
+            tools=chat.tools,
+            add_generation_prompt=chat.has_generation_prompt,
+            continue_final_message=chat.is_continued,
+            documents=chat.documents,
+            **chat.variables,
+        )
+        # A template writes the special tokens itself.
+        return self._tokenizer.encode(text, add_special_tokens=call.has_special_tokens is True), text
+
+    def _tokenized(self, call: Call) -> InferResponse:
+        token_ids, _ = self._prompt(call)
+        return InferResponse(
+            [
+                numbers("token_ids", token_ids),
+                texts("token_strs", [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]),
+                numbers("max_model_len", [self.engine.max_model_len]),
+            ]
+        )
+
+    def _detokenized(self, call: Call) -> InferResponse:
+        assert call.token_ids is not None, "the call was checked"
+        self._check_token_ids(call.token_ids)
+        text = self._tokenizer.decode(call.token_ids, skip_special_tokens=False)
+        return InferResponse([texts("text_output", [text])])
+
+    def _check_token_ids(self, token_ids: list[int]) -> None:
+        vocab_size = self.engine.runner.vocab_size
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
+
+    # Embeddings: computed in a step, without the engine, each prompt at once.
+
+    def _embedded_token_ids(self, call: Call) -> list[int]:
+        token_ids, _ = self._prompt(call)
+        runner = self.engine.runner
+        if not 1 <= len(token_ids) <= runner.max_model_len:
+            raise InvalidArgumentError(
+                f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {runner.max_model_len}"
+            )
+        self._check_token_ids(token_ids)
+        if call.dimensions is not None and call.dimensions < 1:
+            raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {call.dimensions}")
+        return token_ids
+
+    def _embed(self) -> None:
+        """The requests that came first, and fit into a step."""
+        chosen: list[_Embedding] = []
+        num_tokens = 0
+        for embedding in self._embeddings.values():
+            num_tokens += len(embedding.token_ids)
+            if chosen and num_tokens > _MAX_EMBEDDED_TOKENS:
+                break
+            chosen.append(embedding)
+        vectors = self.engine.runner.embed([embedding.token_ids for embedding in chosen])
+        for embedding, vector in zip(chosen, vectors, strict=True):
+            del self._embeddings[embedding.request]
+            embedding.sender.finish(_embedded(embedding, vector))
+
+
+def _embedded(embedding: _Embedding, vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> InferResponse:
+    """The response: the vector, or its first dimensions, of length one."""
+    size = embedding.call.dimensions
+    if size is not None and size > len(vector):
+        error = InvalidArgumentError(f"input 'dimensions': expected at most {len(vector)}, got {size}")
+        return InferResponse(error=error)
+    part = vector[:size]
+    length = float(np.linalg.norm(part))
+    outputs = [numbers("embedding", part / length if length else part)]
+    outputs.append(numbers("num_input_tokens", [len(embedding.token_ids)]))
+    return InferResponse(outputs)

@@ -1,0 +1,72 @@
+"""The engine's statistics under vLLM's names, as the metrics page has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelserver.backend import Measurement
+
+from .engine_statistics import EngineStatistics, Histogram
+
+_NUMBERS: tuple[tuple[str, str, str, Callable[[EngineStatistics], float]], ...] = (
+    ("num_requests_running", "gauge", "Sequences that are computed step by step", lambda s: s.num_running),
+    (
+        "num_requests_waiting",
+        "gauge",
+        "Sequences that wait for their turn, or again for blocks",
+        lambda s: s.num_waiting,
+    ),
+    ("kv_cache_usage_perc", "gauge", "Share of the KV cache's blocks in use, 0 to 1", lambda s: s.kv_cache_usage),
+    ("prompt_tokens", "counter", "Tokens of the prompts that were computed or found", lambda s: s.num_prompt_tokens),
+    ("prompt_tokens_cached", "counter", "Of these, found in the prefix cache", lambda s: s.num_cached_prompt_tokens),
+    ("generation_tokens", "counter", "Tokens generated", lambda s: s.num_generation_tokens),
+    ("prefix_cache_queries", "counter", "Tokens looked for in the prefix cache", lambda s: s.num_prefix_query_tokens),
+    ("prefix_cache_hits", "counter", "Tokens found in the prefix cache", lambda s: s.num_prefix_hit_tokens),
+    (
+        "num_preemptions",
+        "counter",
+        "Sequences that lost their blocks and were computed anew",
+        lambda s: s.num_preemptions,
+    ),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStatistics], Histogram]], ...] = (
+    ("time_to_first_token_seconds", "From arrival to the first token", lambda s: s.time_to_first_token_s),
+    ("inter_token_latency_seconds", "From each token to the next", lambda s: s.inter_token_latency_s),
+    ("request_time_per_output_token_seconds", "Mean of that per sequence", lambda s: s.time_per_output_token_s),
+    ("e2e_request_latency_seconds", "From arrival to the end", lambda s: s.e2e_latency_s),
+    ("request_queue_time_seconds", "From arrival to the first step", lambda s: s.queue_time_s),
+    ("request_inference_time_seconds", "From the first step to the end", lambda s: s.inference_time_s),
+    ("request_prefill_time_seconds", "From the first step to the first token", lambda s: s.prefill_time_s),
+    ("request_decode_time_seconds", "From the first token to the last", lambda s: s.decode_time_s),
+    ("request_prompt_tokens", "Tokens of a prompt", lambda s: s.request_prompt_tokens),
+    ("request_generation_tokens", "Tokens generated for a sequence", lambda s: s.request_generation_tokens),
+    ("request_max_num_generation_tokens", "Tokens that a sequence may have at most", lambda s: s.request_max_tokens),
+    ("request_params_n", "Choices that a request asks for", lambda s: s.request_params_n),
+    ("iteration_tokens_total", "Tokens computed in a step", lambda s: s.iteration_tokens),
+)
+# Triton's vLLM backend still has this name for it.
+_TIME_PER_OUTPUT_TOKEN = "time_per_output_token_seconds"  # noqa: S105  # no password
+
+
+def measure(statistics: EngineStatistics) -> list[Measurement]:
+    """All of them, as they are now; may be called while a step runs."""
+    found = [Measurement(f"vllm:{name}", kind, text, float(read(statistics))) for name, kind, text, read in _NUMBERS]
+    found += [
+        Measurement(
+            "vllm:request_success",
+            "counter",
+            "Sequences that ended, by reason",
+            float(count),
+            {"finished_reason": reason.value},
+        )
+        for reason, count in statistics.by_finish_reason.items()
+    ]
+    found += [_histogram(name, text, read(statistics)) for name, text, read in _HISTOGRAMS]
+    found.append(_histogram(_TIME_PER_OUTPUT_TOKEN, "From each token to the next", statistics.inter_token_latency_s))
+    return found
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Measurement:
+    return Measurement(
+        f"vllm:{name}", "histogram", text, histogram.total, bounds=histogram.boundaries, counts=tuple(histogram.counts)
+    )

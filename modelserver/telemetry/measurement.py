@@ -1,0 +1,52 @@
+"""Numbers that an instance has of itself, and the metric families that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A metric of an instance as it is now: the server adds the labels of its model, and the instance's position.
+
+    `kind` is "counter" (its name on the page gets `_total`), "gauge" or "histogram"; a histogram has a `value` that is
+    the sum of what was observed, and in `counts` how many were up to each of `bounds`, above the one before; the last
+    are those above all.
+    """
+
+    name: str
+    kind: str
+    text: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+    bounds: Sequence[float] = ()
+    counts: Sequence[int] = ()
+
+
+def measured_families(measured: Iterable[tuple[Mapping[str, str], Sequence[Measurement]]]) -> list[Metric]:
+    """The families of all instances, each with the labels of its own, in the order in which they first come."""
+    families: dict[str, Metric] = {}
+    for labels, measurements in measured:
+        for measurement in measurements:
+            family = families.get(measurement.name)
+            if family is None:
+                family = families[measurement.name] = Metric(measurement.name, measurement.text, measurement.kind)
+            _add(family, {**labels, **measurement.labels}, measurement)
+    return list(families.values())
+
+
+def _add(family: Metric, labels: dict[str, str], measurement: Measurement) -> None:
+    name = measurement.name
+    if measurement.kind != "histogram":
+        family.add_sample(f"{name}_total" if measurement.kind == "counter" else name, labels, measurement.value)
+        return
+    total = 0
+    for bound, count in zip((*measurement.bounds, float("inf")), measurement.counts, strict=True):
+        total += count
+        limit = "+Inf" if bound == float("inf") else repr(float(bound))
+        family.add_sample(f"{name}_bucket", {**labels, "le": limit}, total)
+    family.add_sample(f"{name}_count", labels, total)
+    family.add_sample(f"{name}_sum", labels, measurement.value)
