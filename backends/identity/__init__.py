@@ -29,11 +29,12 @@ class IdentityInstance(BatchInstance):
     def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
         if self._delay_s:
             time.sleep(self._delay_s)
-        return [InferResponse(self._echo(request)) for request in requests]
-
-    def _echo(self, request: InferRequest) -> list[Tensor]:
         names = self._names
-        return [Tensor(names[tensor.name], tensor.datatype, tensor.data) for tensor in request.inputs.values()]
+        responses = []
+        for request in requests:
+            inputs = request.inputs.values()
+            responses.append(InferResponse([Tensor(names[given.name], given.datatype, given.data) for given in inputs]))
+        return responses
 
 
 class IdentityBackend(Backend):

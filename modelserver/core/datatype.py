@@ -33,6 +33,9 @@ class Datatype(enum.Enum):
     itemsize: int | None
     config_name: str
 
+    # There is one object of each: enum's own hash, of the name, is a function in Python, and datatypes are in keys.
+    __hash__ = object.__hash__
+
     @classmethod
     def from_config_name(cls, name: str) -> Datatype:
         """The datatype of a config enum name such as `TYPE_FP32`; KeyError if there is none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
@@ -11,14 +12,13 @@ from modelserver.errors import ServerError
 ParameterValue = bool | int | float | str
 
 
-@dataclass(slots=True)
-class InferResponse:
+class InferResponse(msgspec.Struct, eq=False):
     """One response of a request: outputs, or an error. `is_final` marks the last one.
 
     A decoupled model may end with an *empty* final response: no outputs and no error.
     """
 
-    outputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = []
     error: ServerError | None = None
     parameters: Mapping[str, ParameterValue] | None = None
     is_final: bool = True

@@ -20,7 +20,7 @@ _FRUITLESS = 64
 class TensorPlace:
     """A tensor whose bytes begin at `start`, relative to the first tensor's. Never of BYTES: their size varies."""
 
-    __slots__ = ("datatype", "dtype", "end", "name", "shape", "start")
+    __slots__ = ("datatype", "dtype", "end", "is_small", "name", "shape", "start")
 
     def __init__(self, name: str, datatype: Datatype, shape: tuple[int, ...], start: int, end: int) -> None:
         self.name = name
@@ -29,6 +29,7 @@ class TensorPlace:
         self.shape = shape
         self.start = start
         self.end = end
+        self.is_small = end - start < VIEW_BYTES
 
 
 class RequestTemplate(RequestForm):
@@ -66,11 +67,13 @@ class RequestTemplate(RequestForm):
         inputs: dict[str, Tensor] = {}
         for place in self.places:
             start, end = offset + place.start, offset + place.end
-            if end - start >= VIEW_BYTES:
+            if not place.is_small:
                 data = np.ndarray(place.shape, place.dtype, memoryview(message)[start:end])
                 # A view may start anywhere; kernels expect whole elements on their boundaries.
                 if not data.flags.aligned:
                     data = data.copy()
+            elif type(message) is bytes:
+                data = np.ndarray(place.shape, place.dtype, message[start:end])
             else:
                 data = np.ndarray(place.shape, place.dtype, bytes(message[start:end]))
             inputs[place.name] = Tensor(place.name, place.datatype, data)
@@ -100,16 +103,13 @@ class Curiosity:
     Some clients send nothing twice, and templates would then cost more than they bring.
     """
 
-    __slots__ = ("_num_in_vain",)
+    __slots__ = ("num_in_vain",)
 
     def __init__(self) -> None:
-        self._num_in_vain = 0
+        # To be set to 0 when a template was of use: not by a method, because that is so with most requests.
+        self.num_in_vain = 0
 
     def wants(self) -> bool:
         """Asked once for each request that was not known."""
-        self._num_in_vain += 1
-        return self._num_in_vain <= _FRUITLESS or self._num_in_vain % _FRUITLESS == 0
-
-    def reward(self) -> None:
-        """A template was of use."""
-        self._num_in_vain = 0
+        self.num_in_vain += 1
+        return self.num_in_vain <= _FRUITLESS or self.num_in_vain % _FRUITLESS == 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from modelserver.core.datatype import Datatype
@@ -16,8 +16,7 @@ from modelserver.errors import InvalidArgumentError
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, eq=False):
     """One input or output of a request.
 
     `data` has the tensor's shape and `datatype.numpy` as its dtype. It may be a read-only view of

@@ -151,6 +151,8 @@ class Assembler:
         """The requests as a BatchInstance sees them: inputs with a `reshape` in the model's shape."""
         if self._sequence is not None:
             self._sequence.inject(requests)
+        if not self._input_reshapes:
+            return requests
         for name, reshape in self._input_reshapes.items():
             for request in requests:
                 tensor = request.inputs.get(name)
@@ -171,7 +173,10 @@ class Assembler:
         if len(entries) != len(requests):
             raise self._entries_error(f"{len(entries)} responses", len(requests))
         if len(requests) == 1:
-            return [self._collect_one(requests[0], entries[0])]
+            try:
+                return [self._checked_response(requests[0], entries[0])]
+            except ServerError as error:
+                return [InferResponse(error=error)]
         return [self._collect_one(request, entry) for request, entry in zip(requests, entries, strict=True)]
 
     def _collect_one(self, request: InferRequest, entry: object) -> InferResponse:

@@ -37,18 +37,15 @@ class InlineGuard:
     computed for long nor waited for anything else, says nothing about the model.
     """
 
-    __slots__ = ("_before", "_on_slow", "_score", "_thread_use")
+    __slots__ = ("_before", "_on_slow", "_score", "_thread_use", "is_worried")
 
     def __init__(self, on_slow: Callable[[], None], thread_use: Callable[[], ThreadUse] = thread_use) -> None:
         self._on_slow = on_slow
         self._thread_use = thread_use
         self._score = 0
         self._before: ThreadUse | None = None
-
-    @property
-    def is_worried(self) -> bool:
-        """Whether `begin` is to be called, and executions within the budget are to be noted too."""
-        return self._score > 0
+        # Whether `begin` is to be called, and executions within the budget are to be noted too.
+        self.is_worried = False
 
     def begin(self) -> None:
         """An execution begins."""
@@ -58,15 +55,20 @@ class InlineGuard:
         """An execution took so long. `on_slow` is called each time that it has been too much."""
         before, self._before = self._before, None
         if duration_ns <= INLINE_BUDGET_NS:
-            self._score = max(0, self._score - 1)
+            self._set_score(max(0, self._score - 1))
             return
         if before is not None and self._was_kept_waiting(before):
             return
         is_hopeless = duration_ns >= _HOPELESS_NS
-        self._score += _TOO_SLOW // 2 if is_hopeless else min(_MAX_WEIGHT, duration_ns // INLINE_BUDGET_NS)
+        weight = _TOO_SLOW // 2 if is_hopeless else min(_MAX_WEIGHT, duration_ns // INLINE_BUDGET_NS)
+        self._set_score(self._score + weight)
         if self._score >= _TOO_SLOW:
-            self._score = 0
+            self._set_score(0)
             self._on_slow()
+
+    def _set_score(self, score: int) -> None:
+        self._score = score
+        self.is_worried = score > 0
 
     def _was_kept_waiting(self, before: ThreadUse) -> bool:
         cpu_ns, num_waits, num_forced = (now - then for now, then in zip(self._thread_use(), before, strict=True))

@@ -60,7 +60,7 @@ class Templates:
             offset = size - data_len
             template = self._plain.get(bytes(message[:offset]))
             if template is not None and template.data_len == data_len and _has_gaps(template, message, offset):
-                self._curiosity.reward()
+                self._curiosity.num_in_vain = 0
                 return template.fill(template.model_name, template.version, "", message, offset, stream)
         return self._find_with_id(message, stream) if self._with_id else None
 
@@ -75,7 +75,7 @@ class Templates:
                     request_id = str(message[start + 2 : end], "utf-8")
                 except UnicodeDecodeError:
                     return None
-                self._curiosity.reward()
+                self._curiosity.num_in_vain = 0
                 return template.fill(template.model_name, template.version, request_id, message, offset, stream)
         return None
 

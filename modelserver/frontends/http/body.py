@@ -51,7 +51,7 @@ def _finish(exchange: HttpExchange, result: Callable[[], Buffer], then: Callable
     except Exception as error:
         response = error_response(error)
         if isinstance(error, UnsupportedError):
-            response.headers.append(("Accept-Encoding", SUPPORTED))
+            response.headers = (*response.headers, ("Accept-Encoding", SUPPORTED))
         exchange.respond(response)
 
 
@@ -64,7 +64,7 @@ def respond_compressed(exchange: HttpExchange, response: HttpResponse, encoding:
     if encoding is None or response.status != 200 or size < MIN_COMPRESSED_BYTES:
         exchange.respond(response)
         return
-    response.headers.append(("Content-Encoding", encoding))
+    response.headers = (*response.headers, ("Content-Encoding", encoding))
     if size <= _MAX_INLINE_COMPRESS_BYTES:
         response.body = (compress(response.body, encoding),)
         exchange.respond(response)

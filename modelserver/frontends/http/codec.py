@@ -7,10 +7,10 @@ A binary body is a JSON header followed by the tensors' raw bytes, in the order 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -24,13 +24,12 @@ from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.head import InputHead, RequestHead
 from modelserver.frontends.http.json_tensor import tensor_from_json, tensor_to_json
 from modelserver.frontends.http.request_parameters import apply_parameters
-from modelserver.frontends.http.status import JSON_TYPE
+from modelserver.frontends.http.status import JSON_HEADERS
 
 _BINARY_TYPE = ("Content-Type", "application/octet-stream")
 
 
-@dataclass(slots=True)
-class OutputForm:
+class OutputForm(msgspec.Struct, eq=False):
     """How the caller wants its outputs: `listed` by name, `is_binary` for the others."""
 
     is_binary: bool = False
@@ -123,9 +122,8 @@ def _encode(
     document["outputs"] = rows
     header = orjson.dumps(document)
     if not has_binary:
-        return HttpResponse(200, [JSON_TYPE], (header,))
-    lengths = ("Inference-Header-Content-Length", str(len(header)))
-    return HttpResponse(200, [_BINARY_TYPE, lengths], (header, *blobs))
+        return HttpResponse(200, JSON_HEADERS, (header,))
+    return HttpResponse(200, _binary_headers(len(header)), (header, *blobs))
 
 
 def _encode_lone(request: InferRequest, output: Tensor, *, is_binary: bool) -> HttpResponse:
@@ -137,24 +135,29 @@ def _encode_lone(request: InferRequest, output: Tensor, *, is_binary: bool) -> H
         size = len(blob)
     else:
         blob, size = tensor_to_json(output), None
-    header, lengths, model, rest = _lone_header(
+    header, headers, model, rest = _lone_header(
         request.model_name, request.version, output.name, output.datatype, data.shape, size
     )
     if request.id:
         header = b'%b,"id":%b%b' % (model, orjson.dumps(request.id), rest)
-        lengths = ("Inference-Header-Content-Length", str(len(header)))
-    if is_binary:
-        return HttpResponse(200, [_BINARY_TYPE, lengths], (header, blob))
-    return HttpResponse(200, [JSON_TYPE], (header, blob, b"}]}"))
+        if is_binary:
+            headers = _binary_headers(len(header))
+    return HttpResponse(200, headers, (header, blob) if is_binary else (header, blob, b"}]}"))
+
+
+@lru_cache(maxsize=1024)
+def _binary_headers(header_len: int) -> tuple[tuple[str, str], ...]:
+    """Those of an answer with binary tensors behind so many bytes of JSON: the same object for the same number."""
+    return (_BINARY_TYPE, ("Inference-Header-Content-Length", str(header_len)))
 
 
 @lru_cache(maxsize=1024)
 def _lone_header(
     model_name: str, version: int | None, name: str, datatype: Datatype, shape: tuple[int, ...], size: int | None
-) -> tuple[bytes, tuple[str, str], bytes, bytes]:
+) -> tuple[bytes, tuple[tuple[str, str], ...], bytes, bytes]:
     """What precedes the bytes of a lone output, or, without `size`, its JSON elements, which `}]}` follows.
 
-    The whole, the header line with its length, and what comes before and after the request's id.
+    The whole, the headers of the answer, and what comes before and after the request's id.
     """
     model = orjson.dumps({"model_name": model_name, "model_version": str(version)}).removesuffix(b"}")
     row: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
@@ -162,7 +165,7 @@ def _lone_header(
     rest = b',"outputs":[' + orjson.dumps(row) + b"]}"
     if size is None:
         rest = rest.removesuffix(b"null}]}")
-    return model + rest, ("Inference-Header-Content-Length", str(len(model + rest))), model, rest
+    return model + rest, JSON_HEADERS if size is None else _binary_headers(len(model + rest)), model, rest
 
 
 def _binary_tensor(item: InputHead, num_bytes: int, body: Buffer, offset: int) -> Tensor:

@@ -7,9 +7,10 @@ from the model's callback, so it needs neither a Task nor a Future; slow handler
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import msgspec
 
 from modelserver.core.tensor import Buffer
 
@@ -31,15 +32,15 @@ class HttpHead:
         self.memo: object = None
 
 
-@dataclass(slots=True)
-class HttpResponse:
+class HttpResponse(msgspec.Struct, eq=False):
     """A complete answer; the wire adds Content-Length and writes `body`'s buffers one after the other.
 
-    The buffers may be sent after `respond` has returned: they are never changed afterwards.
+    The buffers may be sent after `respond` has returned: they are never changed afterwards. Answers that have the
+    same headers as others had best have the same tuple: wires recognise it.
     """
 
     status: int = 200
-    headers: list[tuple[str, str]] = field(default_factory=list)
+    headers: Sequence[tuple[str, str]] = ()
     body: tuple[Buffer, ...] = ()
 
 

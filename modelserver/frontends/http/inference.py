@@ -43,6 +43,7 @@ class InferHead:
     """What the head of an infer call says; the `HttpHead.memo` of such calls, so that equal heads are read once.
 
     `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size.
+    `is_plain` when nothing but the body has to be looked at.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class InferHead:
         "answer_encoding",
         "forwarded",
         "is_encoded",
+        "is_plain",
         "json_len",
         "name",
         "trace_parent",
@@ -74,6 +76,8 @@ class InferHead:
             self.json_len = None
         else:
             self.json_len = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+        is_special = self.is_encoded or self.accepts_events or self.forwarded is not None or self.trace_parent
+        self.is_plain = not is_special and (self.json_len is None or self.json_len > 0)
 
 
 class Inference:
@@ -83,6 +87,7 @@ class Inference:
         self._dataplane = dataplane
         self._limits = limits
         self._max_body_bytes = limits.max_body_bytes
+        self._infer = dataplane.infer
         self._decode = InferDecoder(limits).decode
 
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
@@ -97,9 +102,23 @@ class Inference:
     def answer(self, exchange: HttpExchange, head: InferHead) -> None:
         """Answers through `exchange`, mostly from the model's callback. Raises ServerError for what fails at once."""
         body = exchange.body
-        if len(body) > self._max_body_bytes:
+        size = len(body)
+        if size > self._max_body_bytes:
             check_size(body, self._limits)
-        if head.is_encoded:
+        json_len = head.json_len
+        if head.is_plain and (json_len is None or json_len <= size):
+            # The usual call, and the hot one: as `_submit`.
+            reply = _Reply(exchange, head.answer_encoding)
+            try:
+                request, form = self._decode(head.name, head.version, body, json_len, reply)
+                reply.request, reply.form = request, form
+                self._infer(request)
+            except BaseException:
+                reply.release()
+                raise
+            if not reply.is_answered:
+                exchange.on_disconnect = request.cancel
+        elif head.is_encoded:
             with_plain_body(exchange, self._limits, partial(self._submit, exchange, head))
         else:
             self._submit(exchange, head, body)
@@ -180,7 +199,7 @@ class _Reply(ResponseStream):
     protocol = "HTTP"
 
     def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
-        super().__init__()
+        self.on_read = None  # what else a stream has is for its readers, and this one reads itself
         self._exchange: HttpExchange | None = exchange
         self._encoding = encoding
         self._held: InferResponse | None = None
@@ -196,15 +215,24 @@ class _Reply(ResponseStream):
             self._held = response
             return
         request, form = self.request, self.form
-        self.release()
+        self._exchange = None  # as `release`
+        self.request = self.form = None  # type: ignore[assignment]  # nobody asks any more
         try:
-            answer = self._answer(request, form, response)
+            if response.error is None and response.outputs and response.is_final and self._held is None:
+                answer = encode_infer(request, response, form)  # the usual one
+            else:
+                answer = self._answer(request, form, response)
             if self._encoding is None:
                 exchange.respond(answer)
             else:
                 respond_compressed(exchange, answer, self._encoding)
         except Exception as error:
             exchange.respond(error_response(error))
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer was given."""
+        return self._exchange is None
 
     def release(self) -> None:
         """Let go of the call, which is answered.

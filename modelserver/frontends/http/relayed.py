@@ -26,7 +26,7 @@ class RelayedExchange(HttpExchange):
         self._exchange.on_disconnect = callback
 
     def respond(self, response: HttpResponse) -> None:
-        response.headers = self.change(response.headers)
+        response.headers = self.change(list(response.headers))
         self._exchange.respond(response)
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:

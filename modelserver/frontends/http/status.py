@@ -27,13 +27,14 @@ STATUS: dict[ErrorCode, int] = {
 }
 
 JSON_TYPE = ("Content-Type", "application/json")
+JSON_HEADERS = (JSON_TYPE,)
 # How long a client that was refused for overload should wait: queues empty within milliseconds, and 0 is not allowed.
 _RETRY_AFTER_S = "1"
 
 
 def json_response(document: object, status: int = 200) -> HttpResponse:
     """`document` as an application/json answer."""
-    return HttpResponse(status, [JSON_TYPE], (orjson.dumps(document),))
+    return HttpResponse(status, JSON_HEADERS, (orjson.dumps(document),))
 
 
 def error_response(error: Exception) -> HttpResponse:
@@ -44,7 +45,7 @@ def error_response(error: Exception) -> HttpResponse:
     if isinstance(error, ServerError):
         response = message_response(STATUS[error.code], error.message)
         if error.code is ErrorCode.OVERLOADED:
-            response.headers.append(("Retry-After", _RETRY_AFTER_S))
+            response.headers = (*JSON_HEADERS, ("Retry-After", _RETRY_AFTER_S))
         return response
     logger.error("an HTTP request failed unexpectedly", exc_info=error)
     return message_response(500, f"internal error ({type(error).__name__}); the server's log has the details")
@@ -52,7 +53,7 @@ def error_response(error: Exception) -> HttpResponse:
 
 def message_response(status: int, message: str) -> HttpResponse:
     """An error answer whose status is known."""
-    return HttpResponse(status, [JSON_TYPE], (orjson.dumps({"error": error_text(message)}),))
+    return HttpResponse(status, JSON_HEADERS, (orjson.dumps({"error": error_text(message)}),))
 
 
 def error_text(message: str) -> str:

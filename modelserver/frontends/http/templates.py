@@ -40,7 +40,7 @@ class BinaryTemplates:
 
     def find(self, name: str, version: int | None, body: Buffer, head_len: int, stream: ResponseStream) -> Known | None:
         """The call in `body`, if it is known."""
-        text = bytes(body[:head_len])
+        text = body[:head_len] if type(body) is bytes else bytes(body[:head_len])
         if text.startswith(b'{"id"') and (match := LEADING_ID.match(text)) is not None:
             found = self._with_id.get((name, version, text[match.end() :]))
         else:
@@ -48,7 +48,7 @@ class BinaryTemplates:
             found = self._plain.get((name, version, text))
         if found is None or head_len + found[0].data_len != len(body):
             return None
-        self._curiosity.reward()
+        self._curiosity.num_in_vain = 0
         template, form, request_id = found
         if match is not None:
             request_id = match[1].decode()

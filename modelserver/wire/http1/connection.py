@@ -39,6 +39,10 @@ class Http1Connection(RequestReader):
         "_is_last",
         "_is_lost",
         "_is_reading",
+        "_known_head",
+        "_known_headers",
+        "_known_num_bytes",
+        "_known_start",
         "_pieces",
         "_quiet_since_s",
         "_since_s",
@@ -51,6 +55,10 @@ class Http1Connection(RequestReader):
         self._is_last = False  # that answer
         self._is_finished = self._is_lost = False
         self._is_reading = True
+        # What the last plain answer began with: mostly the next one has the same headers, often the same size.
+        self._known_headers: Sequence[tuple[str, str]] | None = None
+        self._known_num_bytes = -1
+        self._known_start = self._known_head = b""
 
     def begin(self, transport: asyncio.Transport, data: bytes) -> None:
         """Called once, in place of `connection_made`, with what was read already."""
@@ -155,7 +163,16 @@ class Http1Connection(RequestReader):
     def answer(self, request: RequestHead, response: HttpResponse) -> None:
         """Send the whole answer to the request whose turn it is."""
         body = response.body
-        num_bytes = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        num_bytes = 0
+        for buffer in body:
+            num_bytes += len(buffer)
+        if request.has_plain_answer and response.status == 200 and not self._is_draining:
+            outgoing = self._outgoing
+            outgoing.add(self._plain_head(response.headers, num_bytes), body, num_bytes)
+            self._turn = None
+            if not outgoing.is_collecting and self._has_work():
+                self._advance()
+            return
         start = answer_start(response.status, tuple(response.headers))
         is_last = not request.keeps_alive or (self._is_draining and self._has_no_more())
         if is_last:
@@ -174,6 +191,18 @@ class Http1Connection(RequestReader):
             self._finish(lingers=request.keeps_alive)
         elif not self._outgoing.is_collecting and self._has_work():
             self._advance()
+
+    def _plain_head(self, headers: Sequence[tuple[str, str]], num_bytes: int) -> bytes:
+        """The head of an answer with status 200 and a body of so many bytes, after which the connection goes on."""
+        if headers is not self._known_headers:
+            # Only what cannot change is known again.
+            self._known_headers = headers if isinstance(headers, tuple) else None
+            self._known_start = answer_start(200, tuple(headers))
+            self._known_num_bytes = -1
+        if num_bytes != self._known_num_bytes:
+            self._known_num_bytes = num_bytes
+            self._known_head = self._known_start + LENGTH % num_bytes
+        return self._known_head
 
     def begin_pieces(self, request: RequestHead, status: int, headers: list[tuple[str, str]]) -> PieceWriter:
         """Send the head of the answer to the request whose turn it is."""

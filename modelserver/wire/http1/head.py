@@ -37,13 +37,15 @@ class RequestHead:
     """A checked head: what the frontend sees of it, and what it says about the body and the connection.
 
     `content_length` is 0 where there is none. `has_plain_body` tells that the body is just that many bytes,
-    not too many, which the client sends without being asked. `json_length` says where the tensors of an infer
+    not too many, which the client sends without being asked, and `has_plain_answer` that the answer has a body
+    and leaves the connection as it is. `json_length` says where the tensors of an infer
     request begin, if the client tells the truth.
     """
 
     __slots__ = (
         "content_length",
         "expects_continue",
+        "has_plain_answer",
         "has_plain_body",
         "http",
         "is_chunked",
@@ -64,6 +66,7 @@ class RequestHead:
         self.is_http_1_0 = is_http_1_0
         self.is_head = http.method == "HEAD"
         self.keeps_alive = "close" not in options and (not is_http_1_0 or "keep-alive" in options)
+        self.has_plain_answer = self.keeps_alive and not is_http_1_0 and not self.is_head
         # An HTTP/1.0 client does not know what it asks for (RFC 9110, 10.1.1).
         has_body = self.is_chunked or self.content_length > 0
         self.expects_continue = "expect" in headers and has_body and not is_http_1_0

@@ -6,6 +6,7 @@ Heads that repeat are not parsed again, and large bodies are received into their
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
@@ -51,8 +52,11 @@ class RequestReader(asyncio.BufferedProtocol):
         "_is_quiet",
         "_last_data",
         "_last_head",
+        "_last_len",
+        "_last_size",
         "_max_dropped",
         "_memo",
+        "_memory",
         "_num_dropped",
         "_outgoing",
         "_progress",
@@ -67,11 +71,15 @@ class RequestReader(asyncio.BufferedProtocol):
         self._context = context
         self._frontend: Frontend = context.http or _NoFrontend()
         self._arena = context.arena.view
+        self._memory = context.arena.memory
         self._outgoing: Outgoing
         self._memo = HeadMemo(context.limits)
         # The head that came last: mostly the next one is the same.
         self._last_data = b""
         self._last_head: RequestHead | None = None
+        # The size of that head, and with its body; -1 unless the body is plain and the connection goes on behind it.
+        self._last_len = 0
+        self._last_size = -1
         self._rest = b""
         self._incoming: Incoming | None = None
         self._room: memoryview | None = None  # where the body of `_incoming` goes directly
@@ -105,12 +113,42 @@ class RequestReader(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._is_quiet = False
-        if self._room is not None:
+        if nbytes == self._last_size and self._is_free() and self._memory.startswith(self._last_data):
+            self._take_lone(nbytes)
+        elif self._room is not None:
             self._fill(nbytes)
         elif nbytes >= MIN_DIRECT_BYTES:
             self._receive_large(nbytes)
         else:
             self._receive(self._arena[:nbytes].tobytes())
+
+    def _is_free(self) -> bool:
+        """Whether what comes is the beginning of a request, and its turn."""
+        return not (
+            self._turn is not None
+            or self._rest
+            or self._waiting
+            or self._incoming is not None
+            or self._is_held
+            or self._is_over
+            or self._is_draining
+            or self._outgoing.is_paused
+        )
+
+    def _take_lone(self, nbytes: int) -> None:
+        """As `_receive`, for just one whole request that begins as the last one: the usual one, and the hot one."""
+        request, outgoing = self._last_head, self._outgoing
+        assert request is not None, "there was a last one"
+        turn: Any = Turn(self, request, self._arena[self._last_len : nbytes].tobytes())
+        self._turn = turn  # until its answer, which may be there when `handle` returns
+        outgoing.is_collecting = True
+        self._head_since_s = None
+        self._frontend.handle(turn)
+        if self._turn is None and not self._is_over:
+            outgoing.is_collecting = False
+            outgoing.flush()
+        else:
+            self._settle()
 
     def _receive(self, data: bytes) -> None:
         """Read what came."""
@@ -182,6 +220,10 @@ class RequestReader(asyncio.BufferedProtocol):
             self._refuse(message_response(refused.status, refused.message), refused.violation)
             return 0
         self._last_data = head_data
+        self._last_len = len(head_data)
+        request = self._last_head
+        is_plain = request.has_plain_body and request.keeps_alive
+        self._last_size = self._last_len + request.content_length if is_plain else -1
         return end
 
     def _begin_body(self, request: RequestHead, data: bytes, at: int) -> int:
@@ -289,7 +331,7 @@ class RequestReader(asyncio.BufferedProtocol):
 
     def _forget_heads(self) -> None:
         """An idle connection is to take little memory, and not to keep what may be secrets."""
-        self._last_data, self._last_head = b"", None
+        self._last_data, self._last_head, self._last_size = b"", None, -1
         self._memo = HeadMemo(self._context.limits)
 
 

@@ -125,7 +125,8 @@ class _Exchange(HttpExchange):
     def respond(self, response: HttpResponse) -> None:
         self._exchanges.end(self._number)
         link = self._exchanges.link
-        link.send(Responded(self._number, response.status, response.headers, link.content(b"".join(response.body))))
+        content = link.content(b"".join(response.body))
+        link.send(Responded(self._number, response.status, list(response.headers), content))
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> _Writer:
         self._is_started = True

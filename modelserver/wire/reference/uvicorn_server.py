@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -187,7 +187,7 @@ class _App:
         # send it at all, and then nobody knows where its next request begins.
         response = error_response(body.error)
         if "expect" in headers:
-            response.headers.append(("Connection", "close"))
+            response.headers = (*response.headers, ("Connection", "close"))
         await _write(response, send)
 
 
@@ -249,7 +249,7 @@ class _Exchange(HttpExchange):
             await self._send(head)
 
 
-def _head(status: int, headers: list[tuple[str, str]]) -> _Message:
+def _head(status: int, headers: Sequence[tuple[str, str]]) -> _Message:
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
