@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from modelserver.classification import classify
 from modelserver.core.relay import RelayStream
