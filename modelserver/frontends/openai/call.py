@@ -22,7 +22,7 @@ from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, Resp
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import JSON_TYPE
-from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response
+from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response, named
 from modelserver.frontends.openai.fields import Fields
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class Call:
 
     async def fail(self, error: Exception) -> None:
         """Answer with an error: by its status, or as the last event of an answer that has begun."""
+        error = named(error, self.fields.document)
         if self._writer is None:
             self._exchange.respond(error_response(error))
             return

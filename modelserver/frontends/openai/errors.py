@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,11 @@ logger = logging.getLogger(__name__)
 
 _INVALID, _OVERLOADED, _FAILED = "invalid_request_error", "rate_limit_error", "server_error"
 _RETRY_AFTER_S = "1"
+
+# Models refuse in words: these begin with the parameter, or say that the prompt is too long.
+_PARAMETER = re.compile(r"(?:unknown )?(?:parameter|input) '(?P<name>[\w.\[\]]+)'|(?P<message>messages\[\d+\])")
+_PROMPT = re.compile(r"the (?:prompt|text to embed) (?P<too_long>has \d+ tokens\b)?")
+_PROMPT_INPUTS = ("text_input", "input_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,21 @@ class UnknownModelError(NotFoundError):
 
 class MediaTypeError(InvalidArgumentError):
     """The body is said to be something else than JSON."""
+
+
+def named(error: Exception, document: Mapping[str, Any]) -> Exception:
+    """A model's refusal of a request as an error that names what of `document` is wrong, where its words say so."""
+    if type(error) is not InvalidArgumentError:
+        return error
+    prompt = next((name for name in ("messages", "prompt", "input") if name in document), None)
+    match = _PARAMETER.match(error.message)
+    if match is not None:
+        name = match["name"] or match["message"]
+        return ParameterError(error.message, prompt if name in _PROMPT_INPUTS else name)
+    match = _PROMPT.match(error.message)
+    if match is not None:
+        return ParameterError(error.message, prompt, "context_length_exceeded" if match["too_long"] else None)
+    return error
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:

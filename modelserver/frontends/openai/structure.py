@@ -9,7 +9,7 @@ from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.sampling import unsupported
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
-_TUNING = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _MAX_CHOICES = 4096
@@ -73,16 +73,17 @@ def _read_structured(fields: Fields) -> dict[str, Any] | None:
     structured = fields.fields("structured_outputs")
     if structured is None:
         return None
-    if structured.has("structural_tag"):
-        raise unsupported(structured, "structural_tag", f"use one of {', '.join(_KINDS)}")
+    for name in _UNSUPPORTED:
+        if structured.document.get(name):
+            raise unsupported(structured, name, f"use one of {', '.join(_KINDS)}")
     found = {kind: _read_kind(structured, kind, kind) for kind in _KINDS}
     given = {kind: value for kind, value in found.items() if value is not None}
     if len(given) != 1:
         raise ParameterError(
-            f"'{structured.path('')[:-1]}' must have exactly one of {', '.join(_KINDS)}, got {len(given)}",
+            f"'structured_outputs' must have exactly one of {', '.join(_KINDS)}, got {len(given)}",
             "structured_outputs",
         )
-    return given | {name: structured.document[name] for name in _TUNING if structured.has(name)}
+    return given
 
 
 def _read_guided(fields: Fields, name: str) -> dict[str, Any] | None:
@@ -106,4 +107,7 @@ def _read_kind(fields: Fields, name: str, kind: str) -> Any:
         if not choices:
             raise fields.wrong(name, "an array of at least one string", choices)
         return choices
-    return fields.text(name)
+    text = fields.text(name)
+    if not text:
+        raise fields.wrong(name, "a string that is not empty", text)
+    return text

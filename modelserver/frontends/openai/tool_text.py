@@ -76,22 +76,23 @@ class ToolTextReader:
         self._add(delta, found.calls)
         if not found.calls:
             self._calls = None
-            if found.is_text:
-                self._tell(delta, read)
+            self._tell(delta, read[found.text_from :])
         return bool(self._held)
 
     def _look_for_calls(self, delta: Delta) -> bool:
-        found = [(at, mark) for mark in self._format.opens if (at := self._held.find(mark)) >= 0]
-        if found:
-            at, mark = min(found, key=lambda each: (each[0], -len(each[1])))
-            self._tell(delta, self._held[:at].rstrip())
-            self._held = self._held[at:]
-            self._calls = _Calls(self._format, self._schemas, len(mark))
-            return True
         start = self._held.lstrip()
         if self._format.bare and start[:1] in tuple(self._format.bare) and not self._has_content:
             self._held = start
             self._calls = _Calls(self._format, self._schemas, 0, is_bare=True)
+            return True
+        found = [(at, mark) for mark in self._format.opens if (at := self._held.find(mark)) >= 0]
+        if found:
+            at, mark = min(found, key=lambda each: (each[0], -len(each[1])))
+            # The space before calls goes with their mark.
+            certain = len(self._held[:at].rstrip())
+            self._tell(delta, self._held[:certain])
+            self._held = self._held[certain:]
+            self._calls = _Calls(self._format, self._schemas, at - certain + len(mark))
             return True
         certain = len(self._held) - held_back_len(self._held, self._format.opens)
         certain = len(self._held[:certain].rstrip())
@@ -119,11 +120,11 @@ class ToolTextReader:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """So much of the text is read: calls, or the end of them; with `is_text` what was read is none after all."""
+    """So much of the text is read: calls, or, without any, their end, and text for the user from `text_from` on."""
 
     num_read: int
     calls: list[FunctionCall]
-    is_text: bool = False
+    text_from: int = 0
 
 
 class _Calls:
@@ -145,45 +146,44 @@ class _Calls:
         self._position = skipped
         self._is_bare = is_bare
         self._scanner: _Scanner | None = None
-        self._head_from = 0
         self._num_found = 0
 
     def next(self, text: str) -> _Found | None:
         """What comes next in `text`; None when more of it is needed."""
-        try:
-            return self._next_markup(text) if self._format.layout is Layout.MARKUP else self._next_value(text)
-        except NotACallError:
-            return _Found(len(text), [], is_text=True)
+        return self._next_markup(text) if self._format.layout is Layout.MARKUP else self._next_value(text)
 
     def leave(self, text: str) -> str:
         """The text for the user, given that no more comes."""
-        rest = text[self._position :].strip()
-        is_begun = self._scanner is not None or not any(mark.startswith(rest) for mark in ("", *self._format.between))
-        return text if is_begun or not self._num_found else ""
+        rest = text[self._position :]
+        if not self._num_found:
+            return text
+        is_mark = self._scanner is None and any(mark.startswith(rest.strip()) for mark in ("", *self._format.between))
+        return "" if is_mark else rest
 
     def _next_value(self, text: str) -> _Found | None:
         if self._scanner is None:
             if not self._skip(text) or not self._begin(text):
                 return None
             if self._scanner is None:
-                return self._over()
+                return self._over(self._position)
         end = self._scanner.find_end(text)
         if end is None:
             return None
-        calls = self._read(text[self._head_from : self._scanner.start], text[self._scanner.start : end])
+        head, value = text[self._position : self._scanner.start], text[self._scanner.start : end]
         self._scanner = None
-        return self._complete(end, calls)
+        try:
+            return self._complete(end, self._read(head, value))
+        except NotACallError:
+            return self._over(end)
 
     def _complete(self, end: int, calls: list[FunctionCall]) -> _Found:
         self._num_found += len(calls)
         self._position = 0
         return _Found(end, calls)
 
-    def _over(self) -> _Found:
-        """What stands here is no call. After calls it is text of its own, else it takes the mark with it."""
-        if self._num_found:
-            return _Found(self._position, [])
-        raise NotACallError
+    def _over(self, end: int) -> _Found:
+        """What stands before `end` is no call. The first takes its mark with it, further marks are dropped."""
+        return _Found(end, [], text_from=self._position if self._num_found else 0)
 
     def _skip(self, text: str) -> bool:
         """Pass over what says nothing; whether there is something else."""
@@ -200,16 +200,15 @@ class _Calls:
     def _begin(self, text: str) -> bool:
         """Find where a value begins, if one does; whether enough is known to say so."""
         layout, at = self._format.layout, self._position
-        self._head_from = at
         opening = "[" if layout is Layout.PYTHON else "{["
         if text[at] in opening:
             self._scanner = _Scanner(at, "\"'" if layout is Layout.PYTHON else '"')
             return True
         if layout is not Layout.NAMED:
             return True
-        brace = text.find("{", at)
+        brace = text.find("{", at, at + _MAX_HEAD_LEN)
         if brace < 0:
-            return len(text) - at > _MAX_HEAD_LEN
+            return len(text) >= at + _MAX_HEAD_LEN
         self._scanner = _Scanner(brace, '"')
         return True
 
@@ -237,19 +236,20 @@ class _Calls:
         assert tags.argument is not None, "markup has a pattern"
         rest = text[self._position :]
         if not (rest.startswith(tags.call_open) or tags.call_open.startswith(rest)):
-            return self._over()
+            return self._over(self._position)
         end = rest.find(tags.close)
         if end < 0:
             return None
+        end_position = self._position + end + len(tags.close)
         match = tags.call.fullmatch(rest[:end])
         if match is None:
-            raise NotACallError
+            return self._over(end_position)
         properties = self._schemas.get(match["name"], {}).get("properties", {})
         arguments: dict[str, Any] = {
             each["name"].strip(): _typed(each["value"], properties.get(each["name"].strip()))
             for each in tags.argument.finditer(match["body"])
         }
-        return self._complete(self._position + end + len(tags.close), [_call(match["name"], arguments)])
+        return self._complete(end_position, [_call(match["name"], arguments)])
 
 
 class _Scanner:
