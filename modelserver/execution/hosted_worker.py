@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from modelserver.core.clock import Clock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.executor import Executor
@@ -66,11 +66,17 @@ class AnsweredExecutor(Executor):
         return self.finished(requests, self.result, self.input_ns, self.infer_ns)
 
     def execute_lone(self, request: InferRequest) -> tuple[InferResponse, tuple[int, int, int] | None]:
+        result = self.result
         called_ns = self.now_ns()
-        [response], timing = self.finished([request], self.result, self.input_ns, self.infer_ns)
-        if timing is None:
-            return response, None
-        return response, (called_ns - timing.compute_infer_ns, called_ns, called_ns + timing.compute_output_ns)
+        try:
+            if isinstance(result, ServerError):
+                raise result
+            [response] = self._finish([request], result)
+        except ServerError as error:
+            return InferResponse(error=error), None
+        except Exception as error:
+            return self._failed(error, [request])[0], None
+        return response, (called_ns - self.infer_ns, called_ns, self.now_ns())
 
 
 class HostedWorker:
@@ -105,9 +111,12 @@ class HostedWorker:
         self._now_ns = clock.now_ns
         self._may_take = may_take
         self._sends_ahead = sends_ahead
+        self._sending = runner if isinstance(runner, SendingRunner) else None
         self._num_out = 0  # batches
         self._num_messages = 0
         self._mean_ns = float(_TOGETHER_BUDGET_NS)  # that the child takes for a batch
+        # Batches that may go together with another one: as many as the child executes within the budget.
+        self._num_further = 0
         self._has_ended = threading.Event()
 
     def start(self) -> None:
@@ -132,7 +141,8 @@ class HostedWorker:
         return self._has_ended.wait(timeout_s)
 
     def _take_turn(self) -> None:
-        self._loop_thread_id = threading.get_ident()
+        if self._loop_thread_id is None:
+            self._loop_thread_id = threading.get_ident()
         while self._has_room():
             if not self._may_take() and isinstance(self._source, Batcher):
                 self._source.pass_on(self)
@@ -144,9 +154,10 @@ class HostedWorker:
                 if wait_until_ns is not None:
                     self._loop.call_later(max(0, wait_until_ns - self._now_ns()) / 1e9, self._take_turn)
                 break
-            num_further = self._num_further()
-            further = self._source.take_more(self, num_further) if num_further > 0 else []
-            self._begin([batch, *further] if further else [batch])
+            batches = [batch]
+            if self._num_further:
+                batches += self._source.take_more(self, self._num_further)
+            self._begin(batches)
         if self.is_left and not self._num_out:
             self._has_ended.set()
 
@@ -155,24 +166,18 @@ class HostedWorker:
             return False
         if not self._num_messages:
             return True
-        return self._num_messages < _MESSAGES_AHEAD and self._num_further() > 0 and self._sends_ahead()
-
-    def _num_further(self) -> int:
-        """Batches that may go together with another one: as many as the child executes within the budget."""
-        return max(1, min(_MAX_TOGETHER, int(_TOGETHER_BUDGET_NS / self._mean_ns))) - 1
+        return self._num_messages < _MESSAGES_AHEAD and self._num_further > 0 and self._sends_ahead()
 
     def _begin(self, batches: list[Batch]) -> None:
-        runner = self.runner
-        runner.is_busy = True
+        self.runner.is_busy = True
         self._num_out += len(batches)
         self._num_messages += 1
         message = _Message(len(batches))
+        sending = self._sending
         for batch in batches:
-            lines = (
-                runner.desk.open(batch.requests, batch.enqueue_ns, batch.taken_ns)
-                if isinstance(runner, SendingRunner)
-                else ()
-            )
+            lines: Sequence[Line] = ()
+            if sending is not None:
+                lines = sending.desk.open(batch.requests, batch.enqueue_ns, batch.taken_ns)
             try:
                 requests = self._executor.prepare(batch.requests)
             except ServerError as error:
@@ -194,24 +199,23 @@ class HostedWorker:
         if duration_ns:
             # A running mean that forgets within some ten batches, and a slow one at once.
             self._mean_ns = max(duration_ns, self._mean_ns + (duration_ns - self._mean_ns) / 8)
+            self._num_further = max(1, min(_MAX_TOGETHER, int(_TOGETHER_BUDGET_NS / self._mean_ns))) - 1
         executor = self._executor
         now_ns = self._now_ns()
         # Each batch of a message is given its share of the time that the message took.
         executor.infer_ns = max(0, now_ns - message.sent_ns) // message.size
         executor.input_ns = max(0, message.sent_ns - batch.taken_ns)
         executor.result = result
-        runner = self.runner
-        if isinstance(runner, SendingRunner):
-            runner.num_executions += 1
+        deliveries: Sequence[Delivery] = ()
+        if self._sending is not None:
+            self._sending.num_executions += 1
             entries: Any
             entries, timing = executor.execute(batch.requests, batch.taken_ns)
-            runner.settle(batch, lines, entries, timing)
-            runner.is_busy = self._num_out > 0
-            self._source.deliver(())
+            self._sending.settle(batch, lines, entries, timing)
         else:
-            deliveries = runner.run(batch)
-            runner.is_busy = self._num_out > 0
-            self._source.deliver(deliveries)
+            deliveries = self.runner.run(batch)
+        self.runner.is_busy = self._num_out > 0
+        self._source.deliver(deliveries)
         executor.result = ()
         if not message.num_out:
             self._num_messages -= 1

@@ -8,7 +8,6 @@ import enum
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,7 +118,7 @@ class ProcessInstance(BatchInstance):
         self._thread = LoopThread(f"{name}-loop") if loop is None else None
         self.loop = loop or self._thread_loop()
         self._conversation: Conversation | None = None
-        self._waiting: deque[Flight] = deque()
+        self._waiting: list[Flight] = []
         self._patience: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
@@ -153,8 +152,7 @@ class ProcessInstance(BatchInstance):
         if self._state is not _State.READY or self._conversation is None:
             self._await_child()
             return
-        flights = list(self._waiting)
-        self._waiting.clear()
+        flights, self._waiting = self._waiting, []
         self._num_batches += len(flights)
         try:
             self._conversation.send_flights(flights)
@@ -357,7 +355,7 @@ class ProcessInstance(BatchInstance):
                     timer.cancel()
             if conversation is not None:
                 unseen = conversation.end(child.num_begun, self._death_of(child))
-                self._waiting.extendleft(reversed(unseen))
+                self._waiting[:0] = unseen
             self._calls.end()
         finally:
             is_done.set()
@@ -391,7 +389,7 @@ class ProcessInstance(BatchInstance):
     def _refuse_waiting(self, since_s: float) -> None:
         """Fail the flights that have waited since that time or before."""
         failure = self._unavailable()
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, []
         for flight in waiting:
             if flight.since_s <= since_s:
                 flight.finish(failure)
