@@ -12,6 +12,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
 from modelserver.execution.model import Model
+from modelserver.execution.model_calls import CalledRequest
 from modelserver.overload import OverloadStream, tell_overload
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
@@ -140,7 +141,8 @@ class DataPlane:
         moving = None if transfer is None else TransferStream(request, transfer, model, regions, self.shared_memory)
         if moving is not None:
             request.stream = moving
-        trace = self.tracer.sample(model.name, request.trace_parent) if self.tracer.is_on else None
+        is_call = isinstance(request, CalledRequest)
+        trace = self.tracer.sample(model.name, request.trace_parent, is_call=is_call) if self.tracer.is_on else None
         if trace is not None:
             model.statistics.is_traced = True
             request.stream = TracedStream(request, trace, self.tracer, reader.protocol)

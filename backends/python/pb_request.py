@@ -51,7 +51,8 @@ class InferenceTrace:
 
     def get_context(self) -> str | None:
         """A W3C carrier as JSON (`{"traceparent": "..."}`), as OpenTelemetry reads it; None without one."""
-        return json.dumps({"traceparent": self.trace_parent}) if self.trace_parent else None
+        is_context = bool(self.trace_parent) and self.trace_parent[0] != "#"  # else only this server knows it
+        return json.dumps({"traceparent": self.trace_parent}) if is_context else None
 
 
 class InferenceRequest:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.sender import ResponseSender
 from modelserver.core.sequence_state import SequenceState
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
-from modelserver.core.trace import Trace
+from modelserver.core.trace import ComputeNotes
 from modelserver.core.transfer import Transfer
 from modelserver.errors import InternalError
 
@@ -29,8 +30,7 @@ class RequestForm:
         self.rows = 1
 
 
-@dataclass(slots=True, eq=False)
-class InferRequest:
+class InferRequest(msgspec.Struct, eq=False):
     """A decoded request. Frontends make it, the data plane checks it, a scheduler owns it from `submit` on.
 
     `version` is None for "whichever the version policy serves". `outputs` is None for all of them.
@@ -44,7 +44,7 @@ class InferRequest:
     inputs: dict[str, Tensor]
     id: str = ""
     outputs: tuple[str, ...] | None = None
-    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterValue] = msgspec.field(default_factory=dict)
     priority: int = 0
     timeout_us: int = 0
     deadline_ns: int | None = None
@@ -55,7 +55,7 @@ class InferRequest:
     # Size along the batch dimension; set by the data plane when it checks the request (1 without batching).
     rows: int = 1
     # Where the responses go: a frontend may have put a stream of its own here.
-    stream: ResponseStream = field(default_factory=ResponseStream)
+    stream: ResponseStream = msgspec.field(default_factory=ResponseStream)
     arrival_ns: int = 0
     form: RequestForm | None = None
     is_cancelled: bool = False
@@ -69,8 +69,9 @@ class InferRequest:
     state: SequenceState | None = None
     # What does not travel in its message; the data plane sees to it.
     transfer: Transfer | None = None
-    # There for the few that are traced; and the context that the client sent, where anybody wants it.
-    trace: Trace | None = None
+    # There for the few that are traced, and for steps of ensembles; and the context that the client sent, or of which
+    # models may make requests a part, where anybody wants it.
+    trace: ComputeNotes | None = None
     trace_parent: str = ""
     # Fills the row of an idle slot in a batch of sequences: nobody sent it, and nobody reads its answer.
     is_padding: bool = False

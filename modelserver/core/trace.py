@@ -1,32 +1,87 @@
-"""What is noted of a request that is traced."""
+"""What is noted of a request on its way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from modelserver.core.tensor import Tensor
+
+
+class ComputeNotes(Protocol):
+    """Who wants to know of a request how long it was computed, and what else is asked for it."""
+
+    def note_compute(self, start_ns: int, input_end_ns: int, output_start_ns: int, end_ns: int) -> None:
+        """What a worker knows: when it took the request, had its inputs, had its outputs, and was done (monotonic)."""
+
+    def note_durations(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """How long it took where there is more to it than one execution; in place of what was noted before."""
+
+    def follow(self, request: Any) -> None:
+        """A request is about to be made for this one (an `InferRequest`, whose type is above this)."""
 
 
 class Trace:
     """Times (monotonic, ns) and, if wanted, tensors of one request, in the order in which they were noted.
 
-    Written by the event loop and the worker that executes the request, one after the other. `parent` is the W3C trace
-    context that the client sent, if it did.
+    Written by the event loop and the worker that executes the request, one after the other. `caller` is the trace of
+    the request that this one was made for, if there is one; else `parent_span` is of the client's own trace, if it has
+    sent its context. `trace_id` and `span_id`, of the model's span, are those of W3C Trace Context. `others` is who
+    noted before the trace did.
     """
 
-    __slots__ = ("events", "has_tensors", "has_times", "id", "model_name", "parent", "request_id", "tensors", "version")
+    __slots__ = (
+        "__weakref__",
+        "caller",
+        "children",
+        "events",
+        "has_tensors",
+        "has_times",
+        "id",
+        "is_over",
+        "model_name",
+        "on_follow",
+        "others",
+        "parent_span",
+        "request_id",
+        "span_id",
+        "tensors",
+        "trace_id",
+        "version",
+    )
 
-    def __init__(self, number: int, *, has_times: bool, has_tensors: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        has_times: bool,
+        has_tensors: bool,
+        caller: Trace | None = None,
+        context: tuple[str, str] | None = None,
+    ) -> None:
+        """`context`: trace id and span id of the client's, in place of a new trace."""
         self.id = number
         self.has_times = has_times
         self.has_tensors = has_tensors
+        self.caller = caller
+        if caller is not None:
+            context = (caller.trace_id, caller.span_id)
+        self.trace_id: str
+        self.parent_span: str
+        self.trace_id, self.parent_span = context or (os.urandom(16).hex(), "")
+        self.span_id: str = os.urandom(8).hex()
         self.model_name = ""
         self.version = 0
         self.request_id = ""
-        self.parent = ""
         self.events: list[tuple[str, int]] = []
         # What was seen, and where.
         self.tensors: list[tuple[str, Tensor]] = []
+        # Those that ended before this one did.
+        self.children: list[Trace] = []
+        self.is_over = False
+        self.others: ComputeNotes | None = None
+        self.on_follow: Callable[[Trace, Any], None] | None = None
 
     def note(self, name: str, time_ns: int) -> None:
         """An event, such as REQUEST_START."""
@@ -34,7 +89,6 @@ class Trace:
             self.events.append((name, time_ns))
 
     def note_compute(self, start_ns: int, input_end_ns: int, output_start_ns: int, end_ns: int) -> None:
-        """What a worker knows: when it took the request, had its inputs, had its outputs, and was done."""
         if self.has_times:
             self.events += (
                 ("COMPUTE_START", start_ns),
@@ -42,6 +96,16 @@ class Trace:
                 ("COMPUTE_OUTPUT_START", output_start_ns),
                 ("COMPUTE_END", end_ns),
             )
+        if self.others is not None:
+            self.others.note_compute(start_ns, input_end_ns, output_start_ns, end_ns)
+
+    def note_durations(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        if self.others is not None:
+            self.others.note_durations(input_ns, infer_ns, output_ns)
+
+    def follow(self, request: Any) -> None:
+        if self.on_follow is not None:
+            self.on_follow(self, request)
 
     def note_tensors(self, activity: str, tensors: Iterable[Tensor]) -> None:
         """Tensors as they are there, such as TENSOR_QUEUE_INPUT."""

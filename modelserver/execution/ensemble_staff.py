@@ -41,6 +41,8 @@ class EnsembleStaff:
     def bind(self, models: Sequence[StepModel] | None, fault: str, find_holder: FindHolder | None) -> bool:
         """Call these models, or none and say why; whether it may then answer more than once. Event loop thread."""
         binding = Binding(self._config, models, find_holder) if models is not None else None
+        for model in models or ():
+            model.statistics.is_traced = True  # whoever executes its batches tells the requests' notes
         self.scheduler.bind(binding, fault)
         return binding.is_decoupled if binding is not None else self._config.is_decoupled
 

@@ -348,6 +348,8 @@ class Line:
             infer_ns = done_ns - self._began_ns - self._output_ns
             input_ns = self._began_ns - self._taken_ns
             statistics.record_ended(input_ns, infer_ns, self._output_ns, self._queue_ns, request_ns)
+            if self.request.trace is not None:
+                self.request.trace.note_durations(input_ns, infer_ns, self._output_ns)
             if self._desk.is_stepped:
                 self._record_as_batch(BatchTiming(input_ns, infer_ns, self._output_ns))
         elif self.request.is_cancelled and isinstance(self._error, CancelledError):

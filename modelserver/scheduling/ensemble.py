@@ -151,7 +151,11 @@ class EnsembleScheduler:
         request = run.request
         request_ns = now_ns - request.arrival_ns
         if reason is None:
-            self._statistics.record_lone(request.rows, 0, request_ns, 0, 0, request_ns)
+            # As in Triton the phases are the sums of the steps': they may exceed the request, or leave some of it out.
+            input_ns, infer_ns, output_ns = run.input_ns, run.infer_ns, run.output_ns
+            self._statistics.record_lone(request.rows, input_ns, infer_ns, output_ns, 0, request_ns)
+            if request.trace is not None:
+                request.trace.note_durations(input_ns, infer_ns, output_ns)
         else:
             self._statistics.record_failures(reason, (request_ns,))
         assert isinstance(run.binding, Binding), "set by submit"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
@@ -17,9 +17,12 @@ class Receiver(Protocol):
 
 
 class StepCall(ResponseStream):
-    """Where a step's request to its model is answered. It does not refer to the request, so that both go at once."""
+    """Where a step's request to its model is answered. It does not refer to the request, so that both go at once.
 
-    __slots__ = ("iteration", "run", "step")
+    It is also told how long the request was computed, from the thread that does, before the answer comes.
+    """
+
+    __slots__ = ("infer_ns", "input_ns", "iteration", "output_ns", "run", "step")
 
     def __init__(self, run: Receiver, step: StepPlan, iteration: Iteration) -> None:
         # What a reader of a stream would need is left out: responses go to the run at once.
@@ -28,6 +31,18 @@ class StepCall(ResponseStream):
         self.run = run
         self.step = step
         self.iteration = iteration
+        self.input_ns = self.infer_ns = self.output_ns = 0
+
+    def note_compute(self, start_ns: int, input_end_ns: int, output_start_ns: int, end_ns: int) -> None:
+        self.input_ns = input_end_ns - start_ns
+        self.infer_ns = output_start_ns - input_end_ns
+        self.output_ns = end_ns - output_start_ns
+
+    def note_durations(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        self.input_ns, self.infer_ns, self.output_ns = input_ns, infer_ns, output_ns
+
+    def follow(self, _request: Any) -> None:
+        """An ensemble within an ensemble, of which nobody asked for a trace."""
 
     def deliver(self, response: InferResponse) -> None:
         if not self.is_finished:

@@ -11,6 +11,7 @@ from modelserver.config.ensemble_scopes import Scopes, find_scopes
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature
 from modelserver.core.request import InferRequest
+from modelserver.telemetry.statistics import ModelStatistics
 
 
 class StepModel(Protocol):
@@ -27,6 +28,9 @@ class StepModel(Protocol):
 
     @property
     def signature(self) -> ModelSignature: ...
+
+    @property
+    def statistics(self) -> ModelStatistics: ...
 
     def infer(self, request: InferRequest) -> object:
         """Check and submit a request, which is answered on its stream. Raises ServerError: then it is not."""

@@ -56,7 +56,10 @@ class EnsembleRun:
         "_sent_ns",
         "_unread",
         "binding",
+        "infer_ns",
+        "input_ns",
         "is_over",
+        "output_ns",
         "request",
     )
 
@@ -66,6 +69,7 @@ class EnsembleRun:
         self.is_over = False
         self.request = request
         self.binding: object = None  # what the owner keeps for the time of the run
+        self.input_ns = self.infer_ns = self.output_ns = 0  # of its steps, as far as they have ended
         self._owner = owner
         self._name = name
         self._plan = plan
@@ -103,6 +107,9 @@ class EnsembleRun:
         """A response of a step's model."""
         if response.is_final:
             self._calls.pop(call, None)
+            self.input_ns += call.input_ns
+            self.infer_ns += call.infer_ns
+            self.output_ns += call.output_ns
         if self.is_over:
             return
         if response.error is not None:
@@ -189,7 +196,10 @@ class EnsembleRun:
             whole.sequence_start,
             whole.sequence_end,
             stream=call,
+            trace=call,
         )
+        if whole.trace is not None:
+            whole.trace.follow(request)
         try:
             model.infer(request)
         except ServerError as error:

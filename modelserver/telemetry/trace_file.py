@@ -68,11 +68,14 @@ class TraceFile:
 
 
 def entries(trace: Trace) -> list[dict[str, Any]]:
-    """A trace as the objects that stand in the file."""
+    """A trace as the objects that stand in the file, after those of the requests that were made for it."""
     head: dict[str, Any] = {"id": trace.id, "model_name": trace.model_name, "model_version": trace.version}
     if trace.request_id:
         head["request_id"] = trace.request_id
-    rows = [head]
+    if trace.caller is not None:
+        head["parent_id"] = trace.caller.id
+    rows = [row for child in trace.children for row in entries(child)]
+    rows.append(head)
     rows += [{"id": trace.id, "timestamps": [{"name": name, "ns": time_ns}]} for name, time_ns in trace.events]
     rows += [{"id": trace.id, "activity": activity, "tensor": _tensor(tensor)} for activity, tensor in trace.tensors]
     return rows

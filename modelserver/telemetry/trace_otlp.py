@@ -1,6 +1,6 @@
 """Traces as OpenTelemetry spans, sent to a collector by OTLP over HTTP, in its JSON encoding.
 
-A request's span holds one of its model, which holds one of the computation.
+A request's span holds one of its model, which holds one of the computation, and those of the models that it called.
 """
 
 from __future__ import annotations
@@ -60,24 +60,30 @@ class TraceCollector:
     def _spans(self, trace: Trace) -> list[dict[str, Any]]:
         if not trace.events:
             return []
-        trace_id, parent_id = parse_context(trace.parent) or (os.urandom(16).hex(), "")
+        trace_id = trace.trace_id
         times = dict(trace.events)
         first, last = min(times.values()), max(times.values())
-        request = self._span(trace_id, parent_id, "InferRequest", _SERVER, first, last)
         model = self._span(
             trace_id,
-            request["spanId"],
+            trace.parent_span,
             trace.model_name,
             _INTERNAL,
             times.get("REQUEST_START", first),
             times.get("REQUEST_END", last),
         )
+        model["spanId"] = trace.span_id
+        request = model
+        spans = [span for child in trace.children for span in self._spans(child)]
+        if trace.caller is None:
+            request = self._span(trace_id, trace.parent_span, "InferRequest", _SERVER, first, last)
+            model["parentSpanId"] = request["spanId"]
+            spans.append(request)
         model["attributes"] = [
             _attribute("triton.model_name", trace.model_name),
             _attribute("triton.model_version", str(trace.version)),
             _attribute("triton.trace_request_id", trace.request_id),
         ]
-        spans = [request, model]
+        spans.append(model)
         compute = [time_ns for name, time_ns in trace.events if name.startswith("COMPUTE_")]
         inside: dict[str, Any] | None = None
         if compute:

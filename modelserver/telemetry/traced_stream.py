@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from modelserver.core.relay import RelayStream
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.trace import Trace
-from modelserver.telemetry.tracer import Tracer
+
+if TYPE_CHECKING:
+    from modelserver.telemetry.tracer import Tracer
 
 # Before and after a request is read, by the protocol of the stream that waits for its answer.
 _READ_EVENTS = {
@@ -28,7 +31,8 @@ class TracedStream(RelayStream):
         self._trace: Trace | None = trace
         self._tracer = tracer
         self._protocol = protocol
-        request.trace = trace
+        trace.others, request.trace = request.trace, trace
+        request.trace_parent = tracer.link(trace)
         trace.model_name = request.model_name
         trace.version = request.version or 0
         trace.request_id = request.id
@@ -48,11 +52,16 @@ class TracedStream(RelayStream):
         protocol = self._protocol
         if response.is_final:
             trace.note("REQUEST_END", now_ns)
-        if protocol:
-            trace.note(f"{protocol}_SEND_START", now_ns)
+        if not protocol:  # a request that was made for another one ends before that
+            self._finish_after(response, trace)
+            super().deliver(response)
+            return
+        trace.note(f"{protocol}_SEND_START", now_ns)
         super().deliver(response)
-        if protocol:
-            trace.note(f"{protocol}_SEND_END", time.monotonic_ns())
+        trace.note(f"{protocol}_SEND_END", time.monotonic_ns())
+        self._finish_after(response, trace)
+
+    def _finish_after(self, response: InferResponse, trace: Trace) -> None:
         if response.is_final:
             self._trace = None
             self._tracer.finish(trace)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
+from modelserver.core.request import InferRequest
 from modelserver.core.trace import Trace
 from modelserver.telemetry.trace_file import TraceFile
 from modelserver.telemetry.trace_otlp import TraceCollector, parse_context
@@ -22,6 +25,7 @@ from modelserver.telemetry.trace_settings import (
     changed,
     document,
 )
+from modelserver.telemetry.traced_stream import TracedStream
 
 _MAX_WAITING = 10_000
 _CLOSE_TIMEOUT_S = 15.0
@@ -61,6 +65,8 @@ class Tracer:
         self._server = _Sampler(self.options.start)
         self._models: dict[str, _Sampler] = {}
         self._numbers = itertools.count(1)
+        # By their links, so that requests which models make find the trace that they are part of.
+        self._traces: WeakValueDictionary[str, Trace] = WeakValueDictionary()
         self._writer: _Writer | None = None
         self.is_on = self._can_trace()
 
@@ -86,21 +92,52 @@ class Tracer:
         self.is_on = self._can_trace()
         return self.settings(model_name)
 
-    def sample(self, model_name: str, parent: str = "") -> Trace | None:
-        """A trace for a request of that model, if it shall have one. One that has a parent always has."""
+    def link(self, trace: Trace) -> str:
+        """What says of a request that it was made for that one: a W3C `traceparent` where others may read it."""
+        if self.options.mode == OPENTELEMETRY:
+            return f"00-{trace.trace_id}-{trace.span_id}-01"
+        return f"#{trace.id}"
+
+    def sample(self, model_name: str, parent: str = "", *, is_call: bool = False) -> Trace | None:
+        """A trace for a request of that model, if it shall have one. One that has a parent always has.
+
+        `is_call`: a model has made the request; it is traced as part of the one that it was made for, or not at all.
+        """
+        caller = self._traces.get(parent) if parent else None
+        if caller is not None:
+            return self._add(self._child(caller))
+        if is_call:
+            return None
         sampler = self._models.get(model_name, self._server)
         levels = sampler.settings.levels
-        is_child = bool(parent) and self.options.mode == OPENTELEMETRY and parse_context(parent) is not None
-        if not levels or not (is_child or sampler.takes()):
+        context = parse_context(parent) if parent and self.options.mode == OPENTELEMETRY else None
+        if not levels or not (context is not None or sampler.takes()):
             return None
-        trace = Trace(next(self._numbers), has_times=TIMESTAMPS in levels, has_tensors=TENSORS in levels)
         # Tensors alone are no trace of a request: Triton's tools look for its times.
-        trace.has_times = True
-        trace.parent = parent if is_child else ""
+        has_times = TIMESTAMPS in levels or TENSORS in levels
+        has_tensors = TENSORS in levels
+        return self._add(Trace(next(self._numbers), has_times=has_times, has_tensors=has_tensors, context=context))
+
+    def follow(self, caller: Trace, request: InferRequest) -> None:
+        """Trace a request that is about to be made for another one, which is traced."""
+        request.arrival_ns = time.monotonic_ns()
+        request.stream = TracedStream(request, self._add(self._child(caller)), self, "")
+
+    def _child(self, caller: Trace) -> Trace:
+        has_times, has_tensors = caller.has_times, caller.has_tensors
+        return Trace(next(self._numbers), has_times=has_times, has_tensors=has_tensors, caller=caller)
+
+    def _add(self, trace: Trace) -> Trace:
+        trace.on_follow = self.follow
+        self._traces[self.link(trace)] = trace
         return trace
 
     def finish(self, trace: Trace) -> None:
-        """The request has ended: its trace is written from another thread."""
+        """The request has ended: its trace is written from another thread, or with that of its caller."""
+        trace.is_over = True
+        if trace.caller is not None and not trace.caller.is_over:
+            trace.caller.children.append(trace)
+            return
         if self._writer is None:
             self._writer = _Writer(self.options, self._version)
         self._writer.put(trace, self._models.get(trace.model_name, self._server).settings.log_frequency)

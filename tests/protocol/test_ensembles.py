@@ -163,7 +163,20 @@ def test_statistics_count_the_ensemble_and_each_step(client: ProtocolClient) -> 
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 2]
     own = statistics(client, "twice")
     assert int(own["inference_count"]) >= 3
-    assert int(own["inference_stats"]["compute_infer"]["ns"]) > 0
+
+
+def test_the_phases_of_an_ensemble_are_the_sums_of_its_steps(protocol: type[ProtocolClient], tmp_path: Path) -> None:
+    write_identity(tmp_path, "echo", data_type="TYPE_INT32")
+    write_model(tmp_path, "twice", chain("echo", "echo"))
+    with running_server(tmp_path) as running, protocol(running) as client:
+        for _ in range(3):
+            client.infer("twice", {"IN": np.zeros((3, 2), np.int32)})
+        own, step = statistics(client, "twice")["inference_stats"], statistics(client, "echo")["inference_stats"]
+    assert own["queue"]["ns"] in (0, "0")
+    for phase in ("compute_input", "compute_infer", "compute_output"):
+        assert int(own[phase]["count"]) == 3
+        assert int(own[phase]["ns"]) == int(step[phase]["ns"])
+    assert int(own["compute_infer"]["ns"]) > 0
 
 
 def test_an_error_names_its_step(client: ProtocolClient) -> None:

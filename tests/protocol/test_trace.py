@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from support.clients import ClientError, ProtocolClient
-from support.model_files import write_identity
+from support.model_files import write_identity, write_model
 from support.otlp_receiver import otlp_receiver
 from support.serving import RunningServer, running_server
 
@@ -214,6 +214,87 @@ def test_spans_reach_a_collector_as_part_of_the_clients_trace(protocol: type[Pro
         "COMPUTE_OUTPUT_START",
         "COMPUTE_END",
     ]
+
+
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            context = request.trace().get_context()
+            inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0")]
+            call = {"requested_output_names": ["OUTPUT0"], "inputs": inputs}
+            traced = pb_utils.InferenceRequest(model_name="echo", trace=request.trace(), **call).exec()
+            pb_utils.InferenceRequest(model_name="other", **call).exec()
+            outputs = [pb_utils.Tensor("OUTPUT0", traced.output_tensors()[0].as_numpy())]
+            answers.append(pb_utils.InferenceResponse(outputs, parameters={"context": str(context)}))
+        return answers
+"""
+CALLER_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+ENSEMBLE_CONFIG = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling {
+  step [
+    { model_name: "echo" input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "mid" } },
+    { model_name: "caller" input_map { key: "INPUT0" value: "mid" } output_map { key: "OUTPUT0" value: "OUTPUT0" } }
+  ]
+}
+"""
+
+
+def _calling_repository(tmp_path: Path) -> Path:
+    """An ensemble of `echo` and `caller`, which calls `echo` as part of the request, and `other` by itself."""
+    root = _repository(tmp_path)
+    (write_model(root, "caller", CALLER_CONFIG) / "1" / "model.py").write_text(CALLER)
+    write_model(root, "both", ENSEMBLE_CONFIG)
+    return root
+
+
+def test_requests_of_ensembles_and_models_are_traced_as_parts(protocol: type[ProtocolClient], tmp_path: Path) -> None:
+    flags = _config(tmp_path, "level=TIMESTAMPS", "rate=2")
+    with running_server(_calling_repository(tmp_path), trace_config=flags) as running, protocol(running) as client:
+        for _ in range(2):
+            answer = client.infer("both", {"INPUT0": DATA})
+    assert answer.parameters["context"] == "None"
+    rows = [row for row in json.loads((tmp_path / "trace.json").read_text()) if "model_name" in row]
+    assert [(row["model_name"], row.get("parent_id")) for row in rows] == [
+        ("echo", 1),
+        ("echo", 3),
+        ("caller", 1),
+        ("both", None),
+    ]
+    events = {trace["model_name"]: trace["events"] for trace in _traces(tmp_path / "trace.json")}
+    assert "COMPUTE_START" in events["caller"]
+    assert "COMPUTE_START" not in events["both"]
+    assert not any(name.startswith(("HTTP", "GRPC")) for name in events["echo"])
+
+
+def test_spans_of_models_that_a_request_calls_are_within_its_own(
+    protocol: type[ProtocolClient], tmp_path: Path
+) -> None:
+    with otlp_receiver() as receiver:
+        flags = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1000", f"opentelemetry,url={receiver.url}")
+        with running_server(_calling_repository(tmp_path), trace_config=flags) as running, protocol(running) as client:
+            answer = client.infer("both", {"INPUT0": DATA}, headers={"traceparent": PARENT})
+    spans = {span["spanId"]: span for span in receiver.spans}
+    of_models = [span for span in spans.values() if span["name"] not in ("InferRequest", "compute")]
+    parents = {(span["name"], spans[span["parentSpanId"]]["name"]) for span in of_models}
+    assert parents == {("both", "InferRequest"), ("caller", "both"), ("echo", "both"), ("echo", "caller")}
+    assert len(of_models) == 4
+    assert {span["traceId"] for span in spans.values()} == {PARENT.split("-")[1]}
+    (caller,) = (span for span in of_models if span["name"] == "caller")
+    context = json.loads(answer.parameters["context"])["traceparent"]
+    assert context == f"00-{caller['traceId']}-{caller['spanId']}-01"
 
 
 def test_a_collector_that_is_not_there_costs_traces_and_nothing_else(tmp_path: Path) -> None:

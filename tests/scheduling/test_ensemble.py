@@ -210,16 +210,21 @@ def test_a_request_whose_client_has_left_or_is_late_is_refused() -> None:
     assert ensemble.scheduler.inflight == 0
 
 
-def test_statistics_count_the_whole_way() -> None:
+def test_statistics_count_the_whole_way_and_the_work_on_it() -> None:
     ensemble = chain(max_batch_size=0)
     ensemble.submit(IN=[1], rows=3)
     ensemble.clock.advance_us(40)
+    ensemble.models[0].note(1_000, 2_000, 10_000, 15_000)
     ensemble.models[0].answer(Y=[1])
     ensemble.clock.advance_us(2)
+    ensemble.models[1].note(0, 10, 110, 111)
     ensemble.models[1].answer(Y=[1])
     snapshot = ensemble.statistics.snapshot()
     assert (snapshot.success.count, snapshot.success.ns) == (1, 42_000)
-    assert (snapshot.compute_infer.count, snapshot.compute_infer.ns) == (1, 42_000)
+    assert (snapshot.queue.count, snapshot.queue.ns) == (1, 0)
+    assert (snapshot.compute_input.count, snapshot.compute_input.ns) == (1, 1_010)
+    assert (snapshot.compute_infer.count, snapshot.compute_infer.ns) == (1, 8_100)
+    assert (snapshot.compute_output.count, snapshot.compute_output.ns) == (1, 5_001)
     assert (snapshot.inference_count, snapshot.execution_count) == (3, 1)
     assert list(snapshot.batch_stats) == [3]
 
