@@ -19,7 +19,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from modelserver.backend import BatchInstance, InferRequest, InternalError, ResponseSender, ServerError
+from modelserver.backend import (
+    BatchInstance,
+    InferRequest,
+    InternalError,
+    ResponseSender,
+    ResponseStream,
+    ServerError,
+)
 from modelserver.execution import child_server
 from modelserver.execution.channel import Channel, PeerGoneError, Received
 from modelserver.execution.child_exchange import Exchange
@@ -46,48 +53,23 @@ from modelserver.execution.shared_buffer import ByteView, SharedBuffer
 
 # What was executed is answered together while it took no longer than this: were the process to die, it would be lost.
 _FLUSH_NS = 150_000
+_NO_STREAM = ResponseStream()
 
 
-class HostedRequest(InferRequest):
+class HostedRequest(InferRequest, kw_only=True, eq=False):
     """A request in a child process; whether it is cancelled is asked of the server, where the caller is known."""
 
-    __slots__ = ("exchange", "number", "own_line")
     number: int
     exchange: Exchange
-    own_line: ResponseSender | None
+    own_line: ResponseSender | None = None
 
-    def __init__(self, exchange: Exchange, record: RequestRecord, payload: bytearray | ByteView) -> None:
-        # One by one: a batch's requests are made before it is executed, and the dataclass's own way costs thrice as
-        # much. Streams and schedulers are the server's, so what is for them is not there.
-        self.exchange = exchange
-        self.number = record.number
-        self.own_line = None
-        self.model_name = record.model_name
-        self.version = record.version
-        self.inputs = {tensor.name: unpack(tensor, payload) for tensor in record.inputs}
-        self.id = record.id
-        self.outputs = record.outputs
-        self.parameters = record.parameters
-        self.priority = record.priority
-        self.timeout_us = record.timeout_us
-        self.deadline_ns = record.deadline_ns
-        self.sequence_id = record.sequence_id
-        self.sequence_start = record.sequence_start
-        self.sequence_end = record.sequence_end
-        self.rows = record.rows
-        self.is_decoupled = record.is_decoupled
-        self.trace_parent = record.trace_parent
-        self.arrival_ns = 0
-        self.own_sender = self.state = self.transfer = self.trace = self.form = self.on_cancel = None
-        self.is_padding = False
-
-    @property
+    @property  # type: ignore[misc]  # over the field of the same name
     def is_cancelled(self) -> bool:
         return self.exchange.is_cancelled(self.number)
 
     @is_cancelled.setter
     def is_cancelled(self, _value: bool) -> None:
-        """The dataclass's __init__ sets the default; the answer stays with the server."""
+        """The answer stays with the server."""
 
     @property
     def sender(self) -> ResponseSender:
@@ -99,6 +81,30 @@ class HostedRequest(InferRequest):
         self.exchange.keep_line(self.number)
         self.own_line = ResponseSender(ChildLine(self.exchange, self.number, is_decoupled=self.is_decoupled))
         return self.own_line
+
+
+def _hosted(exchange: Exchange, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:
+    """The request that was sent. Streams are the server's: all have the same one, which nobody uses."""
+    return HostedRequest(
+        record.model_name,
+        record.version,
+        {tensor.name: unpack(tensor, payload) for tensor in record.inputs},
+        record.id,
+        record.outputs,
+        record.parameters,
+        record.priority,
+        record.timeout_us,
+        record.deadline_ns,
+        record.sequence_id,
+        record.sequence_start,
+        record.sequence_end,
+        record.rows,
+        _NO_STREAM,
+        is_decoupled=record.is_decoupled,
+        trace_parent=record.trace_parent,
+        number=record.number,
+        exchange=exchange,
+    )
 
 
 class Host:
@@ -193,7 +199,7 @@ class Host:
         self, instance: BatchInstance, records: list[RequestRecord], payload: bytearray | ByteView, content: Payload
     ) -> tuple[list[ResponseRecord | None], ErrorRecord | None]:
         try:
-            requests = [HostedRequest(self._exchange, record, payload) for record in records]
+            requests = [_hosted(self._exchange, record, payload) for record in records]
             responses = instance.execute(requests)
             if responses is None:
                 responses = [None] * len(requests)

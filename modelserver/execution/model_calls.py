@@ -35,10 +35,9 @@ class CallOrigin:
     num_instances: int = 0
 
 
-class CalledRequest(InferRequest):
+class CalledRequest(InferRequest, kw_only=True, eq=False):
     """A request that a model made; `callers` are the instances that wait for its answer, the first first."""
 
-    __slots__ = ("callers",)
     callers: tuple[CallOrigin, ...]
 
 
@@ -181,7 +180,7 @@ class ModelCalls:
 
 
 def _request_of(record: RequestRecord, payload: bytearray | ByteView, callers: tuple[CallOrigin, ...]) -> CalledRequest:
-    request = CalledRequest(
+    return CalledRequest(
         model_name=record.model_name,
         version=record.version,
         inputs={tensor.name: unpack(tensor, payload) for tensor in record.inputs},
@@ -195,9 +194,8 @@ def _request_of(record: RequestRecord, payload: bytearray | ByteView, callers: t
         sequence_start=record.sequence_start,
         sequence_end=record.sequence_end,
         trace_parent=record.trace_parent,
+        callers=callers,
     )
-    request.callers = callers
-    return request
 
 
 def _refusal(name: str, error: ServerError) -> ServerError:
