@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .attention.batch import AttentionBatch
-from .attention.kv_blocks import KvBlocks, KvShape
+from .attention.kv_blocks import KvBlocks
 from .attention.sdpa import SdpaAttention
 from .kv_memory import reserve_kv_memory
 from .models.load import load_network, read_pooling
@@ -179,26 +179,23 @@ def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Ru
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     loaded = load_network(directory, options)
-    config = loaded.config
-    shape = KvShape(config.num_layers, config.num_kv_heads, config.head_dim, loaded.dtype)
     memory = reserve_kv_memory(
-        shape, options, max_model_len=loaded.max_model_len, device=loaded.device, what=f"the LLM in {directory}"
+        loaded.kv_shape,
+        options,
+        max_model_len=loaded.max_model_len,
+        device=loaded.device,
+        what=f"the LLM in {directory}",
     )
-    attention = SdpaAttention(
-        memory.blocks,
-        windows=config.windows,
-        scale=config.attention_scale,
-        softcap=config.attention_softcap,
-    )
+    attention = SdpaAttention(memory.blocks, loaded.attention)
     return Runner(
         loaded.network,
         sampler=sampler,
         blocks=memory.blocks,
         attention=attention,
         fresh_attention=attention,
-        vocab_size=config.vocab_size,
+        vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
-        eos_token_ids=config.eos_token_ids,
+        eos_token_ids=loaded.eos_token_ids,
         is_asynchronous=loaded.device.type == "cuda",
         pooling=read_pooling(directory),
         close=memory.reservation.release,

@@ -123,6 +123,14 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+# Families that our decoder has no switches for: they run on transformers' networks.
+FOREIGN_FAMILIES: dict[str, Family] = {
+    "granite": Family("granite", {"head_dim": None, "embedding_multiplier": 2.0, "logits_scaling": 3.0}),
+    "gpt_neox": Family("gpt_neox", {"head_dim": None, "num_key_value_heads": None, "rotary_pct": 0.5}),
+    "starcoder2": Family("starcoder2", {"head_dim": None, "sliding_window": _WINDOW}),
+    "cohere2": Family("cohere2", {"sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+}
+
 
 def write_checkpoint(
     directory: Path, family: str = "llama", *, seed: int = 0, values: Mapping[str, Any] | None = None
@@ -133,7 +141,7 @@ def write_checkpoint(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    described = FAMILIES[family]
+    described = FAMILIES.get(family) or FOREIGN_FAMILIES[family]
     entries = {**_BASE, **described.values, **(values or {})}
     config = AutoConfig.for_model(
         described.model_type, **{name: value for name, value in entries.items() if value is not None}

@@ -6,7 +6,6 @@ tiles of sequences of similar length, whose keys and values are gathered into a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 
 from .batch import AttentionBatch, IntArray
 from .kv_blocks import KvBlocks
+from .spec import AttentionSpec
 
 # Gathered keys and values of a tile: about an L2 cache. Measured: 1 to 3 MiB are equal, 100 MiB takes twice as long.
 _TILE_BYTES = 2 << 20
@@ -59,16 +59,12 @@ class SdpaInputs:
 
 
 class SdpaAttention:
-    """`windows` has each layer's sliding window or None, `softcap` bounds scores (tanh) before the softmax."""
-
-    def __init__(
-        self, blocks: KvBlocks, *, windows: Sequence[int | None], scale: float, softcap: float | None = None
-    ) -> None:
+    def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._layers = blocks.layers
         self._block_size = blocks.block_size
-        self._scale = scale
-        self._softcap = softcap
-        self._windows = tuple(windows)
+        self._scale = spec.scale
+        self._softcap = spec.softcap
+        self._windows = spec.windows
         self._device = blocks.layers[0].device
         self._dtype = blocks.shape.dtype
         self._token_bytes = blocks.shape.block_bytes(1) // blocks.shape.num_layers

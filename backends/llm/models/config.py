@@ -92,6 +92,11 @@ def read_config(directory: Path) -> DecoderConfig:
     return replace(config, eos_token_ids=read_eos_token_ids(directory, entries))
 
 
+def read_dtype(entries: Mapping[str, Any]) -> str:
+    """`dtype` since transformers 5, `torch_dtype` before."""
+    return str(entries.get("dtype") or entries.get("torch_dtype") or "float32")
+
+
 def is_known(model_type: str) -> bool:
     """Whether our decoder runs it; the others go to transformers."""
     return model_type in _FAMILIES
@@ -131,7 +136,7 @@ def _base(entries: Mapping[str, Any], **switches: Any) -> DecoderConfig:
         "activation": entries.get("hidden_act") or entries.get("hidden_activation") or "silu",
         "attention_scale": head_dim**-0.5,
         "is_tied": bool(entries.get("tie_word_embeddings", False)),
-        "dtype": str(entries.get("dtype") or entries.get("torch_dtype") or "float32"),
+        "dtype": read_dtype(entries),
     }
     return DecoderConfig(**{**values, **switches})
 

@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 
-from modelserver.backend import InvalidArgumentError, UnavailableError
+from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
 
+from ..attention.kv_blocks import KvShape
+from ..attention.spec import AttentionSpec
 from ..options import EngineOptions
 from .build import build_decoder
 from .checkpoint import Checkpoint
-from .config import DecoderConfig, read_config, read_config_json
+from .config import is_known, read_config, read_config_json, read_dtype, read_eos_token_ids
 from .decoder import Decoder
 from .names import names_of
 from .quantization import quantization_method
-from .weights import Weights
+from .transformers_model import TransformersNetwork, load_transformers
+from .weights import ALONE, Rank, Weights
 
 _DTYPES = {
     "float32": torch.float32,
@@ -31,27 +34,74 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    network: Decoder
-    config: DecoderConfig
+    """A network and what the rest of the engine must know of it. `kv_shape` and `attention` are this rank's share."""
+
+    network: Decoder | TransformersNetwork
+    attention: AttentionSpec
+    kv_shape: KvShape
     device: torch.device
-    dtype: torch.dtype
+    vocab_size: int
     max_model_len: int
+    eos_token_ids: frozenset[int]
 
 
-def load_network(directory: Path, options: EngineOptions) -> LoadedNetwork:
+def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
     """InvalidArgumentError or UnsupportedError says what of the checkpoint or the options does not fit."""
     entries = read_config_json(directory)
+    if not is_known(entries["model_type"]):
+        return load_with_transformers(directory, options)
     config = read_config(directory)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, config.dtype, device)
-    max_model_len = choose_max_model_len(options.max_model_len, config)
+    max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)
     method = quantization_method(options.quantization, entries)
+    is_transposed = names_of(config.model_type).is_transposed
     with Checkpoint(directory) as checkpoint, torch.inference_mode():
-        weights = Weights(
-            checkpoint, method, dtype=dtype, device=device, is_transposed=names_of(config.model_type).is_transposed
-        )
+        weights = Weights(checkpoint, method, dtype=dtype, device=device, rank=rank, is_transposed=is_transposed)
         network = build_decoder(config, weights, max_len=max_model_len)
-    return LoadedNetwork(network, config, device, dtype, max_model_len)
+    return LoadedNetwork(
+        network,
+        AttentionSpec(
+            num_heads=config.num_heads // rank.size,
+            windows=config.windows,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+        ),
+        KvShape(config.num_layers, config.num_kv_heads // rank.size, config.head_dim, dtype),
+        device,
+        config.vocab_size,
+        max_model_len,
+        config.eos_token_ids,
+    )
+
+
+def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNetwork:
+    """The same on a network of transformers' own. UnsupportedError where it or an option does not go with that."""
+    entries = read_config_json(directory)
+    if options.quantization is not None or options.tensor_parallel_size > 1:
+        raise UnsupportedError(
+            f"quantization and tensor_parallel_size are not supported for {entries['model_type']}, "
+            "which runs on transformers' network"
+        )
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, read_dtype(entries), device)
+    longest = int(entries.get("max_position_embeddings") or 2048)
+    loaded = load_transformers(directory, entries, dtype=dtype, device=device)
+    first = loaded.calls[0]
+    return LoadedNetwork(
+        loaded.network,
+        AttentionSpec(
+            num_heads=first.num_heads,
+            windows=tuple(call.window for call in loaded.calls),
+            scale=first.scale,
+            softcap=first.softcap,
+        ),
+        KvShape(len(loaded.calls), first.num_kv_heads, first.head_dim, dtype),
+        device,
+        loaded.vocab_size,
+        choose_max_model_len(options.max_model_len, longest, longest),
+        read_eos_token_ids(directory, entries),
+    )
 
 
 def choose_device(asked: str) -> torch.device:
@@ -85,13 +135,13 @@ def _multiplies_bfloat16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
 
 
-def choose_max_model_len(asked: int | None, config: DecoderConfig) -> int:
-    """As long as the network's positions go. InvalidArgumentError if more is asked for."""
+def choose_max_model_len(asked: int | None, usual: int, longest: int) -> int:
+    """As long as the network's positions usually go. InvalidArgumentError if more is asked for than there can be."""
     if asked is None:
-        return config.max_position_embeddings
-    if asked > config.longest:
+        return usual
+    if asked > longest:
         raise InvalidArgumentError(
-            f"max_model_len {asked} is more than the {config.longest} positions that the checkpoint was made for"
+            f"max_model_len {asked} is more than the {longest} positions that the checkpoint was made for"
         )
     return asked
 

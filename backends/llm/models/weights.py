@@ -45,6 +45,9 @@ class Rank:
         return slice(self.index * part, (self.index + 1) * part)
 
 
+ALONE = Rank()
+
+
 class Weights:
     """Reads from `checkpoint`. `is_transposed`: its linear weights are [in, out], as GPT-2 stores them."""
 
@@ -55,7 +58,7 @@ class Weights:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        rank: Rank = Rank(),
+        rank: Rank = ALONE,
         is_transposed: bool = False,
     ) -> None:
         self.checkpoint = checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.generations import generate, loaded_engine, random_prompts
-from support.tiny_checkpoints import FAMILIES, reference_logprobs, reference_tokens
+from support.tiny_checkpoints import FAMILIES, FOREIGN_FAMILIES, reference_logprobs, reference_tokens
 
 Checkpoints = Callable[[str], Path]
 NUM_TOKENS = 12
@@ -26,7 +26,7 @@ def prompts_of(family: str) -> list[list[int]]:
     return [prompt[: LENGTHS.get(family, 128) - NUM_TOKENS] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
 def test_a_batch_of_sixteen_equals_transformers(family: str, checkpoint: Checkpoints) -> None:
     directory, prompts = checkpoint(family), prompts_of(family)
     with loaded_engine(directory, max_model_len=LENGTHS.get(family, 128)) as engine:
@@ -39,7 +39,7 @@ def test_a_batch_of_sixteen_equals_transformers(family: str, checkpoint: Checkpo
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
 def test_small_blocks_chunks_and_preemptions_change_nothing(family: str, checkpoint: Checkpoints) -> None:
     directory = checkpoint(family)
     options = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 16, "num_gpu_blocks_override": 55}

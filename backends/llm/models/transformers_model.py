@@ -1,0 +1,179 @@
+"""Any causal language model of `transformers` whose attention can be exchanged, on our blocks.
+
+Slower than our own decoder, but there is nothing to write for a new family. transformers is imported when this is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+_ATTENTION = "modelserver_paged"
+# What an attention function may be given that does not change its result here, or that `_Call` keeps.
+_HARMLESS = frozenset(
+    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How one layer's attention is called: what it shares with the others must be equal."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    window: int | None
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Stands in for attention once, to learn how the layers call it. Tokens attend to themselves."""
+
+    calls: dict[int, _Call] = field(default_factory=dict)
+
+    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, call: _Call) -> torch.Tensor:
+        self.calls[layer] = call
+        groups = queries.shape[1] // kv.shape[2]
+        return kv[:, 1].repeat_interleave(groups, dim=1).flatten(1)
+
+
+class TransformersNetwork:
+    """Calls `model`, a `...ForCausalLM`, whose attention functions find this object through their modules."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._inner = model.base_model
+        self._inner_forward = self._inner.forward
+        self._inner.forward = self._forward_inner
+        self._attention: Any = None
+        self._inputs: Any = None
+        self._hidden: torch.Tensor | None = None
+        for module in model.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                module.paged_network = self
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Any, inputs: Any) -> torch.Tensor:
+        """`input_ids` and `positions` [tokens] -> [tokens, hidden_size], normalised."""
+        self._attention, self._inputs = attention, inputs
+        output = self._inner(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        return output.last_hidden_state[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, vocab_size]; whatever the model does to them after its head, it does."""
+        self._hidden = hidden[None]
+        try:
+            ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
+            return self._model(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            self._hidden = None
+
+    def attend(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, call: _Call) -> torch.Tensor:
+        inputs = call if isinstance(self._attention, _Recorder) else self._inputs
+        return self._attention(layer, queries, kv, inputs)
+
+    def calls(self) -> list[_Call]:
+        """One step of one token tells how each layer attends."""
+        recorder = _Recorder()
+        device = self._inner.get_input_embeddings().weight.device
+        self(
+            torch.zeros(1, dtype=torch.long, device=device),
+            torch.zeros(1, dtype=torch.long, device=device),
+            recorder,
+            None,
+        )
+        return [recorder.calls[layer] for layer in sorted(recorder.calls)]
+
+    def _forward_inner(self, *args: Any, **kwargs: Any) -> Any:
+        """The model without its head; while logits are made, its result is there already."""
+        if self._hidden is None:
+            return self._inner_forward(*args, **kwargs)
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        return BaseModelOutputWithPast(last_hidden_state=self._hidden)
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001 - causality is ours
+    scaling: float | None = None,
+    dropout: float = 0.0,  # noqa: ARG001 - none at inference
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
+    changing = [name for name, given in others.items() if given is not None and name not in _HARMLESS]
+    if changing or key.shape != value.shape:
+        raise UnsupportedError(
+            f"{type(module).__name__} attends in a way that blocks do not support: "
+            f"{', '.join(changing) or 'keys and values differ in size'}"
+        )
+    _, num_heads, _, head_dim = query.shape
+    scale = head_dim**-0.5 if scaling is None else scaling
+    call = _Call(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window)
+    kv = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
+    output = module.paged_network.attend(module.layer_idx, query[0].transpose(0, 1), kv, call)
+    return output.view(1, -1, num_heads, head_dim), None
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersLoaded:
+    """What `load` found; `num_kv_heads` and `head_dim` are those of every layer."""
+
+    network: TransformersNetwork
+    calls: tuple[_Call, ...]
+    vocab_size: int
+
+
+def load_transformers(
+    directory: Path, config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.device
+) -> TransformersLoaded:
+    """UnsupportedError, if transformers is not installed or does not know the model, or its layers are not alike."""
+    model_type = config["model_type"]
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        from transformers.utils import logging
+    except ImportError:
+        raise UnsupportedError(
+            f"config.json says {model_type}, which this server has no network for; with transformers installed "
+            "(pip install transformers) it runs most others"
+        ) from None
+    logging.disable_progress_bar()  # a server's log is no terminal
+    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation=_ATTENTION, local_files_only=True
+        )
+    except (ValueError, ImportError) as error:
+        raise UnsupportedError(
+            f"transformers does not run the {model_type} in {directory} on blocks: {error}"
+        ) from None
+    except (OSError, RuntimeError) as error:
+        raise InvalidArgumentError(f"transformers cannot load the {model_type} in {directory}: {error}") from None
+    network = TransformersNetwork(model.eval().to(device))
+    with torch.inference_mode():
+        calls = network.calls()
+    _check_alike(model_type, calls, int(model.config.get_text_config().num_hidden_layers))
+    return TransformersLoaded(network, tuple(calls), int(model.config.get_text_config().vocab_size))
+
+
+def _check_alike(model_type: str, calls: list[_Call], num_layers: int) -> None:
+    if len(calls) != num_layers:
+        raise UnsupportedError(
+            f"{len(calls)} of the {num_layers} layers of this {model_type} have attention that can be exchanged"
+        )
+    shared = {(call.num_heads, call.num_kv_heads, call.head_dim, call.scale, call.softcap) for call in calls}
+    if len(shared) > 1:
+        raise UnsupportedError(f"the layers of this {model_type} attend differently: {sorted(shared, key=str)}")
