@@ -8,7 +8,8 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -70,7 +71,7 @@ class AsyncLLM:
 
     def _start(self, engine: Engine) -> None:
         self.engine = engine
-        self._is_closed = False
+        self.is_closed = False
         # Unbounded: who asks holds a coroutine for each request, and limits those.
         self._commands: queue.SimpleQueue[_Add | _Abort | _Close] = queue.SimpleQueue()
         self._inboxes: dict[GenerationRequest, _Inbox] = {}
@@ -84,7 +85,7 @@ class AsyncLLM:
         request_id: str = "",
         *,
         priority: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """The request so far, each time that it has grown; the last has `finished`. Leaving the loop aborts it.
 
         Raises InvalidArgumentError for what cannot work, UnavailableError when the engine is closed.
@@ -94,13 +95,15 @@ class AsyncLLM:
         request.request_id = request_id
         request.priority = priority
         so_far = RequestOutput.of(request)
-        async for output in self.stream(request):
-            so_far.take(output)
-            yield so_far.copy()
+        # Closed with this one, and not when the collector finds it: leaving has to abort at once.
+        async with aclosing(self.stream(request)) as outputs:
+            async for output in outputs:
+                so_far.take(output)
+                yield so_far.copy()
 
-    async def stream(self, request: GenerationRequest) -> AsyncIterator[SequenceOutput]:
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[SequenceOutput]:
         """What is new of each choice, as it comes. Leaving the loop aborts the request."""
-        if self._is_closed:
+        if self.is_closed:
             raise UnavailableError("the engine is closed")
         inbox = _Inbox(request, asyncio.get_running_loop(), num_running=request.params.n)
         self._commands.put(_Add(inbox))
@@ -119,8 +122,8 @@ class AsyncLLM:
 
     def close(self) -> None:
         """End the thread after the step that runs; requests that have not ended fail with UnavailableError."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._commands.put(_Close())
             self._thread.join()
             self.engine.close()

@@ -63,6 +63,7 @@ class Engine:
         )
         # A sequence has to fit into the pool alone, so that it can be finished whatever the others do.
         self.max_model_len = min(runner.max_model_len, self._kv.capacity)
+        options.check_unchunked(self.max_model_len)
         self._eos_token_ids = runner.eos_token_ids
         self._deliveries: dict[int, Delivery] = {}
         self._by_request: dict[GenerationRequest, list[Sequence]] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelserver.backend import InvalidArgumentError
 
 from .generation import GenerationRequest
+from .json_fields import quote
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def make_request(
         token_ids = tokenizer.encode(given, add_special_tokens=add_special_tokens)
         return GenerationRequest(token_ids, params, cache_salt=cache_salt, prompt_text=given)
     if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
-        raise InvalidArgumentError(f"a prompt must be text or a list of token ids, got a {type(given).__name__}")
+        raise InvalidArgumentError(f"a prompt must be text or a list of token ids, got {quote(given)}")
     return GenerationRequest(list(given), params, cache_salt=cache_salt)
 
 

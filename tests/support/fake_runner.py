@@ -6,9 +6,11 @@ early or not computed changes the tokens that come out, as it would change a net
 
 from __future__ import annotations
 
+import threading
 import zlib
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 from modelserver_backends.llm.generation import GenerationRequest, SequenceOutput
 from modelserver_backends.llm.plan import SampledToken, StepPlan, StepResult, TokenLogprobs
@@ -56,11 +58,16 @@ class FakeRunner:
         self.memory: list[int | None] = [None] * (num_blocks * block_size)
         self.last_token: dict[int, int] = {}
         self.num_computed = 0
+        self.is_closed = False
+        # How many steps may be computed, if that is limited; the next one waits for another permit.
+        self.permits: threading.Semaphore | None = None
         self.error: Exception | None = None
 
     def launch(self, plan: StepPlan) -> FakeLaunched:
         if self.error is not None:
             raise self.error
+        if self.permits is not None and not self.permits.acquire(timeout=20):
+            raise TimeoutError("no permit for another step came")
         for sequence, start, num_tokens, _ in plan.chunks:
             self.num_computed += num_tokens
             for position in range(start, start + num_tokens):
@@ -77,6 +84,9 @@ class FakeRunner:
             if is_sampled:
                 sampled.append(self._sample(sequence, end))
         return FakeLaunched(StepResult(tuple(sampled), prompt_logprobs))
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def _sample(self, sequence: Sequence, end: int) -> SampledToken:
         history = [self.memory[self._slot(sequence, position)] for position in range(end)]
@@ -144,3 +154,17 @@ def collect(outputs: list[SequenceOutput]) -> dict[tuple[GenerationRequest, int]
         entry.text += output.text
         entry.outputs.append(output)
     return collected
+
+
+class ScriptedRunner(FakeRunner):
+    """Continues every prompt with the tokens of `script`, then with end-of-sequence."""
+
+    def __init__(self, script: list[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.script = script
+
+    def _sample(self, sequence: Sequence, end: int) -> SampledToken:
+        position = end - sequence.num_prompt_tokens
+        token = self.script[position] if position < len(self.script) else EOS
+        self.last_token[sequence.seq_id] = token
+        return SampledToken(token)
