@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import openai
 import pytest
-
-
-def say(**script: object) -> str:
-    return "do: " + json.dumps(script)
-
-
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
+from support.mock_llm import say, user
 
 
 def test_models_are_listed_and_found(client: openai.OpenAI) -> None:

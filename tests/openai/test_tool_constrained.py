@@ -55,10 +55,10 @@ def test_arguments_come_as_they_are_generated() -> None:
     ("text", "content"),
     [
         ("no call", "no call"),
-        ('[{"name": 1}]', "1}]"),
-        ('[{"parameters": {}}]', "{}}]"),
-        ('[{"name": "\\x"}]', '"}]'),
-        ('[{"name": "f", "parameters": {}}] and', "and"),
+        ('[{"name": 1}]', '[{"name": 1}]'),
+        ('[{"parameters": {}}]', '[{"parameters": {}}]'),
+        ('[{"name": "\\x"}]', '[{"name": "\\x"}]'),
+        ('[{"name": "f", "parameters": {}}] and', " and"),
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])

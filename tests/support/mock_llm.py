@@ -13,6 +13,7 @@ a time. A prompt that begins with `do: ` and a JSON object is a script instead:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -141,7 +142,7 @@ class Run:
         self.sender.send(pb_utils.InferenceResponse(tensors), flags)
 
     async def run(self):
-        operation = self.given.get("operation", "generate")
+        operation = self.given.get("operation", "generate" if "text_output" in self.model.outputs else "embed")
         await getattr(self, operation)()
 
     def prompt(self):
@@ -191,7 +192,7 @@ class Run:
         tokens = [text[at : at + cut] for at in range(0, len(text), cut)] if cut else words(text)
         reason, stop_reason = script.get("finish", "stop"), script.get("stop_reason")
         for stop in self.parameters.get("stop", []):
-            if stop in text:
+            if stop in text and not script.get("report"):
                 tokens, stop_reason = words(text[: text.index(stop)]), stop
         most = self.parameters.get("max_tokens")
         if most is not None and len(tokens) > most:
@@ -291,6 +292,16 @@ class Choice:
             "ids": self.run.model.ids(tokens),
         }
 """
+
+
+def say(**script: object) -> str:
+    """A prompt that is a script."""
+    return "do: " + json.dumps(script)
+
+
+def user(text: str) -> list[dict[str, str]]:
+    """A conversation of one message."""
+    return [{"role": "user", "content": text}]
 
 
 def write_mock_llm(

@@ -69,7 +69,9 @@ class MediaTypeError(InvalidArgumentError):
 
 def named(error: Exception, document: Mapping[str, Any]) -> Exception:
     """A model's refusal of a request as an error that names what of `document` is wrong, where its words say so."""
-    if type(error) is not InvalidArgumentError:
+    if not isinstance(error, ServerError) or error.code is not ErrorCode.INVALID_ARGUMENT:
+        return error
+    if isinstance(error, ParameterError | MediaTypeError):
         return error
     prompt = next((name for name in ("messages", "prompt", "input") if name in document), None)
     match = _PARAMETER.match(error.message)

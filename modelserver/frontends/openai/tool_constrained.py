@@ -49,12 +49,13 @@ class _Place(enum.Enum):
 class RequiredToolReader:
     """A `ToolReader` of an array of objects with `name` and then `parameters`.
 
-    Text that is no such array, which the constraint rules out, is told as content from there on.
+    Text that is no such array, which the constraint rules out, is told as content.
     """
 
     def __init__(self) -> None:
         self._place = _Place.ARRAY
         self._num_calls = 0
+        self._unsaid = ""  # what was read since the last that was told, and may be text after all
         self._token = ""  # the key or name that is being read, with its quotes
         self._key = ""
         self._is_named = False
@@ -71,7 +72,7 @@ class RequiredToolReader:
             was_in_arguments = self._is_in(_Place.ARGUMENTS)
             self._take(delta, character)
             if self._is_in(_Place.TEXT):
-                delta.content = text[at:]
+                delta.content = self._unsaid + text[at + 1 :]
                 return delta
             if self._is_in(_Place.ARGUMENTS) and not was_in_arguments:
                 begin = at
@@ -91,7 +92,9 @@ class RequiredToolReader:
         if self._is_in(_Place.ARGUMENTS):
             if self._ends_arguments(character):
                 self._place = _Place.ENDED
-        elif self._place in (_Place.KEY, _Place.NAME):
+            return
+        self._unsaid += character
+        if self._place in (_Place.KEY, _Place.NAME):
             self._read_string(delta, character)
         elif character not in _SPACE:
             self._read_mark(character)
@@ -134,12 +137,14 @@ class RequiredToolReader:
             return
         delta.calls.append(ToolDelta(self._num_calls, "", make_tool_id(), text))
         self._num_calls += 1
-        self._is_named, self._place = True, _Place.ENDED
+        self._is_named, self._place, self._unsaid = True, _Place.ENDED, ""
 
     def _read_mark(self, character: str) -> None:
         match self._place, character:
-            case _Place.ARRAY, "[" | "," | "]":
+            case _Place.ARRAY, "[" | ",":
                 pass
+            case _Place.ARRAY, "]":
+                self._unsaid = ""
             case _Place.ARRAY, "{":
                 self._place, self._is_named = _Place.MEMBER, False
             case _Place.MEMBER, '"':
@@ -153,6 +158,6 @@ class RequiredToolReader:
             case _Place.ENDED, ",":
                 self._place = _Place.MEMBER
             case _Place.ENDED, "}":
-                self._place = _Place.ARRAY
+                self._place, self._unsaid = _Place.ARRAY, ""
             case _:
                 self._place = _Place.TEXT

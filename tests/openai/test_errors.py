@@ -1,0 +1,116 @@
+"""Errors as OpenAI has them: unknown models and paths, bodies that are none, limits, overload."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from support.mock_llm import say, user, write_mock_llm
+from support.serving import RunningServer, running_server
+from support.waiting import until_true
+
+from modelserver.errors import ErrorCode, InternalError, QueueFullError, ServerError, UnavailableError
+from modelserver.frontends.openai.errors import KINDS, describe, error_response
+
+CHAT = "/v1/chat/completions"
+
+
+def test_the_table_is_total() -> None:
+    assert set(KINDS) == set(ErrorCode)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (QueueFullError("full"), 429, "rate_limit_exceeded"),
+        (UnavailableError("not yet"), 503, "unavailable"),
+        (ServerError("late", code=ErrorCode.TIMED_OUT), 504, "timeout"),
+        (InternalError("oh"), 500, None),
+        (ValueError("secret"), 500, None),
+    ],
+)
+def test_kinds(error: Exception, status: int, code: str | None) -> None:
+    found, document = describe(error)
+    assert (found, document["error"]["code"], document["error"]["param"]) == (status, code, None)
+    assert "secret" not in document["error"]["message"]
+
+
+def test_who_is_refused_for_overload_is_told_to_wait() -> None:
+    assert ("Retry-After", "1") in list(error_response(QueueFullError("full")).headers)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"])
+def test_an_unknown_model(http: httpx.Client, path: str) -> None:
+    answer = http.post(path, json={"model": "nobody", "messages": user("a"), "prompt": "a", "input": "a"})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "agent, encoder, mock, plain" in error["message"]
+
+
+def test_no_model_where_there_are_several(http: httpx.Client) -> None:
+    answer = http.post(CHAT, json={"messages": user("a")})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "model"
+    # There is only one that makes embeddings and has no other use, but two that make some.
+    assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 400
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"1", b'{"a": NaN}', b"\xff", b"[" * 200 + b"]" * 200])
+def test_a_body_that_is_no_object(http: httpx.Client, body: bytes) -> None:
+    answer = http.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_of_another_type(http: httpx.Client) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        answer = http.post(CHAT, content=b"{}", headers={"Content-Type": kind})
+        assert answer.status_code == 415
+        assert answer.json()["error"]["code"] == "unsupported_media_type"
+    for kind in ("application/json; charset=utf-8", "application/vnd.api+json"):
+        assert http.post(CHAT, content=b"{}", headers={"Content-Type": kind}).status_code == 400
+
+
+def test_compressed_bodies(http: httpx.Client) -> None:
+    body = b'{"model": "mock", "prompt": "a b"}'
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = http.post("/v1/completions", content=gzip.compress(body), headers=headers)
+    assert answer.json()["choices"][0]["text"] == "a b"
+    assert http.post("/v1/completions", content=body, headers=headers).status_code == 400
+    assert http.post("/v1/completions", content=body, headers=headers | {"Content-Encoding": "x"}).status_code == 415
+
+
+def test_paths_and_methods(http: httpx.Client) -> None:
+    unknown = http.get("/v1/modles")
+    assert unknown.status_code == 404
+    assert "did you mean /v1/models" in unknown.json()["error"]["message"]
+    wrong = http.get(CHAT)
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_a_body_over_the_limit(tmp_path: Path) -> None:
+    write_mock_llm(tmp_path, "mock")
+    with running_server(tmp_path, http_max_input_size=2000) as server:
+        answer = httpx.post(f"http://{server.http_url}{CHAT}", json={"messages": user("a" * 3000)})
+        assert answer.status_code == 413
+        zeros = gzip.compress(b" " * 100_000)
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        answer = httpx.post(f"http://{server.http_url}{CHAT}", content=zeros, headers=headers)
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "request_too_large"
+        # The only model need not be named.
+        assert httpx.post(f"http://{server.http_url}{CHAT}", json={"messages": user("a")}).status_code == 200
+
+
+def test_one_refused_prompt_is_the_answer_for_all(client: openai.OpenAI, llm_server: RunningServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="too bad"):
+        client.completions.create(model="mock", prompt=[say(hang=1, text="a b"), say(refuse="too bad")])
+    model = llm_server.server.repository.get("mock", None)
+    until_true(lambda: model.inflight == 0, "the others were cancelled")
+    with pytest.raises(openai.InternalServerError, match="broke"):
+        client.completions.create(model="mock", prompt=["fine", say(text="a b", error=1), "fine"])
