@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
 from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.wire import WireCounts
@@ -134,6 +135,10 @@ class _Model:
     statistics = ModelStatistics()
     config = ModelConfig(response_cache=ModelResponseCache(enable=True))
     namespace = ""
+    is_decoupled = True
+
+    def measure(self) -> tuple[Sequence[Measurement], ...]:
+        return ()
 
 
 def _limiter() -> RateLimiter:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from modelserver.backend import Backend, BackendContext, ServerCalls
 from modelserver.cache.store import AnswerStore
+from modelserver.config.metric_options import first_response_bounds_ms
 from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock, SystemClock
@@ -31,6 +32,7 @@ from modelserver.execution.staff import InstanceInfo, Staff, dismiss
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.ensemble import FindHolder
 from modelserver.telemetry.measurement import Measurement
+from modelserver.telemetry.memory import MemoryUsage, process_memory
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -99,7 +101,7 @@ class Model:
         guard(backend.load, f"loading {what} failed")
         try:
             signature = ModelSignature(config)
-            statistics = ModelStatistics()
+            statistics = ModelStatistics(first_response_bounds_ms=first_response_bounds_ms(config))
             staff: Staff | EnsembleStaff
             if config.is_ensemble:
                 staff = EnsembleStaff(backend, loop=loop, statistics=statistics, clock=clock)
@@ -172,6 +174,10 @@ class Model:
     def instances(self) -> list[InstanceInfo]:
         """The instances that serve now, in the order of the config."""
         return [member.info() for member in self._staff.members]
+
+    def memory_usage(self) -> tuple[MemoryUsage, ...]:
+        """What can be told of its memory: that of processes of its own; nothing of what lives in the server's."""
+        return process_memory(info.pid for info in self.instances() if info.pid is not None)
 
     @property
     def is_ensemble(self) -> bool:

@@ -315,9 +315,10 @@ class Line:
         self._error = self._error or checked.error
         self._output_ns += done_ns - called_ns
         if self._desk.is_decoupled:
-            self._desk.statistics.record_response(
-                self._num_sent, self._kind(checked), called_ns - self._sent_ns, done_ns - called_ns
-            )
+            statistics, kind = self._desk.statistics, self._kind(checked)
+            statistics.record_response(self._num_sent, kind, called_ns - self._sent_ns, done_ns - called_ns)
+            if not self._num_sent and kind is ResponseKind.SUCCESS:
+                statistics.record_first_response(done_ns - self.request.arrival_ns)
         self._num_sent += response is not None
         self._sent_ns = done_ns
         if is_final:

@@ -58,13 +58,17 @@ AnyWorker = Worker | StepWorker | HostedWorker | InlineWorker | DirectWorker
 
 @dataclass(frozen=True, slots=True)
 class InstanceInfo:
-    """An instance as an operator sees it; a passive one never executes. `is_inline`: on the event loop."""
+    """An instance as an operator sees it; a passive one never executes. `is_inline`: on the event loop.
+
+    `pid` is the process that it lives in, if that is its own.
+    """
 
     name: str
     placement: Placement
     is_busy: bool
     executions: int
     is_inline: bool
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class StaffedInstance:
             is_busy=runner is not None and runner.is_busy,
             executions=runner.num_executions if runner is not None else 0,
             is_inline=isinstance(self.worker, InlineWorker | DirectWorker),
+            pid=getattr(self.loaded.instance, "pid", None),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
+from modelserver.config.metric_options import FIRST_RESPONSE_MS
 from modelserver.config.problem import Problem
 from modelserver.config.schema import (
     ModelConfig,
@@ -74,8 +75,10 @@ def _refused_tensors(config: ModelConfig) -> Iterator[Finding]:
 def _ignored(config: ModelConfig) -> Iterator[Finding]:
     for index, group in enumerate(config.instance_group):
         yield from _ignored_in_group(f"instance_group[{index}]", group)
-    if config.model_metrics is not None and config.model_metrics.metric_control:
-        yield "model_metrics", "metrics have fixed buckets"
+    controls = config.model_metrics.metric_control if config.model_metrics is not None else ()
+    families = {control.metric_identifier.family if control.metric_identifier else "" for control in controls}
+    if families - {FIRST_RESPONSE_MS}:
+        yield "model_metrics", f"all metrics but {FIRST_RESPONSE_MS} have fixed buckets"
     if config.optimization is not None:
         yield from _ignored_in_optimization(config.optimization)
 

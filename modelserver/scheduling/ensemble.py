@@ -145,6 +145,8 @@ class EnsembleScheduler:
 
     def responded(self, _run: EnsembleRun, position: int, kind: ResponseKind, infer_ns: int) -> None:
         self._statistics.record_response(position, kind, infer_ns, 0)
+        if not position and kind is ResponseKind.SUCCESS:
+            self._statistics.record_first_response(infer_ns)  # the first one began when the request came
 
     def ended(self, run: EnsembleRun, now_ns: int, reason: FailureReason | None) -> None:
         self._runs.discard(run)

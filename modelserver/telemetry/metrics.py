@@ -14,6 +14,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from modelserver.cache.store import StoreCounts
+from modelserver.config.metric_options import FIRST_RESPONSE_MS
 from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.histogram import HistogramSnapshot
@@ -43,6 +44,9 @@ class MeasuredModel(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def is_decoupled(self) -> bool: ...
 
     @property
     def namespace(self) -> str: ...
@@ -180,6 +184,11 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[StatisticsSnapshot], HistogramSnaps
         lambda numbers: numbers.compute_infer_histogram,
     ),
 )
+_FIRST_RESPONSE = (
+    FIRST_RESPONSE_MS,
+    "Time from the arrival of a request to its first response in milliseconds (decoupled models)",
+    lambda numbers: numbers.first_response_histogram,
+)
 _BATCH_ROWS = (
     "modelserver_batch_rows",
     "Rows of the executed batches",
@@ -235,6 +244,9 @@ class ServerMetrics:
             families += map(_family_maker(samples), _DURATIONS)
         histograms = (*_HISTOGRAMS, _BATCH_ROWS) if self._options.has_duration_histograms else (_BATCH_ROWS,)
         families += [_histogram(name, text, samples, pick) for name, text, pick in histograms]
+        if self._options.has_duration_histograms:
+            decoupled = [sample for model, sample in zip(models, samples, strict=True) if model.is_decoupled]
+            families.append(_histogram(*_FIRST_RESPONSE[:2], decoupled, _FIRST_RESPONSE[2]))
         if self._answers is not None:
             families += cache_families(
                 self._answers,

@@ -18,6 +18,7 @@ import numpy as np
 from modelserver.telemetry.histogram import Histogram, HistogramSnapshot, Numbers
 
 _NS_PER_S = 1_000_000_000
+_NS_PER_MS = 1_000_000
 
 # Upper bounds of the duration histograms: 100 µs to 60 s.
 DURATION_BOUNDS_S = (
@@ -87,7 +88,8 @@ class StatisticsSnapshot:
     `cache_hit.count`. `inference_count` is executed rows, `execution_count` executed batches;
     `batch_stats` is keyed by rows, `response_stats` by a response's position among those of its request, from 0; the
     last position holds all later ones too. `pending` requests are queued, `inflight` ones queued or executing.
-    The histograms are in seconds (`batch_rows`: rows) and count successes.
+    The histograms are in seconds (`batch_rows`: rows) and count successes. `first_response_histogram`, in milliseconds,
+    is of decoupled models: from the arrival of a request to the first of its responses, if that is no error.
     """
 
     success: DurationStat
@@ -110,6 +112,7 @@ class StatisticsSnapshot:
     queue_histogram: HistogramSnapshot
     compute_infer_histogram: HistogramSnapshot
     batch_rows_histogram: HistogramSnapshot
+    first_response_histogram: HistogramSnapshot
     warmup_s: float = 0.0
 
 
@@ -193,7 +196,13 @@ class ModelStatistics:
     `pending` and `inflight` are asked for at each snapshot.
     """
 
-    def __init__(self, *, pending: Callable[[], int] = _zero, inflight: Callable[[], int] = _zero) -> None:
+    def __init__(
+        self,
+        *,
+        pending: Callable[[], int] = _zero,
+        inflight: Callable[[], int] = _zero,
+        first_response_bounds_ms: Sequence[float] = (),
+    ) -> None:
         # Some request of this model was traced: who executes batches looks for such ones from then on.
         self.is_traced = False
         # How long the slowest instance was warmed up, in seconds.
@@ -231,6 +240,7 @@ class ModelStatistics:
         self._queue_histogram = Histogram(DURATION_BOUNDS_S, _NS_PER_S)
         self._compute_infer_histogram = Histogram(DURATION_BOUNDS_S, _NS_PER_S)
         self._batch_rows_histogram = Histogram(ROWS_BOUNDS)
+        self._first_response_histogram = Histogram(first_response_bounds_ms, _NS_PER_MS)
 
     def record_batch(
         self, rows: int, timing: BatchTiming, *, queue_ns: Sequence[int], request_ns: Sequence[int]
@@ -347,6 +357,11 @@ class ModelStatistics:
             with self._lock:
                 self._fold()
 
+    def record_first_response(self, since_arrival_ns: int) -> None:
+        """The first response of a request to a decoupled model, which is no error."""
+        with self._lock:
+            self._first_response_histogram.add_all((since_arrival_ns,))
+
     def record_cache_hit(self, request_ns: int, lookup_ns: int) -> None:
         """A request that was answered from the response cache: a success that neither queued nor executed."""
         with self._lock:
@@ -388,5 +403,6 @@ class ModelStatistics:
                 queue_histogram=self._queue_histogram.snapshot(),
                 compute_infer_histogram=self._compute_infer_histogram.snapshot(),
                 batch_rows_histogram=self._batch_rows_histogram.snapshot(),
+                first_response_histogram=self._first_response_histogram.snapshot(),
                 warmup_s=self.warmup_s,
             )

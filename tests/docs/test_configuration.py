@@ -27,7 +27,7 @@ EVERYTHING = """
     runtime: "r" cc_model_filenames { key: "8.0" value: "m" }
     model_operations { op_library_filename: "l.so" }
     model_transaction_policy { decoupled: true }
-    model_metrics { metric_control { } }
+    model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } } }
     input { is_shape_tensor: true is_non_linear_format_io: true }
     output { is_shape_tensor: true is_non_linear_format_io: true label_filename: "l" }
     optimization {

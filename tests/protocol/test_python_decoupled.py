@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
+from prometheus_client.parser import text_string_to_metric_families
 from support.clients import ClientError, ProtocolClient
 from support.model_files import write_model
 from support.serving import RunningServer, running_server
@@ -252,3 +255,29 @@ def _wait(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come true"
         time.sleep(0.01)
+
+
+def test_first_responses_and_memory_are_told(protocol: type[ProtocolClient], python: RunningServer) -> None:
+    name = "nv_inference_first_response_histogram_ms"
+
+    def first_responses() -> dict[str, float]:
+        families = text_string_to_metric_families(httpx.get(f"http://{python.metrics_url}/metrics").text)
+        samples = (sample for family in families if family.name == name for sample in family.samples)
+        return {
+            sample.labels["le"]: sample.value
+            for sample in samples
+            if sample.labels["model"] == "counting" and "le" in sample.labels
+        }
+
+    before = first_responses()
+    with protocol(python) as client:
+        for value in (1, 1, -1):
+            with contextlib.suppress(ClientError):
+                client.infer("counting", {"N": np.array([value], np.int32)})
+        (row,) = client.statistics("counting")
+    after = first_responses()
+    assert list(after) == ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
+    assert after["+Inf"] - before["+Inf"] == 2
+    (usage,) = row["memory_usage"]
+    assert (usage["type"], int(usage.get("id", 0))) == ("CPU", 0)
+    assert int(usage["byte_size"]) > 1 << 20

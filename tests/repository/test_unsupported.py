@@ -37,6 +37,10 @@ def test_what_would_change_answers_is_refused_by_name(text: str, field: str) -> 
             "optimization.execution_accelerators",
         ),
         ("model_metrics { metric_control [ { } ] }", "model_metrics"),
+        (
+            "model_metrics { metric_control [ { metric_identifier { family: 'nv_inference_count' } } ] }",
+            "model_metrics",
+        ),
     ],
 )
 def test_what_only_tunes_is_a_warning(text: str, field: str) -> None:
@@ -63,6 +67,8 @@ def test_what_the_backend_carries_out_is_no_warning() -> None:
         "response_cache { enable: false }",
         "max_batch_size: 1 dynamic_batching { }",
         "instance_group [ { count: 2 kind: KIND_CPU } ]",
+        "model_metrics { metric_control [ { metric_identifier { "
+        "family: 'nv_inference_first_response_histogram_ms' } histogram_options { buckets: [ 1, 2 ] } } ] }",
         "input [ { allow_ragged_batch: true } ]",
     ],
 )

@@ -15,6 +15,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import CancelledError, NotFoundError, UnavailableError, UnsupportedError
 from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.telemetry.memory import MemoryUsage
 from modelserver.telemetry.statistics import ModelStatistics
 
 
@@ -52,6 +53,9 @@ class EchoModel:
         self.is_decoupled = False
         self.refuses: Exception | None = None
         self.respond: Callable[[InferRequest], Iterable[InferResponse]] = self._echo
+
+    def memory_usage(self) -> tuple[MemoryUsage, ...]:
+        return (MemoryUsage("CPU", 0, 12345),)
 
     def submit(self, request: InferRequest) -> ResponseStream:
         if self.refuses is not None:

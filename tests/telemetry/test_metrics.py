@@ -33,6 +33,7 @@ class LoadedModel:
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     config: ModelConfig = field(default_factory=ModelConfig)
     namespace: str = ""
+    is_decoupled: bool = False
     measured: Sequence[Sequence[Measurement]] = ()
 
     def measure(self) -> Sequence[Sequence[Measurement]]:

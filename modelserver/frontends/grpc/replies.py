@@ -36,15 +36,13 @@ def _tensors(tensors: Iterable[TensorMetadata]) -> list[pb.ModelMetadataResponse
 
 
 def statistics(models: Iterable[tuple[Model, StatisticsSnapshot]]) -> pb.ModelStatisticsResponse:
-    return pb.ModelStatisticsResponse(
-        model_stats=[_model_statistics(model.name, model.version, snapshot) for model, snapshot in models]
-    )
+    return pb.ModelStatisticsResponse(model_stats=[_model_statistics(model, snapshot) for model, snapshot in models])
 
 
-def _model_statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> pb.ModelStatistics:
+def _model_statistics(model: Model, snapshot: StatisticsSnapshot) -> pb.ModelStatistics:
     return pb.ModelStatistics(
-        name=name,
-        version=str(version),
+        name=model.name,
+        version=str(model.version),
         last_inference=snapshot.last_inference_ms,
         inference_count=snapshot.inference_count,
         execution_count=snapshot.execution_count,
@@ -66,6 +64,9 @@ def _model_statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> 
                 compute_output=_duration(stat.compute_output),
             )
             for rows, stat in sorted(snapshot.batch_stats.items())
+        ],
+        memory_usage=[
+            pb.MemoryUsage(type=usage.kind, id=usage.id, byte_size=usage.byte_size) for usage in model.memory_usage()
         ],
         response_stats={str(position): _response(stat) for position, stat in snapshot.response_stats.items()},
     )

@@ -46,13 +46,13 @@ def index_document(entries: Iterable[IndexEntry]) -> list[Document]:
 
 
 def statistics_document(entries: Iterable[tuple[Model, StatisticsSnapshot]]) -> Document:
-    return {"model_stats": [_statistics(model.name, model.version, snapshot) for model, snapshot in entries]}
+    return {"model_stats": [_statistics(model, snapshot) for model, snapshot in entries]}
 
 
-def _statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> Document:
+def _statistics(model: Model, snapshot: StatisticsSnapshot) -> Document:
     return {
-        "name": name,
-        "version": str(version),
+        "name": model.name,
+        "version": str(model.version),
         "last_inference": snapshot.last_inference_ms,
         "inference_count": snapshot.inference_count,
         "execution_count": snapshot.execution_count,
@@ -76,7 +76,9 @@ def _statistics(name: str, version: int, snapshot: StatisticsSnapshot) -> Docume
             }
             for rows, stat in snapshot.batch_stats.items()
         ],
-        "memory_usage": [],
+        "memory_usage": [
+            {"type": usage.kind, "id": usage.id, "byte_size": usage.byte_size} for usage in model.memory_usage()
+        ],
     }
 
 

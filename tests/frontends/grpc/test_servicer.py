@@ -147,6 +147,7 @@ async def test_statistics_fields_are_those_of_the_snapshot(methods: Methods, mod
     assert [(batch.batch_size, batch.compute_input.ns) for batch in stats.batch_stats] == [(2, 1), (4, 1)]
     assert [(batch.compute_infer.ns, batch.compute_output.ns) for batch in stats.batch_stats] == [(2, 3), (2, 3)]
     assert len(stats.inference_stats.ListFields()) == len(durations)
+    assert [(usage.type, usage.id, usage.byte_size) for usage in stats.memory_usage] == [("CPU", 0, 12345)]
 
 
 async def test_statistics_of_all_models(methods: Methods) -> None:

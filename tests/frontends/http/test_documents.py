@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from modelserver.frontends.http.documents import index_document, statistics_document
 from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.telemetry.memory import MemoryUsage
 from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
 
 
@@ -27,7 +28,14 @@ def test_statistics_have_every_field_of_the_extension() -> None:
     statistics = ModelStatistics()
     statistics.record_batch(4, BatchTiming(10, 20, 30), queue_ns=[1, 2], request_ns=[100, 200])
     statistics.record_failures(FailureReason.BACKEND, [7])
-    document = statistics_document([(cast("Any", SimpleNamespace(name="m", version=3)), statistics.snapshot())])
+    document = statistics_document(
+        [
+            (
+                cast("Any", SimpleNamespace(name="m", version=3, memory_usage=lambda: [MemoryUsage("CPU", 0, 5)])),
+                statistics.snapshot(),
+            )
+        ]
+    )
     (model,) = document["model_stats"]
     assert model.pop("last_inference") > 1_600_000_000_000
     assert model == {
@@ -54,5 +62,5 @@ def test_statistics_have_every_field_of_the_extension() -> None:
                 "compute_output": {"count": 1, "ns": 30},
             }
         ],
-        "memory_usage": [],
+        "memory_usage": [{"type": "CPU", "id": 0, "byte_size": 5}],
     }
