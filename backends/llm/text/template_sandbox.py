@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from modelserver.errors import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError
 
 # How many loop turns and calls pass between looks at the clock.
 _TURNS_PER_LOOK = 256
@@ -67,9 +67,11 @@ class _Budget:
 class _CountedLoops(CodeGenerator):
     """Wraps what each `for` goes through, so that its turns are counted."""
 
-    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802  # jinja's name
-        node.iter = nodes.Filter(node.iter, "_counted", [], [], None, None, lineno=node.lineno)
-        super().visit_For(node, frame)
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802  # jinja's name
+        # Before anything is visited: the generator collects the filters' names of a block first.
+        for loop in list(node.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno)
+        super().visit_Template(node, frame)
 
 
 class _GenerationTag(Extension):
