@@ -8,7 +8,6 @@ from collections.abc import Sequence as Tokens
 from typing import Any
 
 import numpy as np
-
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import Sequence
 

@@ -15,7 +15,7 @@ TEXTS = (
     "It was the best of times, it was the worst of times; it was the age of wisdom.",
     'Structured: {"name": "value", "numbers": [1, 2.5, -3e8], "nested": {"true": false}}',
     "Ein Mädchen aß größere Äpfel. Où êtes-vous allé? Ёлка стоит в лесу.",
-    "你好，世界。こんにちは世界。안녕하세요.",
+    "你好、世界。こんにちは世界。안녕하세요.",
     "emoji 🙂🙃 family 👨‍👩‍👧 flags 🇩🇪 tabs\tand\n\nlines",
 )
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")

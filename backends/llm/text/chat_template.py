@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from modelserver.errors import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError
 
 from .template_sandbox import SandboxedTemplate, TemplateLimits
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from modelserver.errors import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError
 
 # The tokens that have a name, as transformers calls them.
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import tokenizers
 
-from modelserver.errors import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError
 
 from .chat_template import ChatTemplates
 from .checkpoint_files import chat_templates, eos_ids, read_json_object, special_tokens
@@ -41,6 +41,8 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.special_tokens = dict(special or {})
+        # Where `grammar/` keeps what it has made of the vocabulary.
+        self.grammar_compiler: object | None = None
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)

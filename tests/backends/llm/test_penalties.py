@@ -6,7 +6,6 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from modelserver_backends.llm.penalties import TokenCounts
 
 TOKENS = st.lists(st.integers(0, 300), max_size=200)

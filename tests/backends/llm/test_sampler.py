@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.sampling import make_sequence, reference_probabilities
-from support.tiny_tokenizers import byte_level
-
 from modelserver_backends.llm.draw import DrawInputs, draw_on_device, draw_on_host
 from modelserver_backends.llm.noise import uniform
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.sampling import make_sequence, reference_probabilities
+from support.tiny_tokenizers import byte_level
 
 EOS = (5, 6)
 NUM_DRAWS = 1500

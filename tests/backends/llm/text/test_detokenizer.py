@@ -9,11 +9,10 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_tokenizers import KINDS, TEXTS
-from tokenizers import models, pre_tokenizers, trainers
-
 from modelserver_backends.llm.text.detokenizer import make_detokenizer
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.tiny_tokenizers import KINDS, TEXTS
+from tokenizers import models, pre_tokenizers, trainers
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

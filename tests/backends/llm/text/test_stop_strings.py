@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
-
 from modelserver_backends.llm.text.stop_strings import StopStrings
 
 TEXT = st.text(alphabet="abc", max_size=40)
@@ -13,7 +14,7 @@ STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, ma
 
 def _cut(text: str, cuts: list[int]) -> list[str]:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(places)]
 
 
 def _run(pieces: list[str], stops: list[str], is_included: bool) -> tuple[str, str | None]:

@@ -7,11 +7,10 @@ import functools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_tokenizers import byte_fallback, byte_level
-
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.text.text_stream import TextStream
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.tiny_tokenizers import byte_fallback, byte_level
 
 
 @functools.cache

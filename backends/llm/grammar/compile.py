@@ -1,0 +1,126 @@
+"""What a request wants of its text, compiled for a tokenizer: cached, and bounded in size and time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from modelserver.backend import InvalidArgumentError
+
+from .ebnf import grammar_rules
+from .expression import Expression, choice, literal
+from .json_schema import any_object_rules, schema_rules
+from .matcher import Grammar, ProgramGrammar
+from .pattern import parse_pattern
+from .program import ROOT, CompileLimits, Program
+from .token_trie import TokenTrie
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+# Grammars that a tokenizer's compiler remembers, and what one may say (bytes of JSON).
+_MAX_GRAMMARS = 128
+_MAX_BYTES = 2**20
+DEADLINE_S = 10.0
+
+
+def compile_grammar(
+    structured_outputs: Mapping[str, Any], tokenizer: Tokenizer, *, deadline_s: float = DEADLINE_S
+) -> Grammar:
+    """The grammar of `{"json": schema}`, `{"json_object": true}`, `{"regex": "..."}`, `{"choice": [...]}` or
+    `{"grammar": "..."}`.
+
+    Takes milliseconds to seconds, so not on an event loop; any thread may call. InvalidArgumentError says what is
+    not supported, or that it is too large or takes longer than `deadline_s`.
+    """
+    return _compiler_of(tokenizer).compile(structured_outputs, deadline_s)
+
+
+# Guards that a tokenizer gets one compiler.
+_FIRST = threading.Lock()
+
+
+def _compiler_of(tokenizer: Tokenizer) -> GrammarCompiler:
+    with _FIRST:
+        compiler = tokenizer.grammar_compiler
+        if compiler is None:
+            compiler = tokenizer.grammar_compiler = GrammarCompiler(tokenizer)
+    assert isinstance(compiler, GrammarCompiler), f"{compiler} is no compiler of grammars"
+    return compiler
+
+
+class GrammarCompiler:
+    """Of one tokenizer: its vocabulary as a trie, made once, and the grammars compiled last."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Guards the trie and the cache; compiling goes on outside.
+        self._lock = threading.Lock()
+        self._trie: TokenTrie | None = None
+        self._grammars: OrderedDict[bytes, Grammar] = OrderedDict()
+
+    def compile(self, structured_outputs: Mapping[str, Any], deadline_s: float) -> Grammar:
+        key = _key(structured_outputs)
+        with self._lock:
+            found = self._grammars.get(key)
+            if found is not None:
+                self._grammars.move_to_end(key)
+                return found
+        grammar = self._compile(structured_outputs, time.monotonic() + deadline_s)
+        with self._lock:
+            # Two threads may have compiled the same; the first result is the one that is shared.
+            grammar = self._grammars.setdefault(key, grammar)
+            if len(self._grammars) > _MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
+        return grammar
+
+    def _compile(self, structured_outputs: Mapping[str, Any], deadline: float) -> Grammar:
+        program = Program(_rules(structured_outputs), CompileLimits(deadline=deadline))
+        grammar = ProgramGrammar(program, self._vocabulary(), self._tokenizer.eos_token_ids)
+        if grammar.is_unwritable:
+            raise InvalidArgumentError("structured output: the model's vocabulary cannot write what is asked for")
+        return grammar
+
+    def _vocabulary(self) -> TokenTrie:
+        with self._lock:
+            if self._trie is None:
+                # Tokens that end a text are no part of it, even if they look like some.
+                ends = self._tokenizer.eos_token_ids
+                visible = self._tokenizer.visible_bytes
+                self._trie = TokenTrie([b"" if number in ends else piece for number, piece in enumerate(visible)])
+            return self._trie
+
+
+def _key(structured_outputs: Mapping[str, Any]) -> bytes:
+    try:
+        key = orjson.dumps(structured_outputs, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise InvalidArgumentError(f"structured output: what is asked for is not JSON: {error}") from error
+    if len(key) > _MAX_BYTES:
+        raise InvalidArgumentError(f"structured output: what is asked for has {len(key)} bytes, {_MAX_BYTES} may be")
+    return key
+
+
+def _rules(structured_outputs: Mapping[str, Any]) -> dict[str, Expression]:
+    given = {kind: what for kind, what in structured_outputs.items() if what is not None}
+    if len(given) != 1:
+        raise InvalidArgumentError(
+            f"structured output: one of json, json_object, regex, choice, grammar is expected, got {list(given)}"
+        )
+    ((kind, what),) = given.items()
+    if kind == "json":
+        return schema_rules(orjson.loads(what) if isinstance(what, str | bytes) else what)
+    if kind == "json_object":
+        return any_object_rules()
+    if kind == "regex":
+        return {ROOT: parse_pattern(what)}
+    if kind == "choice":
+        return {ROOT: choice(literal(text) for text in what)}
+    if kind == "grammar":
+        return grammar_rules(what)
+    raise InvalidArgumentError(f"structured output: {kind!r} is none of json, json_object, regex, choice, grammar")

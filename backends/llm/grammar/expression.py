@@ -1,0 +1,143 @@
+"""What a text may be, as a tree: what JSON schemas, regular expressions and EBNF are turned into.
+
+The leaves are sets of characters; how a character is written as bytes is decided by whoever makes the leaf, so that the
+same regular expression can describe a text and the inside of a JSON string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# The last character; surrogates, which no text has, lie between these.
+LAST_CHARACTER = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """One character out of inclusive ranges of code points, as UTF-8."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """These bytes."""
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    parts: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the options; without options nothing matches."""
+
+    options: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """From `least` to `most` times; None: as often as one likes."""
+
+    part: Expression
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """What the rule of this name says. Rules may refer to each other and to themselves."""
+
+    rule: str
+
+
+Expression = Characters | Literal | Concat | Choice | Repeat | Ref
+
+EMPTY = Literal(b"")
+NEVER = Choice(())
+
+
+def literal(text: str) -> Literal:
+    return Literal(text.encode())
+
+
+def concat(*parts: Expression) -> Expression:
+    """Nothing matches if nothing matches one of the parts."""
+    kept: list[Expression] = []
+    for part in parts:
+        if part == NEVER:
+            return NEVER
+        if isinstance(part, Concat):
+            kept.extend(part.parts)
+        elif part != EMPTY:
+            kept.append(part)
+    return kept[0] if len(kept) == 1 else Concat(tuple(kept)) if kept else EMPTY
+
+
+def choice(options: Iterable[Expression]) -> Expression:
+    kept = tuple(dict.fromkeys(option for option in options if option != NEVER))
+    return kept[0] if len(kept) == 1 else Choice(kept)
+
+
+def optional(part: Expression) -> Expression:
+    return EMPTY if part == NEVER else Repeat(part, 0, 1)
+
+
+def normalized(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Sorted, disjoint, without surrogates."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        elif low <= high:
+            merged.append((low, high))
+    first, last = _SURROGATES
+    return tuple(
+        (start, end)
+        for low, high in merged
+        for start, end in ((low, min(high, first - 1)), (max(low, last + 1), high))
+        if start <= end
+    )
+
+
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """All other characters."""
+    others, start = [], 0
+    for low, high in normalized(ranges):
+        others.append((start, low - 1))
+        start = high + 1
+    return normalized([*others, (start, LAST_CHARACTER)])
+
+
+def intersection(first: Ranges, second: Ranges) -> Ranges:
+    return normalized(
+        (max(low, other_low), min(high, other_high)) for low, high in first for other_low, other_high in second
+    )
+
+
+def length_bounds(expression: Expression) -> tuple[int, int | None]:
+    """How many characters a match has at least, and at most (None: no bound). For trees without literals and rules
+    whose leaves are one character each, which regular expressions are."""
+    if isinstance(expression, Characters):
+        return 1, 1
+    if isinstance(expression, Concat):
+        bounds = [length_bounds(part) for part in expression.parts]
+        most = [bound for _, bound in bounds]
+        return sum(least for least, _ in bounds), None if None in most else sum(bound or 0 for bound in most)
+    if isinstance(expression, Choice):
+        bounds = [length_bounds(option) for option in expression.options]
+        most = [bound for _, bound in bounds]
+        return min(least for least, _ in bounds), None if None in most else max(bound or 0 for bound in most)
+    if isinstance(expression, Repeat):
+        least, bound = length_bounds(expression.part)
+        unbounded = expression.most is None or bound is None
+        return expression.least * least, None if unbounded else (expression.most or 0) * (bound or 0)
+    assert isinstance(expression, Literal), f"{expression} has no length of its own"
+    return len(expression.text.decode()), len(expression.text.decode())

@@ -1,0 +1,234 @@
+"""JSON schemas as rules. What the rules allow is valid by the schema; not all that is valid is allowed.
+
+Objects have their properties in the order of the schema, and others only if `additionalProperties` says so; keys of
+others need no escapes; lists with `prefixItems` have all of these; numbers are of a size that programs can hold.
+InvalidArgumentError names a keyword that is not supported, and where it stands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+from urllib.parse import unquote
+
+from modelserver.backend import InvalidArgumentError
+
+from .expression import NEVER, Expression, Ref, choice, literal
+from .json_text import OBJECT, VALUE, json_literal, json_rules
+from .number_ranges import integers, numbers
+from .program import ROOT
+from .schema_containers import array_expression, object_expression
+from .schema_overlap import may_overlap
+from .schema_strings import string_expression
+from .schema_terms import APPLICATORS, CONSTRAINTS, Schema, checked, has_type, is_equal, merge, types_of, wrong
+
+# Schemas inside of each other without an object or a list between them.
+_MAX_DEPTH = 60
+_MAX_RULES = 10_000
+
+
+def schema_rules(schema: Any) -> dict[str, Expression]:
+    """The rules of a schema; one is `root`."""
+    return SchemaCompiler(schema).compile()
+
+
+def any_object_rules() -> dict[str, Expression]:
+    return {ROOT: OBJECT, **json_rules()}
+
+
+class SchemaCompiler:
+    """Of one document, whose `$ref`s lead to places in itself. Schemas inside objects and lists become rules of their
+    own, which are made one after the other, so that documents may be as deep as they like."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self._rules: dict[str, Expression] = {}
+        self._waiting: deque[tuple[str, Any, str]] = deque()
+        self._names: set[str] = set()
+        self._num_names = 0
+
+    def compile(self) -> dict[str, Expression]:
+        self._rules = json_rules()
+        self._rules[ROOT] = self.expression(self._document, "#")
+        while self._waiting:
+            name, schema, path = self._waiting.popleft()
+            self._rules[name] = self.expression(schema, path)
+        return self._rules
+
+    def inner(self, schema: Any, path: str) -> Expression:
+        """A schema inside another: in place if it is small, else by a rule of its own."""
+        if isinstance(schema, Mapping) and not schema.keys() & _COMPOUND and types_of(schema) != ("object",):
+            return self.expression(schema, path)
+        if not isinstance(schema, Mapping):
+            return self.expression(schema, path)
+        return self._rule(path if self._is_at(schema, path) else self._new_name(path), schema, path)
+
+    def share(self, path: str, expression: Expression) -> Expression:
+        """A rule for what is used more than once."""
+        name = self._new_name(path)
+        self._rules[name] = expression
+        return Ref(name)
+
+    def expression(self, schema: Any, path: str, depth: int = 0) -> Expression:
+        """What matches a schema."""
+        if isinstance(schema, bool):
+            return VALUE if schema else NEVER
+        if depth > _MAX_DEPTH:
+            raise wrong(path, f"schemas refer to each other more than {_MAX_DEPTH} deep, or in a circle")
+        schema = checked(schema, path)
+        rest = {key: value for key, value in schema.items() if key in CONSTRAINTS}
+        if "$ref" in rest and len(rest) == 1:
+            return self._rule(str(schema["$ref"]), self._target(schema["$ref"], path), str(schema["$ref"]))
+        if "$ref" in rest:
+            target = self._target(rest.pop("$ref"), path)
+            return self.expression(merge(self._flat(target, path), rest, path), path, depth + 1)
+        if "allOf" in rest:
+            return self.expression(self._merged(rest, path), path, depth + 1)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in rest:
+                return self._alternatives(rest, keyword, path, depth)
+        if "enum" in rest or "const" in rest:
+            return self._listed(rest, path)
+        return choice(self._of_type(kind, rest, path) for kind in types_of(rest))
+
+    def _of_type(self, kind: str, schema: Schema, path: str) -> Expression:
+        if kind == "object":
+            return object_expression(self, schema, path)
+        if kind == "array":
+            return array_expression(self, schema, path)
+        if kind == "string":
+            return string_expression(schema, path)
+        if kind in ("number", "integer"):
+            return _number(kind, schema, path)
+        return literal("null") if kind == "null" else choice([literal("true"), literal("false")])
+
+    def _listed(self, schema: Schema, path: str) -> Expression:
+        """`enum` and `const`."""
+        others = schema.keys() - {"enum", "const", "type"}
+        if others:
+            raise wrong(path, f"keyword {min(others)!r} beside enum or const is not supported")
+        values = schema.get("enum", [schema.get("const")])
+        if not isinstance(values, list):
+            raise wrong(path, f"enum must be a list, it is {values!r}")
+        if "const" in schema:
+            values = [value for value in values if is_equal(value, schema["const"])]
+        if "type" in schema:
+            values = [value for value in values if has_type(value, types_of(schema))]
+        return choice(json_literal(value, path) for value in values)
+
+    def _alternatives(self, schema: Schema, keyword: str, path: str, depth: int) -> Expression:
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        options = schema[keyword]
+        if not isinstance(options, list) or not options:
+            raise wrong(path, f"{keyword} must be a list of at least one schema")
+        if rest.keys() & APPLICATORS:
+            raise wrong(path, f"{keyword} beside {min(rest.keys() & APPLICATORS)} is not supported")
+        whole = [merge(rest, self._flat(option, path), path) if rest else option for option in options]
+        if keyword == "oneOf":
+            self._check_exclusive(whole, path)
+        return choice(
+            self.expression(option, f"{path}/{keyword}/{place}", depth + 1) for place, option in enumerate(whole)
+        )
+
+    def _check_exclusive(self, options: list[Any], path: str) -> None:
+        flat = [self._flat(option, path) for option in options]
+        for place, first in enumerate(flat):
+            for other in range(place + 1, len(flat)):
+                if may_overlap(first, flat[other], lambda schema: self._flat(schema, path)):
+                    raise wrong(
+                        path,
+                        f"oneOf: alternatives {place} and {other} may match the same value, which no automaton rules "
+                        "out; use anyOf, or a property that is required in both with a const of its own in each",
+                    )
+
+    def _merged(self, schema: Schema, path: str, depth: int = 0) -> Any:
+        """A schema without its `allOf`."""
+        parts = schema["allOf"]
+        if not isinstance(parts, list):
+            raise wrong(path, "allOf must be a list of schemas")
+        merged: Any = {key: value for key, value in schema.items() if key != "allOf"}
+        for part in parts:
+            merged = merge(merged, self._flat(part, path, depth + 1), path)
+        return merged
+
+    def _flat(self, schema: Any, path: str, depth: int = 0) -> Any:
+        """A schema without `$ref` and `allOf` of its own."""
+        while not isinstance(schema, bool):
+            if depth > _MAX_DEPTH:
+                raise wrong(path, f"schemas refer to each other more than {_MAX_DEPTH} deep, or in a circle")
+            depth += 1
+            schema = checked(schema, path)
+            if "$ref" in schema:
+                rest = {key: value for key, value in schema.items() if key != "$ref" and key in CONSTRAINTS}
+                target = self._target(schema["$ref"], path)
+                schema = merge(self._flat(target, path, depth), rest, path) if rest else target
+            elif "allOf" in schema:
+                schema = self._merged(schema, path, depth)
+            else:
+                return schema
+        return schema
+
+    def _target(self, reference: Any, path: str) -> Any:
+        """What a `$ref` leads to: a JSON pointer into this document."""
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            raise wrong(
+                path, f"$ref {reference!r} is not supported; only places in the same schema are, as '#/$defs/a'"
+            )
+        found = self._document
+        for step in reference.split("/")[1:]:
+            key = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                raise wrong(path, f"$ref {reference!r} leads nowhere")
+        return found
+
+    def _is_at(self, schema: Any, path: str) -> bool:
+        """Whether a schema is the document's own at this place, and not a merged one: then a `$ref` shares its rule."""
+        try:
+            return self._target(path, path) is schema
+        except InvalidArgumentError:
+            return False
+
+    def _new_name(self, path: str) -> str:
+        self._num_names += 1
+        return f"{path} ({self._num_names})"
+
+    def _rule(self, name: str, schema: Any, path: str) -> Ref:
+        if name not in self._names:
+            if len(self._names) >= _MAX_RULES:
+                raise wrong(path, f"the schema needs more than {_MAX_RULES} rules")
+            self._names.add(name)
+            self._waiting.append((name, schema, path))
+        return Ref(name)
+
+
+_COMPOUND = APPLICATORS | {"properties", "items", "prefixItems", "additionalProperties", "patternProperties"}
+
+
+def _number(kind: str, schema: Schema, path: str) -> Expression:
+    bounds: dict[str, Decimal | None] = {}
+    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        value = schema.get(keyword)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong(path, f"{keyword} must be a number, it is {value!r}")
+        bounds[keyword] = None if value is None else Decimal(str(value))
+    low, is_low_open = bounds["minimum"], False
+    if (above := bounds["exclusiveMinimum"]) is not None and (low is None or above >= low):
+        low, is_low_open = above, True
+    high, is_high_open = bounds["maximum"], False
+    if (below := bounds["exclusiveMaximum"]) is not None and (high is None or below <= high):
+        high, is_high_open = below, True
+    if kind == "number":
+        return numbers(low, high, is_low_open=is_low_open, is_high_open=is_high_open)
+    least = None if low is None else _ceil(low) + (is_low_open and low == _ceil(low))
+    most = None if high is None else -_ceil(-high) - (is_high_open and high == _ceil(high))
+    return integers(least, most)
+
+
+def _ceil(value: Decimal) -> int:
+    return int(value.to_integral_value(rounding="ROUND_CEILING"))

@@ -1,0 +1,385 @@
+"""Texts of a schema are valid by it, which an independent validator says; what is not supported is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from modelserver_backends.llm.grammar import Grammar, compile_grammar
+from modelserver_backends.llm.grammar.automaton import Automaton
+from modelserver_backends.llm.grammar.json_schema import schema_rules
+from modelserver_backends.llm.grammar.program import Program
+from support.grammars import is_match, json_tokenizer, random_text
+
+from modelserver.errors import InvalidArgumentError
+
+_NAMES = st.sampled_from(["a", "b", "ab", "é", 'q"', "x/y", "~"])
+_SCALARS: st.SearchStrategy[Any] = st.sampled_from([None, True, False, 0, 1, -3, 2.5, "", "a", 'q"\\', "é🙂\n"])
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(_NAMES, inner, max_size=2)),
+    max_leaves=3,
+)
+_BOUNDS = st.sampled_from([-100, -7.5, -1, 0, 0.25, 1, 3.125, 12, 250])
+_PATTERNS = st.sampled_from(["^a+$", "b", '^[^"]', "\\\\$", r"^\d{2}(-x)?", "^(é|🙂){1,2}$", r"\s", "^$"])
+
+
+def _present(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+_LEAVES: st.SearchStrategy[Any] = st.one_of(
+    st.just(True),
+    st.sampled_from([{"type": kind} for kind in ("null", "boolean", "integer", "number", "string", "object", "array")]),
+    st.builds(
+        lambda types: {"type": types},
+        st.lists(st.sampled_from(["null", "integer", "string"]), min_size=1, max_size=3, unique=True),
+    ),
+    st.builds(lambda values: {"enum": values}, st.lists(_VALUES, min_size=1, max_size=3)),
+    st.builds(lambda value: {"const": value}, _VALUES),
+    st.builds(
+        lambda bounds: {"type": "string", **bounds}, _present(minLength=st.integers(0, 3), maxLength=st.integers(3, 6))
+    ),
+    st.builds(lambda pattern: {"type": "string", "pattern": pattern}, _PATTERNS),
+    st.builds(
+        lambda kind, bounds: {"type": kind, **bounds},
+        st.sampled_from(["integer", "number"]),
+        _present(minimum=_BOUNDS, maximum=_BOUNDS, exclusiveMinimum=_BOUNDS, exclusiveMaximum=_BOUNDS),
+    ),
+    st.just({"$ref": "#/$defs/tree"}),
+)
+
+
+def _compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    objects = st.builds(
+        lambda properties, extra, required, bounds: {
+            "type": "object",
+            "properties": properties,
+            **extra,
+            "required": [
+                name for name in required if name in properties or extra.get("additionalProperties", True) is not False
+            ],
+            **bounds,
+        },
+        st.dictionaries(_NAMES, inner, max_size=3),
+        _present(additionalProperties=st.one_of(st.booleans(), inner)),
+        st.lists(_NAMES, max_size=2, unique=True),
+        _present(title=st.just("t")),
+    )
+    lists = st.builds(
+        lambda fields: {"type": "array", **fields},
+        _present(
+            items=inner,
+            prefixItems=st.lists(inner, min_size=1, max_size=2),
+            minItems=st.integers(0, 2),
+            maxItems=st.integers(2, 4),
+        ),
+    )
+    return st.one_of(
+        objects,
+        lists,
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(
+            lambda kind, options: {"type": kind, "anyOf": options},
+            st.sampled_from(["object", ["string", "null"]]),
+            st.lists(objects, min_size=1, max_size=2),
+        ),
+        st.builds(lambda first, second: {"allOf": [first, second]}, objects, objects),
+        st.builds(lambda options: {"oneOf": options}, st.lists(inner, min_size=2, max_size=2)),
+    )
+
+
+_SCHEMAS = st.recursive(_LEAVES, _compound, max_leaves=6)
+_TREE = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}},
+    "required": ["next"],
+    "additionalProperties": False,
+}
+
+
+_REFUSALS = ("no text matches", "not supported", "oneOf: alternatives", "deep, or in a circle")
+
+
+def _compile(schema: Any) -> tuple[Grammar | None, str]:
+    try:
+        return compile_grammar({"json": schema}, json_tokenizer()), ""
+    except InvalidArgumentError as error:
+        return None, error.message
+
+
+@given(schema=_SCHEMAS, seed=st.integers(0, 1000))
+@settings(max_examples=250)
+def test_whatever_is_generated_is_valid(schema: Any, seed: int) -> None:
+    document = {"$defs": {"tree": _TREE}, "allOf": [schema]} if schema is True else {"$defs": {"tree": _TREE}, **schema}
+    grammar, refusal = _compile(document)
+    if grammar is None:
+        assert any(word in refusal for word in _REFUSALS), refusal
+        return
+    for turn in range(3):
+        text = random_text(grammar, json_tokenizer(), seed + turn, max_tokens=80)
+        if text is not None:
+            jsonschema.validate(json.loads(text), document, cls=jsonschema.Draft202012Validator)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"enum": ["x", "y"]}},
+    },
+    "required": ["name"],
+}
+SHAPES = {
+    "$defs": {
+        "circle": {
+            "type": "object",
+            "properties": {"kind": {"const": "circle"}, "r": {"type": "number"}},
+            "required": ["kind", "r"],
+        },
+        "square": {
+            "type": "object",
+            "properties": {"kind": {"const": "square"}, "a": {"type": "number"}},
+            "required": ["kind", "a"],
+        },
+    },
+    "oneOf": [{"$ref": "#/$defs/circle"}, {"$ref": "#/$defs/square"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            PERSON,
+            ['{"name":"a"}', '{ "name": "a", "age": 3, "tags": ["x", "y"] }', '{"name":"é\\n","tags":[]}'],
+            ["{}", '{"age":3,"name":"a"}', '{"name":"a","age":-1}', '{"name":"a","other":1}', '{"name":"a",}'],
+        ),
+        (
+            SHAPES,
+            ['{"kind":"circle","r":1.5}', '{"kind":"square","a":2}'],
+            ['{"kind":"circle","a":2}', '{"kind":"oval","r":1}'],
+        ),
+        ({"type": "object"}, ["{}", '{"a":{"b":[]}}'], ["[]"]),
+        ({"type": "object", "additionalProperties": False}, ["{}", "{ }"], ['{"a":1}']),
+        (
+            {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 2},
+            ['{"a":null}', '{"a":null,"b":null}'],
+            ["{}", '{"a":1}', '{"a":null,"b":null,"c":null}'],
+        ),
+        (
+            {"properties": {"ab": {"type": "null"}}, "additionalProperties": True},
+            ["{}", '{"ab":null,"a":1,"abc":2}', '{"b":1}'],
+            ['{"ab":1}', '{"a":1,"ab":1}', '{"\\u0061b":1}'],
+        ),
+        ({"type": "object", "patternProperties": {"^x-": {"type": "integer"}}}, ['{"x-a":1}', "{}"], ['{"y":1}']),
+        ({"type": "object", "required": ["a"]}, ['{"a":[1]}'], ["{}"]),
+        (
+            {"properties": {"a": True, "b": True, "c": {"type": "null"}}, "required": ["c"]},
+            ['{"c":null}', '{"b":1,"c":null}', '{"a":1,"b":2,"c":null}'],
+            ['{"a":1}', '{"c":null,"a":1}', '{,"c":null}'],
+        ),
+        ({"properties": {"a": True, "b": False}}, ["{}", '{"a":1}'], ['{"b":1}']),
+        (
+            {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 2},
+            ["[null]", "[null, null]"],
+            ["[]", "[null,null,null]"],
+        ),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]},
+            ['[1,"a"]'],
+            ["[]", "[1]", '[1,"a",2]'],
+        ),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "null"}},
+            ["[1]", "[1,null]"],
+            ["[]", "[1,2]"],
+        ),
+        ({"type": "array", "prefixItems": [{"type": "integer"}], "minItems": 2}, ['[1,"x"]', "[1,2]"], ["[1]"]),
+        (
+            {"type": "array", "items": [{"type": "integer"}], "additionalItems": {"type": "null"}},
+            ["[1,null]"],
+            ["[null]"],
+        ),
+        ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"é\\n🙂"', '"\\u00e9a"'], ['"a"', '"abcd"']),
+        ({"type": "string"}, ['"\\u0041\\/"'], ['"\\x"', '"\\ud83d"', '"\n"', '"a']),
+        ({"enum": ["a", 1, None, {"b": [True]}]}, ['"a"', "1", "null", '{"b":[true]}'], ["2", '"1"', "true"]),
+        ({"type": "integer", "enum": ["a", 1, 2.0, 2.5, True]}, ["1", "2.0"], ['"a"', "2.5", "true"]),
+        ({"const": "x", "enum": ["x", "y"]}, ['"x"'], ['"y"']),
+        ({"type": ["integer", "null"], "minimum": 5}, ["5", "null"], ["4"]),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, ["1", '"a"'], ["null"]),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}},
+                "anyOf": [{"required": ["a"]}, {"properties": {"b": {"type": "null"}}}],
+            },
+            ['{"a":1}', '{"a":1,"b":null}', "{}"],
+            ['{"b":1}'],
+        ),
+        (
+            {
+                "allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}, {"$ref": "#/$defs/even"}],
+                "$defs": {"even": {"enum": [2, 4]}},
+            },
+            [],
+            [],
+        ),
+        (
+            {"allOf": [{"type": ["integer", "string"], "minimum": 3}, {"type": "number", "maximum": 5}]},
+            ["3", "5"],
+            ["2", '"a"'],
+        ),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "null"}}, "description": "x"}, ["null"], ["1"]),
+        ({"$ref": "#/$defs/s", "$defs": {"s": {"type": "string"}}, "maxLength": 1}, ['"a"'], ['"ab"']),
+        ({"type": "array", "items": {"$ref": "#"}}, ["[]", "[[], [[]]]"], ["[1]"]),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, ["1", "0.5", "1.0"], ["0", "1.1", "0.0"]),
+        ({"type": "integer", "exclusiveMinimum": 1.5, "exclusiveMaximum": 4}, ["2", "3"], ["1", "4"]),
+        (
+            {"format": "email", "$schema": "x", "title": "x", "x-vendor": 1, "uniqueItems": False},
+            ['"a@b.com"'],
+            ['"a"'],
+        ),
+        ({"type": "string", "format": "byte"}, ['"anything"'], ["1"]),
+        (
+            {"type": "string", "format": "uuid", "minLength": 36, "maxLength": 36},
+            ['"123e4567-e89b-12d3-a456-426614174000"'],
+            ['"x"'],
+        ),
+        ({"type": "string", "pattern": "^[ab]{2,3}$", "minLength": 1, "maxLength": 3}, ['"ab"'], ['"a"']),
+    ],
+)
+def test_examples(schema: Any, good: list[str], bad: list[str]) -> None:
+    if not good:
+        with pytest.raises(InvalidArgumentError, match="beside enum"):
+            schema_rules(schema)
+        return
+    automaton = Automaton(Program(schema_rules(schema)))
+    assert [text for text in good if not is_match(automaton, text)] == []
+    assert [text for text in bad if is_match(automaton, text)] == []
+
+
+@pytest.mark.parametrize(
+    "form", ["date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6", "hostname", "email", "uri"]
+)
+def test_formats_are_valid(form: str) -> None:
+    import datetime
+    import ipaddress
+    import urllib.parse
+    import uuid
+
+    readers: dict[str, Any] = {
+        "date": datetime.date.fromisoformat,
+        "time": lambda text: datetime.time.fromisoformat(text.replace("Z", "+00:00")),
+        "date-time": datetime.datetime.fromisoformat,
+        "uuid": uuid.UUID,
+        "ipv4": ipaddress.IPv4Address,
+        "ipv6": ipaddress.IPv6Address,
+        "uri": urllib.parse.urlsplit,
+    }
+    grammar = compile_grammar({"json": {"type": "string", "format": form}}, json_tokenizer())
+    texts = [random_text(grammar, json_tokenizer(), seed) for seed in range(25)]
+    read = [readers.get(form, str)(json.loads(text)) for text in texts if text is not None]
+    assert len(read) > 5
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "at #/properties/a: keyword 'not' is not supported"),
+        ({"type": "array", "items": {"multipleOf": 3}}, "at #/items: keyword 'multipleOf'"),
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' is not supported"),
+        ({"if": {}}, "'if'"),
+        ({"type": "array", "contains": {}}, "'contains'"),
+        ({"propertyNames": {}}, "'propertyNames'"),
+        ({"type": "text"}, "type 'text' is none of"),
+        ({"type": 5}, "type 5 is none of"),
+        (["a"], "a schema is an object"),
+        ({"properties": {"a": 5}}, "at #/properties/a: a schema is an object"),
+        ({"properties": []}, "properties must be"),
+        ({"required": "a"}, "required must be"),
+        ({"minLength": -1}, "minLength must be"),
+        ({"type": "string", "maxLength": "3"}, "maxLength must be"),
+        ({"minimum": "3"}, "minimum must be a number"),
+        ({"type": "number", "exclusiveMinimum": True}, "exclusiveMinimum must be a number"),
+        ({"enum": 3}, "enum must be a list"),
+        ({"anyOf": []}, "anyOf must be a list"),
+        ({"allOf": 3}, "allOf must be a list"),
+        ({"$ref": "http://x"}, "only places in the same schema"),
+        ({"$ref": "#/$defs/a"}, "leads nowhere"),
+        ({"$ref": "#"}, "begins with itself|no text matches"),
+        ({"allOf": [{"$ref": "#"}]}, "in a circle"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "maxLength 3 beside a pattern"),
+        ({"type": "string", "pattern": "a", "format": "date"}, "pattern beside format"),
+        ({"type": "string", "pattern": "(?=a)"}, "looks around"),
+        ({"type": "string", "format": "uuid", "minLength": 40}, "minLength 40 beside a format"),
+        ({"enum": ["a"], "minLength": 2}, "beside enum"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf: alternatives 0 and 1"),
+        ({"oneOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, "oneOf: alternatives"),
+        ({"minProperties": 2}, "minProperties above"),
+        ({"properties": {"a": {}, "b": {}}, "maxProperties": 1}, "maxProperties below"),
+        ({"patternProperties": {"a": {}, "b": {}}}, "patternProperties is supported only alone"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "two different 'pattern'"),
+        (
+            {"allOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"properties": {"b": {}}}]},
+            "additionalProperties in one part",
+        ),
+        ({"anyOf": [{}], "oneOf": [{}]}, "anyOf beside oneOf"),
+        ({"const": "\ud800"}, "is no JSON"),
+    ],
+)
+def test_what_is_refused_by_name(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        Program(schema_rules(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"enum": []},
+        {"type": "string", "minLength": 3, "maxLength": 2},
+        {"type": "array", "minItems": 3, "maxItems": 2},
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"properties": {"a": False}, "required": ["a"]},
+        {"type": "null", "const": 1},
+        {"type": "array", "items": False, "minItems": 1},
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"additionalProperties": False, "required": ["a"]},
+    ],
+)
+def test_schemas_that_no_value_satisfies(schema: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="no text matches"):
+        Program(schema_rules(schema))
+
+
+def test_deep_and_wide_schemas() -> None:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(400):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    automaton = Automaton(Program(schema_rules(deep)))
+    assert is_match(automaton, '{"a":' * 400 + "1" + "}" * 400)
+    wide = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(400)}}
+    automaton = Automaton(Program(schema_rules(wide)))
+    assert is_match(automaton, '{"p3":1,"p399":2}')
+    assert not is_match(automaton, '{"p399":1,"p3":2}')
+
+
+def test_names_that_look_like_places_are_kept_apart() -> None:
+    schema = {
+        "properties": {
+            "a": {"type": "object", "properties": {"b": {"type": "object"}}},
+            "a/properties/b": {"type": "array"},
+        },
+        "required": ["a/properties/b"],
+    }
+    automaton = Automaton(Program(schema_rules(schema)))
+    assert is_match(automaton, '{"a":{"b":{}},"a/properties/b":[]}')
+    assert not is_match(automaton, '{"a":{"b":[]},"a/properties/b":[]}')

@@ -1,0 +1,98 @@
+"""Texts under a grammar: whether one matches, and random ones made token by token."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+
+import numpy as np
+from modelserver_backends.llm.grammar import Grammar
+from modelserver_backends.llm.grammar.automaton import DEAD, Automaton
+from modelserver_backends.llm.grammar.expression import Characters, Choice, Concat, Expression, Literal, Repeat
+from modelserver_backends.llm.grammar.program import ROOT, Program
+from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.tiny_tokenizers import byte_level
+
+
+@functools.cache
+def json_tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level(), special={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def is_match(automaton: Automaton, text: str | bytes) -> bool:
+    number = automaton.start
+    for byte in text if isinstance(text, bytes) else text.encode():
+        number = automaton.next(number, byte)
+        if number == DEAD:
+            return False
+    return automaton.configurations[number].is_complete
+
+
+def automaton_of(expression: Expression, **rules: Expression) -> Automaton:
+    return Automaton(Program({ROOT: expression, **rules}))
+
+
+def ends(expression: Expression, text: bytes, start: int, rules: Mapping[str, Expression]) -> frozenset[int]:
+    """Where a match that begins at `start` may end: by trying everything. For short texts."""
+
+    @functools.cache
+    def of(part: Expression, place: int) -> frozenset[int]:
+        if isinstance(part, Literal):
+            return frozenset([place + len(part.text)] if text.startswith(part.text, place) else [])
+        if isinstance(part, Characters):
+            character = text[place : place + 1].decode(errors="replace")
+            is_in = any(low <= ord(one) <= high for one in character for low, high in part.ranges)
+            return frozenset([place + 1] if is_in else [])
+        if isinstance(part, Concat):
+            places = frozenset([place])
+            for inner in part.parts:
+                places = frozenset(after for one in places for after in of(inner, one))
+            return places
+        if isinstance(part, Choice):
+            return frozenset(after for option in part.options for after in of(option, place))
+        if isinstance(part, Repeat):
+            return repeated(part, place)
+        return of(rules[part.rule], place)
+
+    def repeated(part: Repeat, place: int) -> frozenset[int]:
+        found: set[int] = set()
+        places, seen = frozenset([place]), set()
+        for turn in range((part.most if part.most is not None else part.least + len(text) + 1) + 1):
+            if turn >= part.least:
+                found |= places
+            if not places or (turn > part.least and places in seen):
+                break
+            seen.add(places)
+            places = frozenset(after for one in places for after in of(part.part, one))
+        return frozenset(found)
+
+    return of(expression, start)
+
+
+def random_text(grammar: Grammar, tokenizer: Tokenizer, seed: int, max_tokens: int = 150) -> str | None:
+    """A text of randomly chosen allowed tokens; None if it was still going on after `max_tokens`.
+
+    The longer it gets, the rather it ends what it has begun: short tokens that close something go first.
+    """
+    rng, matcher = random.Random(seed), grammar.matcher()
+    token_ids: list[int] = []
+    while not matcher.is_terminated:
+        if len(token_ids) == max_tokens:
+            return None
+        mask = matcher.allowed_mask()
+        allowed = np.flatnonzero(mask).tolist()
+        assert allowed, "no token is allowed and the text is not at its end"
+        closing = [one for one in allowed if tokenizer.token_bytes(one) in (b"]", b"}", b'"', b"}}", b'"}')]
+        ending = [one for one in allowed if one in tokenizer.eos_token_ids]
+        if ending and rng.random() < 0.3:
+            allowed = ending
+        elif closing and rng.random() < len(token_ids) / 60:
+            allowed = closing
+        token_id = rng.choice(allowed)
+        assert matcher.accepts(token_id)
+        assert matcher.accept(token_id)
+        if token_id in tokenizer.eos_token_ids:
+            break
+        token_ids.append(token_id)
+    return tokenizer.decode(token_ids)
