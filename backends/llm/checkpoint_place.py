@@ -49,8 +49,11 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     elif context.config.default_model_filename and not path.exists():
         raise NotFoundError(f"{what}: no file {path}")
     _check_files(what, directory)
+    parameters = {**described, **context.config.parameters}
+    if parameters.get("max_model_len") == str(longest_of(directory)):
+        del parameters["max_model_len"]  # completed from the checkpoint, or as good as that: nobody insists on it
     try:
-        options = EngineOptions.from_parameters({**described, **context.config.parameters}, others=_OTHER_PARAMETERS)
+        options = EngineOptions.from_parameters(parameters, others=_OTHER_PARAMETERS)
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
     return CheckpointPlace(directory, options)

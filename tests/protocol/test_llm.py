@@ -1,0 +1,271 @@
+"""Language models by the contract of Triton's vLLM backend: in one answer, in streams, and when clients leave."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.clients import ClientError, GrpcClient, HttpClient, ProtocolClient
+from support.events import EventCall, events
+from support.grpc_stream import StreamPeer
+from support.llm_models import (
+    ENDLESS,
+    arrays,
+    first_text,
+    numbers_of,
+    stream_request,
+    write_endless_checkpoint,
+    write_llm,
+)
+from support.serving import RunningServer, running_server
+from support.tiny_checkpoints import write_checkpoint
+from support.waiting import until_true
+
+from modelserver.errors import ErrorCode
+from modelserver.telemetry.statistics import FailureReason
+
+PROMPT = "the model of a server"
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+FOREVER = {"temperature": 0, "max_tokens": ENDLESS, "ignore_eos": True}
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return [write_endless_checkpoint(root / "0", seed=0), write_checkpoint(root / "1", seed=1)]
+
+
+@pytest.fixture(scope="module")
+def served(layout: str, checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """`one` is named by its model.json; `two` is a bare checkpoint, without a config.pbtxt; `brief` comes and goes."""
+    root = tmp_path_factory.mktemp(f"llm-{layout}")
+    write_llm(root, "one", checkpoints[0], kv_cache_memory_bytes=64 << 20, num_threads=1)
+    write_llm(root, "brief", checkpoints[0], kv_cache_memory_bytes=8 << 20, num_threads=1)
+    shutil.copytree(checkpoints[1], root / "two" / "1")
+    with running_server(root, model_control_mode="explicit", load_model=("one", "two")) as running:
+        yield running
+
+
+@pytest.fixture(params=[HttpClient, GrpcClient], ids=["http", "grpc"])
+def client(served: RunningServer, request: pytest.FixtureRequest) -> Iterator[ProtocolClient]:
+    with request.param(served) as connected:
+        yield connected
+
+
+def text_of(client: ProtocolClient, model: str = "one", **inputs: Any) -> str:
+    answer = client.infer(model, arrays(**{"text_input": PROMPT, "sampling_parameters": GREEDY, **inputs}))
+    return str(answer["text_output"][0], "utf-8")
+
+
+def test_an_answer_has_the_prompt_before_it_unless_told_otherwise(client: ProtocolClient) -> None:
+    text = text_of(client, exclude_input_in_output=True)
+    assert text
+    assert text_of(client) == PROMPT + text
+
+
+def test_outputs_come_if_they_are_asked_for(client: ProtocolClient) -> None:
+    asked = {
+        f"return_{name}": True
+        for name in ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens", "token_ids")
+    }
+    answer = client.infer("one", arrays(text_input=PROMPT, sampling_parameters=GREEDY, **asked))
+    assert answer["finish_reason"].tolist() == [b"length"]
+    assert answer["stop_reason"].tolist() == [b"null"]
+    assert answer["num_output_tokens"].tolist() == [len(answer["token_ids"])] == [12]
+    assert answer["num_input_tokens"][0] > 3
+    assert answer["cumulative_logprob"][0] < 0
+    named = client.infer("one", arrays(text_input=PROMPT, sampling_parameters=GREEDY), outputs=["num_output_tokens"])
+    assert list(named.outputs) == ["num_output_tokens"]
+
+
+def test_choices_are_entries(client: ProtocolClient) -> None:
+    parameters = {"max_tokens": 6, "n": 3, "seed": 5, "ignore_eos": True}
+    answer = client.infer("one", arrays(text_input=PROMPT, sampling_parameters=parameters, return_token_ids=True))
+    assert answer["text_output"].shape == (3,)
+    assert answer["index"].tolist() == [0, 1, 2]
+    assert answer["choice_token_ids"].shape == (1,)
+
+
+def test_a_conversation_goes_through_the_template(client: ProtocolClient) -> None:
+    messages = {"messages": [{"role": "user", "content": "hello"}]}
+    answer = client.infer("one", arrays(messages=messages, operation="tokenize"))
+    tokens = client.infer("one", arrays(input_ids=answer["token_ids"], operation="detokenize"))
+    assert str(tokens["text_output"][0], "utf-8") == "<|bos|><|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    by_chat = client.infer("one", arrays(messages=messages, sampling_parameters=GREEDY))
+    by_ids = client.infer("one", arrays(input_ids=answer["token_ids"], sampling_parameters=GREEDY))
+    assert by_chat["text_output"].tolist() == by_ids["text_output"].tolist()
+
+
+def test_embeddings_have_length_one(client: ProtocolClient) -> None:
+    whole = client.infer("one", arrays(text_input=PROMPT, operation="embed"))["embedding"]
+    part = client.infer("one", arrays(text_input=PROMPT, operation="embed", dimensions=8))["embedding"]
+    assert (whole.shape, part.shape) == ((48,), (8,))
+    assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(part, whole[:8] / np.linalg.norm(whole[:8]), rtol=1e-4, atol=1e-6)
+
+
+def test_all_ways_to_ask_give_the_same_text(served: RunningServer) -> None:
+    with HttpClient(served) as http:
+        expected = text_of(http, exclude_input_in_output=True)
+    document = {"text_input": PROMPT, "exclude_input_in_output": True, **GREEDY}
+    with EventCall(served, "/v2/models/one/generate", document) as call:
+        assert call.document()["text_output"] == expected
+    said = events(served, "/v2/models/one/generate_stream", {**document, "stream": True})
+    assert "".join(event["text_output"] for event in said) == expected
+    assert len(said) > 3
+    with StreamPeer(served) as peer:
+        peer.send(stream_request("one", text_input=PROMPT, sampling_parameters=GREEDY, stream=True))
+        answers = peer.rest()
+    assert "".join(first_text(answer.outputs["text_output"]) for answer in answers) == expected
+    assert [answer.is_final for answer in answers] == [False] * (len(answers) - 1) + [True]
+
+
+def test_two_models_answer_side_by_side_as_they_do_alone(served: RunningServer) -> None:
+    with HttpClient(served) as http:
+        alone = {model: text_of(http, model, exclude_input_in_output=True) for model in ("one", "two")}
+    assert alone["one"] != alone["two"]
+    with StreamPeer(served) as peer:
+        peer.send(
+            *(
+                stream_request(model, f"{model}-{number}", text_input=PROMPT, sampling_parameters=GREEDY, stream=True)
+                for number in range(6)
+                for model in ("one", "two")
+            )
+        )
+        texts: dict[str, str] = {}
+        for answer in peer.rest():
+            texts[answer.id] = texts.get(answer.id, "") + first_text(answer.outputs["text_output"])
+    assert texts == {f"{model}-{number}": alone[model] for number in range(6) for model in ("one", "two")}
+
+
+# Clients that leave.
+
+
+def cancelled(served: RunningServer) -> int:
+    model = served.server.repository.get("one", None)
+    return served.call(lambda: model.statistics.snapshot().failures[FailureReason.CANCELED])
+
+
+def is_idle(served: RunningServer) -> bool:
+    """No request is at hand, and no block in use."""
+    numbers = numbers_of(served, "one")
+    return numbers["vllm:num_requests_running"] == numbers["vllm:kv_cache_usage_perc"] == 0
+
+
+@pytest.mark.parametrize("way", ["generate_stream", "infer", "ModelStreamInfer"])
+def test_who_leaves_frees_the_blocks(served: RunningServer, way: str) -> None:
+    before = cancelled(served)
+    if way == "ModelStreamInfer":
+        with StreamPeer(served) as peer:
+            peer.send(stream_request("one", text_input=PROMPT, sampling_parameters=FOREVER, stream=True))
+            peer.take(3)
+            peer.cancel()
+            until_true(lambda: cancelled(served) == before + 1, "the request was cancelled")
+    elif way == "generate_stream":
+        document = {"text_input": PROMPT, "stream": True, **FOREVER}
+        with EventCall(served, "/v2/models/one/generate_stream", document) as call:
+            call.next()
+    else:
+        inputs = arrays(text_input=PROMPT, sampling_parameters=FOREVER)
+        with GrpcClient(served) as leaving, pytest.raises(ClientError):
+            leaving.infer("one", inputs, client_timeout=0.2)
+    until_true(lambda: cancelled(served) == before + 1, "the request was cancelled")
+    until_true(lambda: is_idle(served), "its blocks are free")
+
+
+def test_an_unload_lets_streams_finish(served: RunningServer) -> None:
+    parameters = {"temperature": 0, "max_tokens": 1500, "ignore_eos": True}
+    with HttpClient(served) as http:
+        http.load("brief")
+        with StreamPeer(served) as peer:
+            request = stream_request(
+                "brief", text_input=PROMPT, sampling_parameters=parameters, stream=True, return_num_output_tokens=True
+            )
+            peer.send(request)
+            answers = peer.take(1)
+            http.unload("brief")
+            answers += peer.rest()
+        assert int.from_bytes(answers[-1].outputs["num_output_tokens"], "little") == 1500
+        until_true(lambda: not http.is_model_ready("brief"), "it is gone")
+
+
+# What is wrong is said.
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "needs one of the inputs text_input, messages, input_ids, got none of them"),
+        ({"text_input": b"\xff"}, "input 'text_input' is not UTF-8"),
+        ({"text_input": "a", "sampling_parameters": {"temprature": 1}}, "did you mean 'temperature'?"),
+        ({"text_input": "a", "sampling_parameters": {"max_tokens": 10**9}}, "max_tokens"),
+        ({"input_ids": [9999]}, "9999"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(client: ProtocolClient, inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        client.infer("one", arrays(**inputs))
+    assert message in caught.value.message
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"text_input": "a", "max_token": 3}, "did you mean 'max_tokens'?"),
+        ({"text_input": "a", "temperature": "hot"}, "'temperature'"),
+        ({"text_input": ["a", "b"]}, "text_input"),
+        ({"prompt": "a"}, "got none of them"),
+    ],
+)
+def test_a_bad_generate_call_is_told_what_is_wrong(served: RunningServer, document: Any, message: str) -> None:
+    with EventCall(served, "/v2/models/one/generate", document) as call:
+        assert call.status == 400
+        assert message in call.document()["error"]
+
+
+def test_an_error_after_the_others_began_disturbs_nobody(served: RunningServer) -> None:
+    with HttpClient(served) as http:
+        expected = text_of(http, exclude_input_in_output=True)
+    with StreamPeer(served) as peer:
+        good = stream_request("one", "good", text_input=PROMPT, sampling_parameters=GREEDY, stream=True)
+        peer.send(good, stream_request("one", "bad", text_input=PROMPT, sampling_parameters={"n": -1}))
+        answers = peer.rest()
+    assert [answer.error[:13] for answer in answers if answer.id == "bad"] == ["parameter 'n'"]
+    good_text = "".join(first_text(answer.outputs["text_output"]) for answer in answers if answer.id == "good")
+    assert good_text == expected
+
+
+# Numbers.
+
+
+def test_metrics_have_vllms_names(served: RunningServer) -> None:
+    with HttpClient(served) as http:
+        before = numbers_of(served, "two")
+        text_of(http, "two")
+        text_of(http, "two", text_input="another prompt")
+        statistics = http.statistics("two")[0]
+    grown = {name: value - before.get(name, 0) for name, value in numbers_of(served, "two").items()}
+    assert grown["vllm:generation_tokens_total"] == 24
+    assert grown["vllm:request_success_total{length}"] == 2
+    assert grown["vllm:prompt_tokens_total"] > 0
+    assert grown["vllm:time_to_first_token_seconds_count"] == 2
+    assert grown["vllm:inter_token_latency_seconds_count"] == 22
+    assert grown["vllm:e2e_request_latency_seconds_count"] == 2
+    assert grown["vllm:num_requests_waiting"] == 0
+    assert grown["nv_inference_request_success_total"] == 2
+    assert statistics["inference_stats"]["success"]["count"] >= 2
+    assert statistics["inference_stats"]["queue"]["count"] == statistics["inference_stats"]["success"]["count"]
+
+
+def test_the_config_is_completed(client: ProtocolClient) -> None:
+    config = client.model_config("two")
+    assert config["backend"] == "llm"
+    assert config["model_transaction_policy"]["decoupled"]
+    names = {spec["name"] for spec in config["input"]}
+    assert {"text_input", "messages", "input_ids", "stream", "sampling_parameters"} <= names
+    assert config["parameters"]["max_model_len"]["string_value"] == "512"
