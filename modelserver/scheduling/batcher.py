@@ -43,7 +43,9 @@ class Timer(Protocol):
 
 
 class LoopCalls(Protocol):
-    """The two services of an event loop that a batcher needs."""
+    """The services of an event loop that a batcher needs."""
+
+    def call_soon(self, callback: Callable[[], None], /) -> object: ...
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
 
@@ -89,6 +91,7 @@ class Batcher:
         self._expiry = ExpiryTimes()
         self._idle = IdleSeats()
         self._is_stopped = False
+        self._is_wake_due = False
         self._timer: Timer | None = None
         self._timer_ns = 0
         self._cancel_callback = self._cancel  # one bound method, not one per request
@@ -102,7 +105,8 @@ class Batcher:
         """There are no sequences here."""
         return False
 
-    def submit(self, request: InferRequest) -> ResponseStream:
+    # One function, because this is what a request costs here.
+    def submit(self, request: InferRequest) -> ResponseStream:  # noqa: C901
         """Queue the request. Called from the event loop thread.
 
         When this returns, the batcher answers the request, exactly once, on its stream. When it raises
@@ -128,6 +132,7 @@ class Batcher:
         timeout_ns = policy.timeout_ns(request) if policy.has_timeouts else 0
         expires_ns = deadline_ns if timeout_ns == 0 else _first_expiry(now_ns, timeout_ns, deadline_ns)
         max_queue_size = policy.max_queue_size
+        wakes_thread = False
         with self._lock:
             # Asked again under the lock: another thread may have aborted the queue since `refuse` looked.
             is_accepted = not self._is_stopped and (max_queue_size == 0 or not self._is_full(level, max_queue_size))
@@ -135,8 +140,13 @@ class Batcher:
                 self._queue.add(entry)
                 if expires_ns is not None:
                     self._expiry.add(entry, expires_ns)
-                if self._idle.can_wake and self._is_worth_a_wake(entry, now_ns):
-                    self._idle.wake_one()
+                if not self._is_wake_due and self._idle.can_wake and self._is_worth_a_wake(entry, now_ns):
+                    wakes_thread = self._idle.is_thread
+                    if not wakes_thread:
+                        self._idle.wake_one()
+        if wakes_thread:
+            self._is_wake_due = True
+            self._loop.call_soon(self._wake_thread)
         if not is_accepted:
             raise self._rejection(request, level, policy, now_ns)
         self.inflight += 1
@@ -146,6 +156,17 @@ class Batcher:
         if expires_ns is not None:
             self._arm(expires_ns, now_ns)
         return request.stream
+
+    def _wake_thread(self) -> None:
+        """Called after the turn of the event loop in which a request came that is worth it.
+
+        A thread that was woken at once would take a part of what this turn brings, and contend with the loop for the
+        interpreter at each of its steps meanwhile.
+        """
+        self._is_wake_due = False
+        with self._lock:
+            if self._queue and self._idle.can_wake:
+                self._idle.wake_one()
 
     def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
         """The next batch; or None, and the clock time at which to look again if nobody wakes the seat before.

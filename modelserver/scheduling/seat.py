@@ -75,6 +75,11 @@ class IdleSeats:
         return bool(self._parked) and not self._num_woken
 
     @property
+    def is_thread(self) -> bool:
+        """Whether the next one to be woken is a thread, and not a turn of the event loop. Somebody must sleep."""
+        return isinstance(self._watcher or self._parked[-1], ThreadSeat)
+
+    @property
     def is_watched(self) -> bool:
         return self._watcher is not None
 

@@ -25,8 +25,9 @@ class Scene:
         self.clock = ManualClock(1000)
         self.statistics = ModelStatistics()
         config = batching_config(max_batch_size, dynamic_batching=ModelDynamicBatching(**fields))
+        self.loop = ManualLoop(self.clock)
         self.batcher = Batcher(
-            config, loop=ManualLoop(self.clock), statistics=self.statistics, clock=self.clock, default_max_queue_size=50
+            config, loop=self.loop, statistics=self.statistics, clock=self.clock, default_max_queue_size=50
         )
         self.seats = [ThreadSeat() for _ in range(num_seats)]
         for seat in self.seats:
@@ -58,6 +59,28 @@ def test_a_burst_wakes_one_worker_and_that_one_the_next() -> None:
     assert scene.woken == [False, True, False]
     assert scene.take(scene.seats[1]) == 2
     assert scene.woken == [False, False, False]
+
+
+def test_a_thread_is_woken_once_after_the_turn_and_takes_all_that_it_brought() -> None:
+    scene = Scene()
+    scene.loop.turn = []
+    scene.submit(3)
+    assert len(scene.loop.turn) == 1
+    assert not any(seat.is_woken for seat in scene.seats)
+    scene.loop.end_turn()
+    assert scene.woken == [False, True]
+    assert scene.take(scene.seats[1]) == 3
+
+
+def test_nobody_is_woken_for_what_another_worker_has_taken_before_the_turn_ended() -> None:
+    scene = Scene()
+    scene.loop.turn = []
+    scene.submit()
+    assert scene.take(scene.seats[0]) == 1
+    scene.loop.end_turn()
+    assert scene.woken == [False, False]
+    scene.submit()
+    assert scene.woken == [False, True]
 
 
 def test_during_a_queue_delay_one_worker_watches_and_only_a_full_batch_wakes_it() -> None:

@@ -21,11 +21,25 @@ class ManualLoop:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.timers: list[ManualTimer] = []
+        # What is to be called after this turn; None: turns end at once.
+        self.turn: list[Callable[[], None]] | None = None
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> ManualTimer:
         timer = ManualTimer(self.clock.now_ns() + round(delay * 1e9), callback)
         self.timers.append(timer)
         return timer
+
+    def call_soon(self, callback: Callable[[], None], /) -> None:
+        if self.turn is None:
+            callback()
+        else:
+            self.turn.append(callback)
+
+    def end_turn(self) -> None:
+        """Run what was called during the turn that began when `turn` became a list."""
+        turn, self.turn = self.turn or [], None
+        for callback in turn:
+            callback()
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: object) -> None:
         callback(*args)
