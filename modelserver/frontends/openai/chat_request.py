@@ -15,7 +15,19 @@ from modelserver.frontends.openai.structure import read_structure
 from modelserver.frontends.openai.tools import Tools, ToolUse, read_tools
 
 # Of a template's own arguments; the others are for the client to choose.
-_RESERVED_KWARGS = frozenset({"chat_template", "conversation", "messages", "tools", "documents", "tokenize"})
+_RESERVED_KWARGS = frozenset(
+    {
+        "self",
+        "chat_template",
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
 _MAX_DOCUMENTS = 1024
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
