@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from .attention.batch import AttentionBatch
+from .attention.choose import make_attention
 from .attention.kv_blocks import KvBlocks
+from .attention.paged import PagedAttention
 from .attention.sdpa import SdpaAttention
+from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .kv_memory import reserve_kv_memory
-from .models.load import load_network, read_pooling
+from .models.load import LoadedNetwork, load_network, read_pooling
 from .options import EngineOptions
-from .plan import StepPlan, StepResult, TokenLogprobs
+from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
+from .sampler import SampledRows
 from .step_inputs import StepInputs
 
 if TYPE_CHECKING:
-    from .sampler import SampledRows, Sampler
+    from .sampler import Sampler
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
@@ -35,14 +38,6 @@ class Network(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [rows, vocab_size]"""
         ...
-
-
-class PagedAttention(Protocol):
-    def prepare(self, batch: AttentionBatch) -> Any:
-        """What all layers need of a step."""
-        ...
-
-    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: Any) -> torch.Tensor: ...
 
 
 class Launched:
@@ -70,6 +65,7 @@ class Runner:
         blocks: KvBlocks,
         attention: PagedAttention,
         fresh_attention: SdpaAttention,
+        captured: CapturedDecode | None,
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
@@ -88,6 +84,7 @@ class Runner:
         self._sampler = sampler
         self._attention = attention
         self._fresh_attention = fresh_attention
+        self._captured = captured
         self._pooling = pooling
         self._close = close
         # The step before: its sampled tokens, on the device, and the row of each sequence in them.
@@ -98,15 +95,22 @@ class Runner:
         """Start a step; the one before may still run, and its tokens need not have been read."""
         with torch.inference_mode():
             step = StepInputs(plan.chunks, self.block_size)
-            hidden = self._network(
-                self._input_ids(step),
-                torch.from_numpy(step.positions).to(self._device),
-                self._attention,
-                self._attention.prepare(step.batch),
-            )
-            prompt_logprobs = self._prompt_logprobs(step, hidden)
-            sampled = self._sample(step, hidden)
-        return Launched(lambda: StepResult(tuple(sampled.read()) if sampled is not None else (), prompt_logprobs))
+            if self._captured is not None and not step.scored and self._captured.can_run(step):
+                prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+                sampled = self._run_captured(step, self._captured)
+            else:
+                hidden = self._network(
+                    self._input_ids(step),
+                    torch.from_numpy(step.positions).to(self._device),
+                    self._attention,
+                    self._attention.prepare(step.batch),
+                )
+                prompt_logprobs = self._prompt_logprobs(step, hidden)
+                sampled = self._sample(step, self._rows(step, hidden), self._network.logits)
+            self._last_rows = {chunk[0].seq_id: row for row, chunk in enumerate(step.sampled)}
+            self._last_token_ids = None if sampled is None else sampled.token_ids
+            read = _reader(sampled)
+        return Launched(lambda: StepResult(tuple(read()), prompt_logprobs))
 
     def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
         """One vector [hidden_size] per list: its last hidden state, or their mean, as the checkpoint's pooling says.
@@ -134,27 +138,39 @@ class Runner:
 
     def _input_ids(self, step: StepInputs) -> torch.Tensor:
         input_ids = torch.from_numpy(step.input_ids).to(self._device)
-        if step.unread:
-            assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
-            sources = [self._last_rows[seq_id] for _, seq_id in step.unread]
-            rows = torch.tensor([row for row, _ in step.unread], device=self._device)
-            input_ids[rows] = self._last_token_ids[torch.tensor(sources, device=self._device)]
+        self._fill_unread(step, input_ids)
         return input_ids
 
-    def _sample(self, step: StepInputs, hidden: torch.Tensor) -> SampledRows | None:
-        """Tokens of the chunks that are sampled, in the order of the plan."""
+    def _fill_unread(self, step: StepInputs, input_ids: torch.Tensor) -> None:
+        """Put tokens of the step before, which only the device knows, where they belong."""
+        if not step.unread:
+            return
+        assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
+        places = [[row for row, _ in step.unread], [self._last_rows[seq_id] for _, seq_id in step.unread]]
+        rows, sources = torch.tensor(places).to(self._device, non_blocking=True)
+        input_ids[rows] = self._last_token_ids[sources]
+
+    def _run_captured(self, step: StepInputs, captured: CapturedDecode) -> SampledRows | None:
+        output, ending = captured.run(step, step.sequences, lambda input_ids: self._fill_unread(step, input_ids))
+        chosen = self._rows(step, output)
+        if ending is Ending.LOGITS:
+            return self._sample(step, chosen, _identity)
+        return SampledRows(chosen) if step.sampled else None
+
+    def _rows(self, step: StepInputs, values: torch.Tensor) -> torch.Tensor:
+        """Those that are sampled, in the order of the plan."""
+        if step.sampled_rows is None:
+            return values
+        return values[torch.from_numpy(step.sampled_rows).to(self._device)]
+
+    def _sample(
+        self, step: StepInputs, rows: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor]
+    ) -> SampledRows | None:
         if not step.sampled:
-            self._last_rows = {}
             return None
-        if step.sampled_rows is not None:
-            hidden = hidden[torch.from_numpy(step.sampled_rows).to(self._device)]
-        logits = self._network.logits(hidden)
         sequences = [chunk.sequence for chunk in step.sampled]
-        sampled = self._sampler.start(logits, sequences, [chunk.start + chunk.num_tokens for chunk in step.sampled])
-        if self.is_asynchronous:
-            self._last_token_ids = sampled.token_ids
-            self._last_rows = {sequence.seq_id: row for row, sequence in enumerate(sequences)}
-        return sampled
+        positions = [chunk.start + chunk.num_tokens for chunk in step.sampled]
+        return self._sampler.start(logits(rows), sequences, positions)
 
     def _prompt_logprobs(self, step: StepInputs, hidden: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -174,6 +190,28 @@ class Runner:
         return found
 
 
+def _identity(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+def _reader(sampled: SampledRows | None) -> Callable[[], list[SampledToken]]:
+    """Reads tokens once they are there. On a GPU their copy is queued now, so that reading waits for no later step."""
+    if sampled is None:
+        return list
+    if sampled.token_ids.device.type != "cuda" or sampled.logprobs is not None:
+        return sampled.read
+    host = torch.empty(sampled.token_ids.shape, dtype=torch.int64, pin_memory=True)
+    host.copy_(sampled.token_ids, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[SampledToken]:
+        copied.synchronize()
+        return [SampledToken(token_id) for token_id in host.tolist()]
+
+    return read
+
+
 def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Runner:
     """A runner of the checkpoint in `directory`. Raises ServerErrors that name the file or the option."""
     if options.num_threads is not None:
@@ -186,17 +224,35 @@ def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Ru
         device=loaded.device,
         what=f"the LLM in {directory}",
     )
-    attention = SdpaAttention(memory.blocks, loaded.attention)
+    attention = make_attention(options.attention_backend, memory.blocks, loaded.attention)
     return Runner(
         loaded.network,
         sampler=sampler,
         blocks=memory.blocks,
         attention=attention,
-        fresh_attention=attention,
+        fresh_attention=SdpaAttention(memory.blocks, loaded.attention),
+        captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
         is_asynchronous=loaded.device.type == "cuda",
         pooling=read_pooling(directory),
         close=memory.reservation.release,
+    )
+
+
+def _make_captured(
+    loaded: LoadedNetwork, attention: PagedAttention, options: EngineOptions, block_size: int
+) -> CapturedDecode | None:
+    """Where steps can be graphs: on a GPU, with our kernels, and a network whose course depends on no value."""
+    is_possible = loaded.device.type == "cuda" and loaded.is_capturable and attention.is_turning
+    if options.enforce_eager or not is_possible:
+        return None
+    return CapturedDecode(
+        loaded.network,
+        attention,
+        device=loaded.device,
+        max_num_seqs=options.max_num_seqs,
+        width=-(-loaded.max_model_len // block_size),
+        capture=CudaCapture(),
     )

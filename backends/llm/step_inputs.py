@@ -13,12 +13,12 @@ from .plan import Chunk
 class StepInputs:
     """A plan as flat arrays: decodes first, the longest first, then the chunks of more tokens.
 
-    `sampled` has the chunks that give a token, in the order of the plan; `sampled_rows` their rows, None if those are
-    all rows in order. `unread`: rows whose token is on the device only, with their seq_id. `scored`: chunks whose
-    prompt's log-probabilities are asked for, and where their rows begin.
+    `sequences` are those of the rows' chunks. `sampled` has the chunks that give a token, in the order of the plan;
+    `sampled_rows` their rows, None if those are all rows in order. `unread`: rows whose token is on the device only,
+    with their seq_id. `scored`: chunks whose prompt's log-probabilities are asked for, and where their rows begin.
     """
 
-    __slots__ = ("batch", "input_ids", "positions", "sampled", "sampled_rows", "scored", "unread")
+    __slots__ = ("batch", "input_ids", "positions", "sampled", "sampled_rows", "scored", "sequences", "unread")
 
     def __init__(self, chunks: Sequence[Chunk], block_size: int) -> None:
         # One loop without calls per sequence: this is what the host does for every token of every step.
@@ -55,6 +55,7 @@ class StepInputs:
             block_ids = sequence.block_ids
             tables[index, : len(block_ids)] = block_ids
         num_rows = len(input_ids)
+        self.sequences = [chunk[0] for chunk in ordered]
         self.input_ids = np.array(input_ids, dtype=np.int64)
         self.positions = np.array(positions, dtype=np.int64)
         self.sampled = [chunk for chunk in chunks if chunk[3]]

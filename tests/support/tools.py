@@ -6,6 +6,7 @@ docs/contributing.md tells how to get them.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -21,12 +22,17 @@ _VARIABLES = {
 }
 # A directory with node_modules/@grpc/grpc-js in it.
 _NODE_VARIABLE = "MODELSERVER_NODE"
+# Libraries of Python that tests use where they are installed.
+_PYTHON_LIBRARIES = frozenset({"triton"})
 # Where Debian keeps Go libraries; tests build with them, and without modules.
 GO_LIBRARIES = "/usr/share/gocode"
 
 
 def find_tool(name: str) -> str | None:
-    """The path of a program; of the libraries "grpc-js" and "grpc-go" the directory that has it. None if absent."""
+    """The path of a program; of the libraries "grpc-js", "grpc-go" and "triton" where it lies. None if absent."""
+    if name in _PYTHON_LIBRARIES:
+        spec = importlib.util.find_spec(name)
+        return spec.origin if spec is not None else None
     if name == "grpc-js":
         directory = os.environ.get(_NODE_VARIABLE, "")
         return directory if directory and Path(directory, "node_modules", "@grpc", "grpc-js").is_dir() else None

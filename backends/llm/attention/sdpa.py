@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from .batch import AttentionBatch, IntArray
 from .kv_blocks import KvBlocks
+from .paged import Rotation
 from .spec import AttentionSpec
 
 # Gathered keys and values of a tile: about an L2 cache. Measured: 1 to 3 MiB are equal, 100 MiB takes twice as long.
@@ -59,6 +60,8 @@ class SdpaInputs:
 
 
 class SdpaAttention:
+    is_turning = False
+
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._layers = blocks.layers
         self._block_size = blocks.block_size
@@ -97,6 +100,16 @@ class SdpaAttention:
         outputs = [self._decode(layer, queries, tile) for tile in tiles]
         outputs += [self._prefill(layer, queries, kv, prefill, window) for prefill in prefills]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def turn_and_attend(
+        self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: SdpaInputs
+    ) -> torch.Tensor:
+        num_kv_heads = self._tokens[layer].shape[2]
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        if rotation is not None:
+            rotation.turn(heads[:, : num_heads + num_kv_heads])
+        kv = heads[:, num_heads:].unflatten(1, (2, num_kv_heads))
+        return self(layer, heads[:, :num_heads], kv, inputs)
 
     def _decode(self, layer: int, queries: torch.Tensor, tile: DecodeTile) -> torch.Tensor:
         """A token's query heads that share a KV head attend as if they were several queries."""

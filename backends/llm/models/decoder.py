@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
+from ..attention.paged import PagedAttention, Rotation
 from .config import DecoderConfig
 from .linear import Linear
 from .mlp import Mlp
 from .norm import Norm
-
-# (layer, queries [tokens, heads, head_dim], kv [tokens, 2, kv heads, head_dim], prepared inputs)
-# -> [tokens, heads * head_dim]
-Attention = Callable[[int, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 
 class FeedForward(Protocol):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Cosines and sines of a step's tokens, [tokens, 1, rotated]; the sines of the first half are negated."""
-
-    cosines: torch.Tensor
-    sines: torch.Tensor
-
-    def apply(self, heads: torch.Tensor) -> None:
-        """Turn [tokens, heads, head_dim] in place, each by its position (halves of a head are a pair's coordinates)."""
-        width = self.cosines.shape[-1]
-        turned = heads if width == heads.shape[-1] else heads[..., :width]
-        halves = turned.unflatten(-1, (2, width // 2)).flip(-2).flatten(-2)
-        torch.addcmul(turned * self.cosines, halves, self.sines, out=turned)
 
 
 class Layer:
@@ -72,18 +53,21 @@ class Layer:
         self._heads_shape = (num_heads + 2 * num_kv_heads, head_dim)
 
     def __call__(
-        self, hidden: torch.Tensor, rotation: Rotation | None, attention: Attention, inputs: Any
+        self, hidden: torch.Tensor, rotation: Rotation | None, attention: PagedAttention, inputs: Any
     ) -> torch.Tensor:
         rows = hidden.shape[0]
         heads = self._qkv(self._attention_norm(hidden)).view(rows, *self._heads_shape)
         if self._qk_norm is not None:
             turned = heads[:, : self._num_turned]
             turned.copy_(self._qk_norm(turned))
-        if rotation is not None:
-            rotation.apply(heads[:, : self._num_turned])
-        queries = heads[:, : self._num_heads]
-        kv = heads[:, self._num_heads :].view(rows, *self._kv_shape)
-        mixed = attention(self._index, queries, kv, inputs)
+        if attention.is_turning:
+            mixed = attention.turn_and_attend(self._index, heads, rotation, inputs)
+        else:
+            if rotation is not None:
+                rotation.turn(heads[:, : self._num_turned])
+            queries = heads[:, : self._num_heads]
+            kv = heads[:, self._num_heads :].view(rows, *self._kv_shape)
+            mixed = attention(self._index, queries, kv, inputs)
         if self._post_norms is None:
             hidden = self._output.add_to(hidden, mixed)
             return self._mlp.add_to(hidden, self._mlp_norm(hidden))
@@ -117,7 +101,7 @@ class Decoder:
         }
 
     def __call__(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attention, inputs: Any
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: PagedAttention, inputs: Any
     ) -> torch.Tensor:
         """`input_ids` and `positions` [tokens] -> [tokens, hidden_size], normalised."""
         hidden = F.embedding(input_ids, self._embedding)

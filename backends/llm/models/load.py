@@ -43,6 +43,8 @@ class LoadedNetwork:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    # Whether a step does the same whatever its values are: experts are called by what the router says.
+    is_capturable: bool
 
 
 def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
@@ -72,6 +74,7 @@ def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) ->
         config.vocab_size,
         max_model_len,
         config.eos_token_ids,
+        is_capturable=config.moe is None,
     )
 
 
@@ -101,6 +104,7 @@ def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNet
         loaded.vocab_size,
         choose_max_model_len(options.max_model_len, longest, longest),
         read_eos_token_ids(directory, entries),
+        is_capturable=False,
     )
 
 

@@ -150,7 +150,7 @@ def load_transformers(
             f"config.json says {model_type}, which this server has no network for; with transformers installed "
             "(pip install transformers) it runs most others"
         ) from None
-    logging.disable_progress_bar()  # a server's log is no terminal
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
     ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(

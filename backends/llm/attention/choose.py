@@ -1,0 +1,42 @@
+"""Which implementation of attention an engine gets."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+from .kv_blocks import KvBlocks
+from .paged import PagedAttention
+from .sdpa import SdpaAttention
+from .spec import AttentionSpec
+
+_NAMES = ("auto", "sdpa", "triton", "flashinfer")
+
+
+def make_attention(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAttention:
+    """ "auto" is Triton on a GPU that has it, else SDPA. UnsupportedError if the one asked for cannot run here."""
+    name = name.lower()
+    if name not in _NAMES:
+        raise InvalidArgumentError(f"attention_backend {name!r} is unknown: expected one of {', '.join(_NAMES)}")
+    device = blocks.layers[0].device
+    has_triton = importlib.util.find_spec("triton") is not None
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and has_triton else "sdpa"
+    if name == "sdpa":
+        return SdpaAttention(blocks, spec)
+    if device.type != "cuda":
+        raise UnsupportedError(f"attention_backend {name} needs a GPU; this model is on {device}")
+    if importlib.util.find_spec(name) is None:
+        raise UnsupportedError(f"attention_backend {name} was asked for, but the package {name} is not installed")
+    if name == "triton":
+        from .triton_attention import TritonAttention
+
+        return TritonAttention(
+            blocks, spec, num_processors=torch.cuda.get_device_properties(device).multi_processor_count
+        )
+    from .flashinfer_attention import FlashInferAttention
+
+    return FlashInferAttention(blocks, spec)

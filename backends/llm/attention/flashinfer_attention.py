@@ -1,0 +1,92 @@
+"""Attention by flashinfer's paged kernels, where it is installed and asked for (NVIDIA GPUs)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flashinfer
+import numpy as np
+import torch
+
+from .batch import AttentionBatch
+from .kv_blocks import KvBlocks
+from .paged import Rotation
+from .spec import AttentionSpec
+
+_WORKSPACE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferInputs:
+    slots: torch.Tensor
+
+
+class FlashInferAttention:
+    """Decodes are chunks of one query here: the kernels for prefill have tensor cores for both.
+
+    A plan holds for one window, so there is a wrapper for each window that some layer has.
+    """
+
+    is_turning = False
+
+    def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
+        self._spec = spec
+        self._shape = blocks.shape
+        self._block_size = blocks.block_size
+        self._device = blocks.layers[0].device
+        self._tokens = [layer.view(-1, *layer.shape[2:]) for layer in blocks.layers]
+        self._pairs = [(layer[:, :, 0], layer[:, :, 1]) for layer in blocks.layers]
+        self._wrappers: dict[int | None, Any] = {
+            window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device), "NHD"
+            )
+            for window in set(spec.windows)
+        }
+
+    def prepare(self, batch: AttentionBatch) -> FlashInferInputs:
+        num_blocks = -(-batch.lens // self._block_size)
+        is_used = np.arange(batch.block_tables.shape[1]) < num_blocks[:, None]
+        starts = [_running(batch.num_queries), _running(num_blocks)]
+        last_lens = (batch.lens - 1) % self._block_size + 1
+        arrays = [*starts, batch.block_tables[is_used], last_lens]
+        query_starts, block_starts, block_ids, last = (
+            torch.from_numpy(array.astype(np.int32)).to(self._device) for array in arrays
+        )
+        for window, wrapper in self._wrappers.items():
+            wrapper.plan(
+                query_starts,
+                block_starts,
+                block_ids,
+                last,
+                self._spec.num_heads,
+                self._shape.num_kv_heads,
+                self._shape.head_dim,
+                self._block_size,
+                causal=True,
+                sm_scale=self._spec.scale,
+                window_left=-1 if window is None else window - 1,
+                logits_soft_cap=self._spec.softcap or 0.0,
+                q_data_type=self._shape.dtype,
+                kv_data_type=self._shape.dtype,
+            )
+        return FlashInferInputs(torch.from_numpy(batch.slots).to(self._device))
+
+    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: FlashInferInputs) -> torch.Tensor:
+        self._tokens[layer].index_copy_(0, inputs.slots, kv)
+        wrapper = self._wrappers[self._spec.windows[layer]]
+        return wrapper.run(queries.contiguous(), self._pairs[layer]).flatten(1)
+
+    def turn_and_attend(
+        self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: FlashInferInputs
+    ) -> torch.Tensor:
+        num_heads = self._spec.num_heads
+        if rotation is not None:
+            rotation.turn(heads[:, : num_heads + self._shape.num_kv_heads])
+        kv = heads[:, num_heads:].unflatten(1, (2, self._shape.num_kv_heads))
+        return self(layer, heads[:, :num_heads], kv, inputs)
+
+
+def _running(counts: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where each begins, and the end of all."""
+    return np.concatenate(([0], np.cumsum(counts)))

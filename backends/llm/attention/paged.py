@@ -1,0 +1,46 @@
+"""The seam between networks and attention over blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from .batch import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of a step's tokens, [tokens, 1, rotated]; the sines of the first half are negated."""
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+
+    def turn(self, heads: torch.Tensor) -> None:
+        """Turn [tokens, heads, head_dim] in place, each by its position (halves of a head are a pair's coordinates)."""
+        width = self.cosines.shape[-1]
+        turned = heads if width == heads.shape[-1] else heads[..., :width]
+        halves = turned.unflatten(-1, (2, width // 2)).flip(-2).flatten(-2)
+        torch.addcmul(turned * self.cosines, halves, self.sines, out=turned)
+
+
+class PagedAttention(Protocol):
+    """`is_turning`: it has `turn_and_attend`, which networks then call instead of turning heads themselves."""
+
+    is_turning: bool
+
+    def prepare(self, batch: AttentionBatch) -> Any:
+        """What all layers need of a step."""
+        ...
+
+    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: Any) -> torch.Tensor:
+        """Keep `kv` [tokens, 2, kv heads, head_dim], then attend: `queries` [tokens, heads, head_dim] -> heads joined.
+
+        All of the batch is kept before any of it is read: a prefix may be shared within a step.
+        """
+        ...
+
+    def turn_and_attend(self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: Any) -> torch.Tensor:
+        """The same from queries, keys and values [tokens, heads + 2 * kv heads, head_dim] that are not turned yet."""
+        ...

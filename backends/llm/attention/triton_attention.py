@@ -1,0 +1,112 @@
+"""Attention by our own Triton kernels: what GPUs run."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from . import triton_kernels
+from .batch import AttentionBatch, IntArray
+from .device_inputs import DeviceInputs, PrefillTiles
+from .kv_blocks import KvBlocks
+from .paged import Rotation
+from .spec import AttentionSpec
+
+# Rows of a tile of prefill: queries times the heads of a group.
+_TILE_ROWS = 128
+_MOST_SPLITS = 32
+
+
+class TritonAttention:
+    """`num_processors`: of the device; a small batch of long sequences is split until all of them have work."""
+
+    is_turning = True
+
+    def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
+        self._layers = blocks.layers
+        self._device = blocks.layers[0].device
+        self._spec = spec
+        self._num_kv_heads = blocks.shape.num_kv_heads
+        self._num_processors = num_processors
+        group = 1 << (spec.num_heads // self._num_kv_heads - 1).bit_length()
+        self._tile_queries = max(1, _TILE_ROWS // group)
+
+    def prepare(self, batch: AttentionBatch) -> DeviceInputs:
+        """One copy to the device, from memory that it may read while the host goes on."""
+        arrays = [batch.slots, batch.lens, batch.block_tables.reshape(-1)]
+        has_prefill = batch.num_decodes < len(batch.lens)
+        if has_prefill:
+            arrays += self._prefill_arrays(batch)
+        slots, lens, tables, *prefill = self._copied(arrays)
+        return DeviceInputs(
+            batch.num_decodes,
+            slots,
+            lens,
+            tables.view(len(batch.lens), -1),
+            PrefillTiles(*prefill) if has_prefill else None,
+        )
+
+    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: DeviceInputs) -> torch.Tensor:
+        heads = torch.cat((queries, kv.flatten(1, 2)), dim=1)
+        return self.turn_and_attend(layer, heads, None, inputs)
+
+    def turn_and_attend(
+        self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: DeviceInputs
+    ) -> torch.Tensor:
+        blocks, spec = self._layers[layer], self._spec
+        tables = None if rotation is None else (rotation.cosines, rotation.sines)
+        queries = triton_kernels.turn_and_store(heads, blocks, inputs.slots, tables)
+        window = spec.windows[layer]
+        outputs = []
+        count = inputs.num_decodes
+        if count:
+            outputs.append(
+                triton_kernels.decode_attention(
+                    queries[:count],
+                    blocks,
+                    inputs.tables[:count],
+                    inputs.lens[:count],
+                    scale=spec.scale,
+                    num_splits=self._num_splits(count),
+                    window=window,
+                    softcap=spec.softcap,
+                )
+            )
+        if inputs.prefill is not None:
+            prefill = inputs.prefill
+            outputs.append(
+                triton_kernels.prefill_attention(
+                    queries[count:],
+                    blocks,
+                    inputs.tables[count:],
+                    inputs.lens[count:],
+                    num_queries=prefill.num_queries,
+                    row_starts=prefill.row_starts,
+                    tile_rows=prefill.tile_rows,
+                    tile_starts=prefill.tile_starts,
+                    tile_queries=self._tile_queries,
+                    scale=spec.scale,
+                    window=window,
+                    softcap=spec.softcap,
+                )
+            )
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _num_splits(self, num_rows: int) -> int:
+        """By the number of rows alone, so that a captured step stays what it is, however long its sequences grow."""
+        wanted = -(-2 * self._num_processors // (num_rows * self._num_kv_heads))
+        return max(1, min(wanted, _MOST_SPLITS))
+
+    def _prefill_arrays(self, batch: AttentionBatch) -> list[IntArray]:
+        num_queries = batch.num_queries[batch.num_decodes :]
+        num_tiles = -(-num_queries // self._tile_queries)
+        tile_rows = np.repeat(np.arange(len(num_queries)), num_tiles)
+        firsts = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+        tile_starts = (np.arange(len(tile_rows)) - firsts) * self._tile_queries
+        return [num_queries, np.cumsum(num_queries) - num_queries, tile_rows, tile_starts]
+
+    def _copied(self, arrays: list[IntArray]) -> tuple[torch.Tensor, ...]:
+        joined = torch.from_numpy(np.concatenate(arrays))
+        if self._device.type == "cuda":
+            joined = joined.pin_memory().to(self._device, non_blocking=True)
+        return joined.split([len(array) for array in arrays])  # type: ignore[no-any-return]

@@ -1,0 +1,294 @@
+"""Attention over paged blocks in Triton. Each kernel has a launcher here, and its torch twin in `triton_twins`.
+
+Shapes: queries [tokens, heads, head_dim]; a layer's blocks [blocks, block_size, 2, kv heads, head_dim]; block tables
+[sequences, blocks], int32 or int64. Query heads that share a KV head are rows of one product, so its keys and values
+are read once. Sums and maxima are float32. https://arxiv.org/abs/2511.11581 tells which of this pays.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+# tl.dot multiplies tiles of at least so many rows.
+_LEAST_ROWS = 16
+
+
+@triton.jit
+def _turn_and_store(
+    heads, turned, blocks, slots, cosines, sines,
+    stride_token, num_heads, num_kv_heads, width,
+    head_dim: tl.constexpr, padded_dim: tl.constexpr, is_turned: tl.constexpr,
+):  # fmt: skip
+    """One token and one head: a query is turned into `turned`, a key turned into its slot, a value copied beside it."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    columns = tl.arange(0, padded_dim)
+    is_column = columns < head_dim
+    source = heads + token * stride_token + head * head_dim
+    values = tl.load(source + columns, mask=is_column, other=0.0)
+    if is_turned:
+        is_rotated = columns < width
+        half = width // 2
+        partners = tl.where(columns < half, columns + half, columns - half)
+        others = tl.load(source + partners, mask=is_rotated, other=0.0).to(tl.float32)
+        cosine = tl.load(cosines + token * width + columns, mask=is_rotated, other=1.0).to(tl.float32)
+        sine = tl.load(sines + token * width + columns, mask=is_rotated, other=0.0).to(tl.float32)
+        values = (values.to(tl.float32) * cosine + others * sine).to(values.dtype)
+    if head < num_heads:
+        tl.store(turned + (token * num_heads + head) * head_dim + columns, values, mask=is_column)
+    else:
+        slot = tl.load(slots + token).to(tl.int64)
+        kept = columns < tl.where(slot >= 0, head_dim, 0)
+        target = blocks + (slot * 2 * num_kv_heads + head - num_heads) * head_dim
+        tl.store(target + columns, values, mask=kept)
+        beside = tl.load(source + num_kv_heads * head_dim + columns, mask=is_column, other=0.0)
+        tl.store(target + num_kv_heads * head_dim + columns, beside, mask=kept)
+
+
+@triton.jit
+def _bounded(scores, softcap: tl.constexpr):
+    """softcap * tanh(scores / softcap), as 2 * sigmoid(2x) - 1; nothing if there is none."""
+    if softcap > 0:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    return scores
+
+
+@triton.jit
+def _decode(
+    queries, blocks, tables, lens, sums, maxima, totals,
+    stride_query, stride_table, num_kv_heads, scale, num_splits,
+    group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
+    block_size: tl.constexpr, tile: tl.constexpr, window: tl.constexpr, softcap: tl.constexpr,
+):  # fmt: skip
+    """One sequence, KV head and split: the softmax over the split's part of what the sequence's last token sees."""
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lens + row)
+    begin = 0
+    if window > 0:
+        begin = tl.maximum(length - window, 0) // tile * tile
+    num_tiles = tl.cdiv(length - begin, tile)
+    per_split = tl.cdiv(num_tiles, num_splits)
+    first = begin + split * per_split * tile
+    last = tl.minimum(begin + (split + 1) * per_split * tile, length)
+
+    members = tl.arange(0, padded_group)
+    columns = tl.arange(0, padded_dim)
+    is_query = (members < group)[:, None] & (columns < head_dim)[None, :]
+    heads = kv_head * group + members
+    query = tl.load(
+        queries + row * stride_query + heads[:, None] * head_dim + columns[None, :], mask=is_query, other=0.0
+    )
+    best = tl.full([padded_group], float("-inf"), tl.float32)
+    total = tl.zeros([padded_group], tl.float32)
+    mixed = tl.zeros([padded_group, padded_dim], tl.float32)
+    for start in range(first, last, tile):
+        positions = start + tl.arange(0, tile)
+        is_seen = positions < last
+        ids = tl.load(tables + row * stride_table + positions // block_size, mask=is_seen, other=0).to(tl.int64)
+        if window > 0:
+            is_seen = is_seen & (positions >= length - window)
+        tokens = ((ids * block_size + positions % block_size) * 2 * num_kv_heads + kv_head) * head_dim
+        is_there = is_seen[:, None] & (columns < head_dim)[None, :]
+        keys = tl.load(blocks + tokens[:, None] + columns[None, :], mask=is_there, other=0.0)
+        scores = _bounded(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, softcap) * _LOG2_E
+        scores = tl.where(is_seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        # A tile that lies before the window as a whole has nothing to compare with.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp2(best - base)
+        weights = tl.exp2(scores - base[:, None])
+        values = tl.load(
+            blocks + num_kv_heads * head_dim + tokens[:, None] + columns[None, :], mask=is_there, other=0.0
+        )
+        mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        total = total * shrink + tl.sum(weights, axis=1)
+        best = higher
+    place = (row * num_kv_heads * group + heads) * num_splits + split
+    tl.store(sums + place[:, None] * head_dim + columns[None, :], mixed, mask=is_query)
+    tl.store(maxima + place, best, mask=members < group)
+    tl.store(totals + place, total, mask=members < group)
+
+
+@triton.jit
+def _merge(
+    sums, maxima, totals, output, num_splits,
+    padded_splits: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
+):  # fmt: skip
+    """The splits of one sequence and head become one softmax."""
+    place = tl.program_id(0)
+    splits, columns = tl.arange(0, padded_splits), tl.arange(0, padded_dim)
+    is_split = splits < num_splits
+    best = tl.load(maxima + place * num_splits + splits, mask=is_split, other=float("-inf"))
+    total = tl.load(totals + place * num_splits + splits, mask=is_split, other=0.0)
+    parts = tl.load(
+        sums + (place * num_splits + splits)[:, None] * head_dim + columns[None, :],
+        mask=is_split[:, None] & (columns < head_dim)[None, :],
+        other=0.0,
+    )
+    highest = tl.max(best, axis=0)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)  # padding of a captured batch has no token
+    weights = tl.exp2(best - highest)
+    whole = tl.maximum(tl.sum(total * weights, axis=0), 1e-30)
+    result = tl.sum(parts * weights[:, None], axis=0) / whole
+    tl.store(output + place * head_dim + columns, result.to(output.dtype.element_ty), mask=columns < head_dim)
+
+
+@triton.jit
+def _prefill(
+    queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, output,
+    stride_query, stride_table, num_kv_heads, scale,
+    group: tl.constexpr, padded_group: tl.constexpr, tile_queries: tl.constexpr,
+    head_dim: tl.constexpr, padded_dim: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr,
+    window: tl.constexpr, softcap: tl.constexpr,
+):  # fmt: skip
+    """Some queries of one sequence, with the heads of one group, over all of the sequence that they see."""
+    row = tl.load(tile_rows + tl.program_id(0))
+    start_query = tl.load(tile_starts + tl.program_id(0))
+    kv_head = tl.program_id(1)
+    count, length = tl.load(num_queries + row), tl.load(lens + row)
+    first_token = tl.load(row_starts + row)
+
+    lanes = tl.arange(0, tile_queries * padded_group)
+    columns = tl.arange(0, padded_dim)
+    query_index = start_query + lanes // padded_group
+    heads = kv_head * group + lanes % padded_group
+    is_lane = (query_index < count) & (lanes % padded_group < group)
+    is_query = is_lane[:, None] & (columns < head_dim)[None, :]
+    tokens_of_queries = first_token + query_index
+    query = tl.load(
+        queries + tokens_of_queries[:, None] * stride_query + heads[:, None] * head_dim + columns[None, :],
+        mask=is_query,
+        other=0.0,
+    )
+    query_positions = length - count + query_index
+    last = tl.minimum(length - count + start_query + tile_queries, length)
+    first = 0
+    if window > 0:
+        first = tl.maximum(length - count + start_query - window + 1, 0) // tile * tile
+    best = tl.full([tile_queries * padded_group], float("-inf"), tl.float32)
+    total = tl.zeros([tile_queries * padded_group], tl.float32)
+    mixed = tl.zeros([tile_queries * padded_group, padded_dim], tl.float32)
+    for start in range(first, last, tile):
+        positions = start + tl.arange(0, tile)
+        is_held = positions < last
+        ids = tl.load(tables + row * stride_table + positions // block_size, mask=is_held, other=0).to(tl.int64)
+        tokens = ((ids * block_size + positions % block_size) * 2 * num_kv_heads + kv_head) * head_dim
+        is_there = is_held[:, None] & (columns < head_dim)[None, :]
+        keys = tl.load(blocks + tokens[:, None] + columns[None, :], mask=is_there, other=0.0)
+        scores = _bounded(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, softcap) * _LOG2_E
+        is_seen = positions[None, :] <= query_positions[:, None]
+        if window > 0:
+            is_seen = is_seen & (positions[None, :] > query_positions[:, None] - window)
+        scores = tl.where(is_seen, scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp2(best - base)
+        weights = tl.exp2(scores - base[:, None])
+        values = tl.load(
+            blocks + num_kv_heads * head_dim + tokens[:, None] + columns[None, :], mask=is_there, other=0.0
+        )
+        mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        total = total * shrink + tl.sum(weights, axis=1)
+        best = higher
+    result = mixed / tl.maximum(total, 1e-30)[:, None]
+    place = (tokens_of_queries[:, None] * num_kv_heads * group + heads[:, None]) * head_dim + columns[None, :]
+    tl.store(output + place, result.to(output.dtype.element_ty), mask=is_query)
+
+
+def turn_and_store(
+    heads: torch.Tensor,
+    blocks: torch.Tensor,
+    slots: torch.Tensor,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """`heads` [tokens, heads + 2 * kv heads, head_dim]; keys and values go to `slots` [tokens] (-1: nowhere).
+
+    `rotation`: cosines and sines [tokens, 1, width], the sines of the first half negated. Returns the queries, turned.
+    """
+    num_tokens, num_all, head_dim = heads.shape
+    num_kv_heads = blocks.shape[3]
+    num_heads = num_all - 2 * num_kv_heads
+    turned = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+    cosines, sines = rotation if rotation is not None else (heads, heads)
+    # One warp: all loads of a head come before its stores.
+    _turn_and_store[(num_tokens, num_heads + num_kv_heads)](
+        heads, turned, blocks, slots, cosines, sines,
+        heads.stride(0), num_heads, num_kv_heads, cosines.shape[-1] if rotation is not None else 0,
+        head_dim=head_dim, padded_dim=triton.next_power_of_2(head_dim), is_turned=rotation is not None, num_warps=1,
+    )  # fmt: skip
+    return turned
+
+
+def decode_attention(
+    queries: torch.Tensor,
+    blocks: torch.Tensor,
+    tables: torch.Tensor,
+    lens: torch.Tensor,
+    *,
+    scale: float,
+    num_splits: int,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The last token of each sequence over its `lens` tokens; a length of 0 gives zeros. [sequences, heads * head_dim]
+
+    `num_splits`: into so many parts a sequence is cut, which different processors work on.
+    """
+    num_rows, num_heads, head_dim = queries.shape
+    block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
+    group = num_heads // num_kv_heads
+    padded_dim = max(16, triton.next_power_of_2(head_dim))
+    places = (num_rows, num_heads, num_splits)
+    sums = torch.empty(*places, head_dim, dtype=torch.float32, device=queries.device)
+    maxima = torch.empty(places, dtype=torch.float32, device=queries.device)
+    totals = torch.empty_like(maxima)
+    _decode[(num_rows, num_kv_heads, num_splits)](
+        queries, blocks, tables, lens, sums, maxima, totals,
+        queries.stride(0), tables.stride(0), num_kv_heads, scale, num_splits,
+        group=group, padded_group=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+        head_dim=head_dim, padded_dim=padded_dim, block_size=block_size, tile=64 if head_dim <= 128 else 32,
+        window=window or 0, softcap=softcap or 0.0, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    output = torch.empty(num_rows, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
+    _merge[(num_rows * num_heads,)](
+        sums, maxima, totals, output, num_splits,
+        padded_splits=triton.next_power_of_2(num_splits), head_dim=head_dim, padded_dim=padded_dim, num_warps=2,
+    )  # fmt: skip
+    return output
+
+
+def prefill_attention(
+    queries: torch.Tensor,
+    blocks: torch.Tensor,
+    tables: torch.Tensor,
+    lens: torch.Tensor,
+    *,
+    num_queries: torch.Tensor,
+    row_starts: torch.Tensor,
+    tile_rows: torch.Tensor,
+    tile_starts: torch.Tensor,
+    tile_queries: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The last `num_queries` tokens of each sequence, which begin at row `row_starts` of `queries`, causally.
+
+    Tile i has `tile_queries` queries of sequence `tile_rows[i]` from its query `tile_starts[i]` on.
+    """
+    num_tokens, num_heads, head_dim = queries.shape
+    block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
+    group = num_heads // num_kv_heads
+    padded_group = triton.next_power_of_2(group)
+    output = torch.empty(num_tokens, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
+    _prefill[(tile_rows.shape[0], num_kv_heads)](
+        queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, output,
+        queries.stride(0), tables.stride(0), num_kv_heads, scale,
+        group=group, padded_group=padded_group, tile_queries=tile_queries, head_dim=head_dim,
+        padded_dim=max(16, triton.next_power_of_2(head_dim)), block_size=block_size, tile=64 if head_dim <= 128 else 32,
+        window=window or 0, softcap=softcap or 0.0,
+        num_warps=8 if tile_queries * padded_group >= 128 else 4, num_stages=2,
+    )  # fmt: skip
+    return output

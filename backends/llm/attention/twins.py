@@ -1,0 +1,79 @@
+"""What each Triton kernel computes, in plain torch and float32: the measure of its tests."""
+
+from __future__ import annotations
+
+import torch
+
+
+def turn_and_store(
+    heads: torch.Tensor,
+    blocks: torch.Tensor,
+    slots: torch.Tensor,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """See `triton_kernels.turn_and_store`."""
+    num_kv_heads = blocks.shape[3]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    turned = heads[:, : num_heads + num_kv_heads].float()
+    if rotation is not None:
+        cosines, sines = (table.float() for table in rotation)
+        width = cosines.shape[-1]
+        partners = turned[..., :width].roll(width // 2, dims=-1)
+        rotated = turned[..., :width] * cosines + partners * sines
+        turned = torch.cat((rotated, turned[..., width:]), dim=-1)
+    turned = turned.to(heads.dtype)
+    kept = slots >= 0
+    tokens = blocks.view(-1, *blocks.shape[2:])
+    tokens[slots[kept], 0] = turned[kept, num_heads:]
+    tokens[slots[kept], 1] = heads[kept, num_heads + num_kv_heads :]
+    return turned[:, :num_heads].contiguous()
+
+
+def decode_attention(
+    queries: torch.Tensor,
+    blocks: torch.Tensor,
+    tables: torch.Tensor,
+    lens: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """See `triton_kernels.decode_attention`."""
+    ones = torch.ones_like(lens)
+    return prefill_attention(
+        queries, blocks, tables, lens, num_queries=ones, scale=scale, window=window, softcap=softcap
+    )
+
+
+def prefill_attention(
+    queries: torch.Tensor,
+    blocks: torch.Tensor,
+    tables: torch.Tensor,
+    lens: torch.Tensor,
+    *,
+    num_queries: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """See `triton_kernels.prefill_attention`; rows follow each other without gaps."""
+    outputs = []
+    start = 0
+    for row, (count, length) in enumerate(zip(num_queries.tolist(), lens.tolist(), strict=True)):
+        own = queries[start : start + count].float()
+        start += count
+        if length == 0:
+            outputs.append(torch.zeros(count, own.shape[1] * own.shape[2]))
+            continue
+        kv = blocks[tables[row].long()].flatten(0, 1)[:length].float()
+        groups = own.shape[1] // kv.shape[2]
+        keys, values = (kv[:, part].repeat_interleave(groups, dim=1) for part in (0, 1))
+        scores = torch.einsum("qhd,khd->hqk", own, keys) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        distance = torch.arange(length)[None, :] - torch.arange(length - count, length)[:, None]
+        is_seen = distance <= 0 if window is None else (distance <= 0) & (distance > -window)
+        weights = scores.masked_fill(~is_seen.to(scores.device), float("-inf")).softmax(dim=-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
+    return torch.cat([output.to(queries) for output in outputs])

@@ -1,0 +1,186 @@
+"""Decode steps as CUDA graphs: network, logits and sampling of the common case are launched by one call.
+
+A graph is captured when a batch of its size first comes, so start-up waits for none. Batches are padded to a few
+sizes; rows of padding have no tokens and no slots, so they touch nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from .attention.device_inputs import DeviceInputs
+from .draw import DrawInputs, draw_on_device
+from .noise import uniform
+from .sequence import Sequence as TokenSequence
+from .step_inputs import StepInputs
+
+
+class Ending(enum.Enum):
+    """What a captured step does with its logits: the first that serves all of its rows."""
+
+    GREEDY = "greedy"
+    DRAWN = "drawn"
+    SORTED = "sorted"  # a draw with top_k or top_p
+    LOGITS = "logits"  # the sampler goes on from there
+
+
+class Captured(Protocol):
+    """`replay` computes anew from what the static inputs hold, into `output`."""
+
+    @property
+    def output(self) -> torch.Tensor: ...
+
+    def replay(self) -> None: ...
+
+
+Capture = Callable[[Callable[[], torch.Tensor]], Captured]
+
+
+class CudaCapture:
+    """Captures into CUDA graphs that share one pool of memory: they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> Captured:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            compute()  # compiles kernels and fills caches, which a capture must not
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = compute()
+        self._pool = graph.pool()
+        return _CudaGraph(graph, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaGraph:
+    graph: Any
+    output: torch.Tensor
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class CapturedDecode:
+    """`width`: blocks of the longest sequence. The inputs lie in static memory, for `max_num_seqs` rows."""
+
+    def __init__(
+        self,
+        network: Any,
+        attention: Any,
+        *,
+        device: torch.device,
+        max_num_seqs: int,
+        width: int,
+        capture: Capture,
+    ) -> None:
+        self._network = network
+        self._attention = attention
+        self._capture = capture
+        self._sizes = batch_sizes(max_num_seqs)
+        most = self._sizes[-1]
+        self._columns = torch.zeros(4, most, dtype=torch.int64, device=device)
+        self._tables = torch.zeros(most, width, dtype=torch.int32, device=device)
+        self._draws = torch.zeros(6, most, dtype=torch.float32, device=device)
+        is_pinned = device.type == "cuda"
+        # Two of each: the device may still read one while the next step is written.
+        self._staged = [
+            (torch.zeros_like(self._columns, device="cpu"), torch.zeros_like(self._tables, device="cpu"))
+            for _ in range(2)
+        ]
+        if is_pinned:
+            self._staged = [(columns.pin_memory(), tables.pin_memory()) for columns, tables in self._staged]
+        self._turn = 0
+        self._captured: dict[tuple[int, Ending], Captured] = {}
+
+    def can_run(self, step: StepInputs) -> bool:
+        return step.batch.num_decodes == len(step.batch.lens) <= self._sizes[-1]
+
+    def run(
+        self,
+        step: StepInputs,
+        sequences: Sequence[TokenSequence],
+        fill_unread: Callable[[torch.Tensor], None],
+    ) -> tuple[torch.Tensor, Ending]:
+        """Token ids [rows], or logits [rows, vocabulary], in the order of the step's rows; valid until the next run.
+
+        `sequences` are those of the rows; `fill_unread` puts tokens that only the device knows among the input ids.
+        """
+        count = len(step.batch.lens)
+        size = next(size for size in self._sizes if size >= count)
+        ending = ending_of(sequences)
+        self._stage(step, size)
+        fill_unread(self._columns[0])
+        if ending in (Ending.DRAWN, Ending.SORTED):
+            positions = (step.positions + 1).tolist()
+            self._stage_draws(sequences, positions)
+        captured = self._captured.get((size, ending))
+        if captured is None:
+            captured = self._captured[size, ending] = self._capture(lambda: self._compute(size, ending))
+        captured.replay()
+        return captured.output[:count], ending
+
+    def _stage(self, step: StepInputs, size: int) -> None:
+        columns, tables = self._staged[self._turn]
+        self._turn = 1 - self._turn
+        batch = step.batch
+        count, width = batch.block_tables.shape
+        view = columns.numpy()
+        view[:, :count] = (step.input_ids, step.positions, batch.slots, batch.lens)
+        view[:2, count:size] = 0
+        view[2, count:size] = -1
+        view[3, count:size] = 0
+        tables.numpy()[:count, :width] = batch.block_tables
+        self._columns[:, :size].copy_(columns[:, :size], non_blocking=True)
+        self._tables[:size].copy_(tables[:size], non_blocking=True)
+
+    def _stage_draws(self, sequences: Sequence[TokenSequence], positions: Sequence[int]) -> None:
+        params = [sequence.params for sequence in sequences]
+        noise = [uniform(sequence.seed, position) for sequence, position in zip(sequences, positions, strict=True)]
+        drawn = DrawInputs.of(params, noise, self._draws.device)
+        rows = len(sequences)
+        columns = (drawn.temperature, drawn.min_p, drawn.top_p, drawn.top_k, drawn.noise, drawn.is_greedy)
+        for target, column in zip(self._draws, columns, strict=True):
+            target[:rows] = column.squeeze(1)
+        self._draws[0, rows:] = 1.0  # of padding: any temperature but zero
+
+    def _compute(self, size: int, ending: Ending) -> torch.Tensor:
+        input_ids, positions, slots, lens = (column[:size] for column in self._columns)
+        inputs = DeviceInputs(size, slots, lens, self._tables[:size])
+        logits = self._network.logits(self._network(input_ids, positions, self._attention, inputs))
+        if ending is Ending.LOGITS:
+            return logits
+        if ending is Ending.GREEDY:
+            return logits.argmax(dim=-1)
+        temperature, min_p, top_p, top_k, noise, is_greedy = (column[:size, None] for column in self._draws)
+        is_sorted = ending is Ending.SORTED
+        return draw_on_device(logits, DrawInputs(temperature, min_p, top_p, top_k, noise, is_greedy > 0, is_sorted))
+
+
+def ending_of(sequences: Sequence[TokenSequence]) -> Ending:
+    """Rows whose logits are edited, constrained or reported need the sampler."""
+    ending = Ending.GREEDY
+    for sequence in sequences:
+        params, state = sequence.params, sequence.sampler_state
+        if state is None or state.is_edited or sequence.matcher is not None or params.logprobs is not None:
+            return Ending.LOGITS
+        if not params.is_greedy:
+            if params.top_p < 1.0 or params.top_k > 0:
+                ending = Ending.SORTED
+            elif ending is Ending.GREEDY:
+                ending = Ending.DRAWN
+    return ending
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Sizes that batches are padded to: dense where a row more costs most."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(288, 513, 32), *range(576, 4097, 64)]
+    return [*(size for size in sizes if size < most), next((size for size in sizes if size >= most), most)]

@@ -1,0 +1,27 @@
+"""The kernels equal their torch twins, in Triton's interpreter (no GPU)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+CASES = Path(__file__).with_name("triton_cases.py")
+
+
+@pytest.mark.tool("triton")
+@pytest.mark.parametrize("case", ["turn_and_store", "decode", "prefill", "backend", "captured"])
+def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
+    """In a process of its own: Triton asks for its interpreter when kernels are defined."""
+    ended = subprocess.run(
+        [sys.executable, str(CASES), case],
+        env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([*sys.path, str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

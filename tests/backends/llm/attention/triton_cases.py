@@ -1,0 +1,186 @@
+"""What test_triton_kernels.py runs under TRITON_INTERPRET=1; on a machine with a GPU it runs there without that too."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from modelserver_backends.llm.attention import triton_kernels, twins
+from modelserver_backends.llm.attention.batch import AttentionBatch
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.paged import Rotation
+from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.attention.spec import AttentionSpec
+from modelserver_backends.llm.attention.triton_attention import TritonAttention
+from modelserver_backends.llm.captured_decode import CapturedDecode
+from modelserver_backends.llm.engine import Engine, GenerationRequest
+from modelserver_backends.llm.models.load import LoadedNetwork, load_network
+from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.runner import Runner
+from modelserver_backends.llm.sampler import Sampler
+from modelserver_backends.llm.sampling_params import SamplingParams
+from support.tiny_checkpoints import write_checkpoint
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def filled_blocks(num_kv_heads: int, head_dim: int, block_size: int = 8, num_blocks: int = 24) -> torch.Tensor:
+    return torch.randn(num_blocks, block_size, 2, num_kv_heads, head_dim, device=DEVICE)
+
+
+def tables_of(lens: list[int], block_size: int = 8) -> torch.Tensor:
+    width = max(1, max(-(-length // block_size) for length in lens))
+    return torch.stack([torch.randperm(23)[:width] + 1 for _ in lens]).to(DEVICE)
+
+
+def turn_and_store() -> None:
+    for num_heads, num_kv_heads, head_dim, width in ((4, 2, 16, 16), (6, 2, 24, 24), (3, 1, 16, 12), (2, 2, 8, 0)):
+        blocks = filled_blocks(num_kv_heads, head_dim)
+        expected_blocks = blocks.clone()
+        heads = torch.randn(5, num_heads + 2 * num_kv_heads, head_dim, device=DEVICE)
+        slots = torch.tensor([17, 3, -1, 100, 64], device=DEVICE)
+        rotation = (torch.randn(5, 1, width, device=DEVICE), torch.randn(5, 1, width, device=DEVICE)) if width else None
+        expected = twins.turn_and_store(heads, expected_blocks, slots, rotation)
+        found = triton_kernels.turn_and_store(heads, blocks, slots, rotation)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(blocks, expected_blocks)
+
+
+def decode() -> None:
+    shapes = ((4, 2, 16), (7, 1, 24), (2, 2, 64))
+    for (num_heads, num_kv_heads, head_dim), num_splits, window, softcap in itertools.product(
+        shapes, (1, 3), (None, 5), (None, 4.0)
+    ):
+        blocks, lens = filled_blocks(num_kv_heads, head_dim), [1, 70, 8, 0, 33]
+        tables = tables_of(lens)
+        queries = torch.randn(len(lens), num_heads, head_dim, device=DEVICE)
+        common = {"scale": head_dim**-0.5, "window": window, "softcap": softcap}
+        known = torch.tensor(lens, device=DEVICE)
+        expected = twins.decode_attention(queries, blocks, tables, known, **common)
+        found = triton_kernels.decode_attention(queries, blocks, tables, known, num_splits=num_splits, **common)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def prefill() -> None:
+    for (num_heads, num_kv_heads, head_dim), window, softcap in itertools.product(
+        ((4, 2, 16), (6, 2, 24)), (None, 5), (None, 4.0)
+    ):
+        blocks, counts, lens = filled_blocks(num_kv_heads, head_dim), [3, 20, 9], [3, 20, 70]
+        tables = tables_of(lens)
+        queries = torch.randn(sum(counts), num_heads, head_dim, device=DEVICE)
+        common = {"scale": head_dim**-0.5, "window": window, "softcap": softcap}
+        known, added = torch.tensor(lens, device=DEVICE), torch.tensor(counts, device=DEVICE)
+        expected = twins.prefill_attention(queries, blocks, tables, known, num_queries=added, **common)
+        tiles = [(row, start) for row, count in enumerate(counts) for start in range(0, count, 8)]
+        found = triton_kernels.prefill_attention(
+            queries,
+            blocks,
+            tables,
+            known,
+            num_queries=added,
+            row_starts=torch.tensor([0, 3, 23], device=DEVICE),
+            tile_rows=torch.tensor([row for row, _ in tiles], device=DEVICE),
+            tile_starts=torch.tensor([start for _, start in tiles], device=DEVICE),
+            tile_queries=8,
+            **common,
+        )
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def backend() -> None:
+    """A step of prefills, an extension and decodes by both implementations of attention."""
+    spec = AttentionSpec(num_heads=6, windows=(None, 7), scale=0.25, softcap=None)
+    shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.float32)
+    pools = [KvBlocks(shape, num_blocks=24, block_size=8, device=torch.device(DEVICE)) for _ in range(2)]
+    for layer, other in zip(pools[0].layers, pools[1].layers, strict=True):
+        other.copy_(layer.normal_())
+    counts, lens = np.array([1, 1, 5, 20]), np.array([30, 9, 5, 41])
+    tables = np.random.default_rng(0).permutation(np.arange(1, 25))[:24].reshape(4, 6) % 24
+    positions = [range(length - count, length) for count, length in zip(counts, lens, strict=True)]
+    slots = np.array([tables[row, at // 8] * 8 + at % 8 for row, ats in enumerate(positions) for at in ats])
+    batch = AttentionBatch(2, counts, lens, tables, slots)
+    implementations = (SdpaAttention(pools[0], spec), TritonAttention(pools[1], spec, num_processors=8))
+    angles = torch.randn(27, 1, 16, device=DEVICE)
+    for layer in (0, 1):
+        heads = torch.randn(27, 10, 16, device=DEVICE)
+        found = [
+            one.turn_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
+            for one in implementations
+        ]
+        torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(pools[0].layers[layer], pools[1].layers[layer])
+
+
+def captured() -> None:
+    """A whole network on the kernels, its decodes replayed from static inputs, samples what it samples on SDPA."""
+    with TemporaryDirectory() as name:
+        directory = write_checkpoint(Path(name), "qwen3")
+        options = EngineOptions(device="cpu", max_model_len=64, max_num_seqs=4, block_size=8, dtype="float32")
+        loaded = load_network(directory, options)
+        found = []
+        for is_captured in (False, True):
+            blocks = KvBlocks(loaded.kv_shape, num_blocks=25, block_size=8, device=loaded.device)
+            reference = SdpaAttention(blocks, loaded.attention)
+            kernels = TritonAttention(blocks, loaded.attention, num_processors=4)
+            runner = Runner(
+                loaded.network,
+                sampler=Sampler(),
+                blocks=blocks,
+                attention=kernels if is_captured else reference,
+                fresh_attention=reference,
+                captured=make_captured(loaded, kernels) if is_captured else None,
+                vocab_size=loaded.vocab_size,
+                max_model_len=64,
+                eos_token_ids=frozenset(),
+                is_asynchronous=is_captured,
+            )
+            engine = Engine(options=options, runner=runner, tokenizer=None)
+            requests = [
+                GenerationRequest(
+                    prompt_token_ids=list(range(9, 9 + length)),
+                    params=SamplingParams(temperature=temperature, top_p=top_p, seed=1, max_tokens=5, ignore_eos=True),
+                )
+                for length, temperature, top_p in ((11, 0.0, 1.0), (3, 0.7, 1.0), (17, 1.0, 0.9))
+            ]
+            for request in requests:
+                engine.add(request)
+            tokens: dict[GenerationRequest, list[int]] = {request: [] for request in requests}
+            while engine.has_work:
+                for output in engine.step():
+                    tokens[output.request] += output.token_ids
+            found.append(list(tokens.values()))
+    assert found[0] == found[1], found
+
+
+class Replayed:
+    """Where there are no CUDA graphs: a replay computes again, into the same memory."""
+
+    def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
+        self._compute = compute
+        self.output = compute()
+
+    def replay(self) -> None:
+        self.output.copy_(self._compute())
+
+
+def make_captured(loaded: LoadedNetwork, attention: TritonAttention) -> CapturedDecode:
+    return CapturedDecode(loaded.network, attention, device=loaded.device, max_num_seqs=4, width=8, capture=Replayed)
+
+
+CASES = {
+    "captured": captured,
+    "turn_and_store": turn_and_store,
+    "decode": decode,
+    "prefill": prefill,
+    "backend": backend,
+}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    CASES[sys.argv[1]]()
