@@ -106,7 +106,7 @@ def write_tokenizer(
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
-        "eos_token": {"content": "</s>", "special": True},
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "special": True},
         "clean_up_tokenization_spaces": False,
         **(config or {}),
     }
