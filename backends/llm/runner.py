@@ -20,12 +20,16 @@ from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
 from .step_inputs import StepInputs
+from .tensor_parallel import Followers, Pool, rank_options
 
 if TYPE_CHECKING:
     from .sampler import Sampler
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
+# A checkpoint smaller than this is done sooner by one thread than threads are woken; and where cores are few, a
+# thread that waits for another's turn costs a hundred times what it computes.
+_SINGLE_THREAD_BYTES = 64 << 20
 
 
 class Network(Protocol):
@@ -65,7 +69,9 @@ class Runner:
         blocks: KvBlocks,
         attention: PagedAttention,
         fresh_attention: SdpaAttention,
-        captured: CapturedDecode | None,
+        captured: CapturedDecode | None = None,
+        followers: Followers | None = None,
+        num_threads: int | None = None,
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
@@ -85,6 +91,8 @@ class Runner:
         self._attention = attention
         self._fresh_attention = fresh_attention
         self._captured = captured
+        self._followers = followers
+        self._num_threads = num_threads
         self._pooling = pooling
         self._close = close
         # The step before: its sampled tokens, on the device, and the row of each sequence in them.
@@ -93,8 +101,11 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step; the one before may still run, and its tokens need not have been read."""
+        self._set_threads()
         with torch.inference_mode():
             step = StepInputs(plan.chunks, self.block_size)
+            if self._followers is not None:
+                self._followers.step(step)
             if self._captured is not None and not step.scored and self._captured.can_run(step):
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
                 sampled = self._run_captured(step, self._captured)
@@ -120,13 +131,23 @@ class Runner:
         return [self._embed(token_ids) for token_ids in token_id_lists]
 
     def close(self) -> None:
-        """Give back what the runner holds beyond its own memory."""
+        """Give back what the runner holds beyond its own memory: its share of the device's budget, other processes."""
+        if self._followers is not None:
+            self._followers.close()
         if self._close is not None:
             self._close()
 
+    def _set_threads(self) -> None:
+        """Of the calling thread, for it is a thread's setting and models of other kinds have theirs."""
+        if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(self._num_threads)
+
     def _embed(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        self._set_threads()
         with torch.inference_mode():
             length = len(token_ids)
+            if self._followers is not None:
+                self._followers.embed(token_ids)
             hidden = self._network(
                 torch.tensor(token_ids, device=self._device),
                 torch.arange(length, device=self._device),
@@ -214,9 +235,20 @@ def _reader(sampled: SampledRows | None) -> Callable[[], list[SampledToken]]:
 
 def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Runner:
     """A runner of the checkpoint in `directory`. Raises ServerErrors that name the file or the option."""
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
-    loaded = load_network(directory, options)
+    followers = Followers(directory, options) if options.tensor_parallel_size > 1 else None
+    try:
+        return _load(directory, options, sampler, followers)
+    except BaseException:
+        if followers is not None:
+            followers.close()
+        raise
+
+
+def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: Followers | None) -> Runner:
+    if followers is None:
+        loaded = load_network(directory, options)
+    else:
+        loaded = load_network(directory, rank_options(options, 0), followers.rank)
     memory = reserve_kv_memory(
         loaded.kv_shape,
         options,
@@ -225,6 +257,8 @@ def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Ru
         what=f"the LLM in {directory}",
     )
     attention = make_attention(options.attention_backend, memory.blocks, loaded.attention)
+    if followers is not None:
+        followers.open_pool(Pool(memory.blocks.num_blocks, memory.blocks.block_size))
     return Runner(
         loaded.network,
         sampler=sampler,
@@ -232,13 +266,22 @@ def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Ru
         attention=attention,
         fresh_attention=SdpaAttention(memory.blocks, loaded.attention),
         captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
+        followers=followers,
+        num_threads=options.num_threads or _choose_num_threads(directory, loaded.device),
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
-        is_asynchronous=loaded.device.type == "cuda",
+        # The other ranks get their steps from the host, tokens and all.
+        is_asynchronous=loaded.device.type == "cuda" and followers is None,
         pooling=read_pooling(directory),
         close=memory.reservation.release,
     )
+
+
+def _choose_num_threads(directory: Path, device: torch.device) -> int | None:
+    """None: as many as torch takes."""
+    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    return 1 if device.type == "cpu" and size < _SINGLE_THREAD_BYTES else None
 
 
 def _make_captured(
@@ -246,7 +289,7 @@ def _make_captured(
 ) -> CapturedDecode | None:
     """Where steps can be graphs: on a GPU, with our kernels, and a network whose course depends on no value."""
     is_possible = loaded.device.type == "cuda" and loaded.is_capturable and attention.is_turning
-    if options.enforce_eager or not is_possible:
+    if options.enforce_eager or options.tensor_parallel_size > 1 or not is_possible:
         return None
     return CapturedDecode(
         loaded.network,

@@ -1,0 +1,201 @@
+"""One network over several processes: each rank has a share of heads and neurons, and sums are taken over all.
+
+Rank 0 is the engine's own process. The others follow: they get each step as it is planned, compute their share of it,
+and sample nothing. They end with the engine, also when it dies: then their pipe ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from modelserver.backend import InternalError, InvalidArgumentError
+
+from .attention.batch import AttentionBatch
+from .attention.choose import make_attention
+from .attention.kv_blocks import KvBlocks
+from .attention.sdpa import SdpaAttention
+from .models.load import LoadedNetwork, load_network
+from .models.weights import Rank
+from .options import EngineOptions
+from .step_inputs import StepInputs
+
+
+# Ranks load weights at their own pace before the first sum is taken.
+_TIMEOUT = timedelta(minutes=30)
+_CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a follower must know to join. `store` is a file in which the ranks find each other."""
+
+    directory: Path
+    options: EngineOptions
+    store: Path
+    index: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """How many KV blocks every rank has."""
+
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    input_ids: Any
+    positions: Any
+    batch: AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    token_ids: tuple[int, ...]
+
+
+class Followers:
+    """The other ranks, as rank 0 has them. `close` ends them."""
+
+    def __init__(self, directory: Path, options: EngineOptions) -> None:
+        size = options.tensor_parallel_size
+        self._place = tempfile.TemporaryDirectory(prefix="modelserver-ranks-")
+        store = Path(self._place.name) / "store"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pipes: list[Connection] = []
+        try:
+            for index in range(1, size):
+                self._start(Membership(directory.absolute(), options, store, index, size))
+            device = rank_options(options, 0).device
+            self.rank = join(store, 0, size, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def open_pool(self, pool: Pool) -> None:
+        self._tell(pool)
+
+    def step(self, step: StepInputs) -> None:
+        """The same step, which rank 0 computes next."""
+        self._tell(Step(step.input_ids, step.positions, step.batch))
+
+    def embed(self, token_ids: Sequence[int]) -> None:
+        self._tell(Embedding(tuple(token_ids)))
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            try:
+                process.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._pipes, self._processes = [], []
+        self._place.cleanup()
+
+    def _start(self, membership: Membership) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", _FOLLOW, __name__, str(theirs.fileno())]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            self._processes.append(
+                subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                )
+            )
+        self._pipes.append(Connection(ours.detach()))
+        self._pipes[-1].send(membership)
+
+    def _tell(self, message: Pool | Step | Embedding) -> None:
+        packed = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            for pipe in self._pipes:
+                pipe.send_bytes(packed)
+        except OSError as error:
+            raise InternalError(f"a rank of this LLM has ended: {error}") from None
+
+
+_FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(int(sys.argv[2]))"
+
+
+def rank_options(options: EngineOptions, index: int) -> EngineOptions:
+    """Each rank has a GPU of its own."""
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda"):
+        size = options.tensor_parallel_size
+        if torch.cuda.device_count() < size:
+            raise InvalidArgumentError(
+                f"tensor_parallel_size {size} needs as many GPUs; {torch.cuda.device_count()} are here"
+            )
+        device = f"cuda:{index}"
+    return replace(options, device=device)
+
+
+def join(store: Path, index: int, size: int, device: str) -> Rank:
+    """This process's place among the ranks; waits until all are there."""
+    shared = dist.FileStore(str(store), size)
+    group: Any
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+        group = dist.ProcessGroupNCCL(shared, index, size)
+    else:
+        group = dist.ProcessGroupGloo(shared, index, size, _TIMEOUT)
+
+    def add_up(part: torch.Tensor) -> torch.Tensor:
+        part = part.contiguous()
+        group.allreduce([part]).wait()
+        return part
+
+    return Rank(index, size, add_up)
+
+
+def follow(descriptor: int) -> None:
+    """What the other ranks' processes run."""
+    with Connection(descriptor) as pipe:
+        membership: Membership = pipe.recv()
+        options = rank_options(membership.options, membership.index)
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        rank = join(membership.store, membership.index, membership.size, options.device)
+        loaded = load_network(membership.directory, options, rank)
+        try:
+            pool: Pool = pipe.recv()
+            _compute(pipe, loaded, options, pool)
+        except EOFError:  # the engine has ended
+            return
+
+
+def _compute(pipe: Connection, loaded: LoadedNetwork, options: EngineOptions, pool: Pool) -> None:
+    blocks = KvBlocks(loaded.kv_shape, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device)
+    attention = make_attention(options.attention_backend, blocks, loaded.attention)
+    fresh = SdpaAttention(blocks, loaded.attention)
+    with torch.inference_mode():
+        while True:
+            message: Step | Embedding = pipe.recv()
+            if isinstance(message, Step):
+                input_ids, positions = torch.from_numpy(message.input_ids), torch.from_numpy(message.positions)
+                inputs = attention.prepare(message.batch)
+                loaded.network(input_ids.to(loaded.device), positions.to(loaded.device), attention, inputs)
+            else:
+                input_ids = torch.tensor(message.token_ids, device=loaded.device)
+                positions = torch.arange(len(message.token_ids), device=loaded.device)
+                loaded.network(input_ids, positions, fresh, fresh.prepare_fresh(len(message.token_ids)))

@@ -1,0 +1,40 @@
+"""Two ranks over gloo, the second in a process of its own, compute what one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.generations import generate, loaded_engine, random_prompts
+from support.tiny_checkpoints import reference_tokens
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+PROMPTS = random_prompts(4)
+
+
+@pytest.mark.parametrize("family", ["llama_tied_biased", "phi3", "qwen2_moe", "gpt2"])
+def test_two_ranks_generate_what_transformers_does(family: str, checkpoint: Callable[[str], Path]) -> None:
+    directory = checkpoint(family)
+    with loaded_engine(directory, tensor_parallel_size=2, num_threads=1, block_size=8) as engine:
+        results = generate(engine, PROMPTS, 6)
+        shared = engine.runner.embed([PROMPTS[0]])
+    with loaded_engine(directory) as engine:
+        alone = engine.runner.embed([PROMPTS[0]])
+    assert [tokens for tokens, _ in results] == [reference_tokens(directory, prompt, 6) for prompt in PROMPTS]
+    np.testing.assert_allclose(shared[0], alone[0], atol=1e-4)
+
+
+def test_a_size_that_does_not_divide_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    with (
+        pytest.raises(InvalidArgumentError, match="tensor_parallel_size 3 does not divide"),
+        loaded_engine(checkpoint("llama"), tensor_parallel_size=3, num_threads=1),
+    ):
+        pass
+
+
+def test_a_network_that_cannot_be_split_says_so(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedError, match="olmo2"), loaded_engine(checkpoint("olmo2"), tensor_parallel_size=2):
+        pass
