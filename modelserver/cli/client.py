@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -72,6 +73,20 @@ class ServerClient:
         headers = {"Inference-Header-Content-Length": str(header_len), "Content-Type": "application/octet-stream"}
         return self._model("POST", model, version, "/infer", body, headers)
 
+    def chat(self, document: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed chat completion as they come; whoever stops reading cancels it.
+
+        Raises the error that takes the place of a chunk, too.
+        """
+        body = json.dumps({**document, "stream": True}).encode()
+        with self._answer("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"}) as response:
+            for line in response:
+                if line.startswith(b"data: ") and line[6:].strip() != b"[DONE]":
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        raise ServerError(_error_text(chunk["error"]), code=ErrorCode.INTERNAL)
+                    yield chunk
+
     def _control(self, verb: str, model: str, parameters: Mapping[str, object]) -> None:
         body = json.dumps({"parameters": dict(parameters)}).encode()
         self._request("POST", f"/v2/repository/models/{_segment(model)}/{verb}", body)
@@ -105,12 +120,23 @@ class ServerClient:
     def _request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
+        with self._answer(method, path, body, headers) as response:
+            content = response.read()
+        return Reply({key.lower(): value for key, value in response.getheaders()}, content)
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A successful answer, of which nothing is read yet; what goes wrong with reading it is told too."""
         kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, body, dict(headers or {}))
             response = connection.getresponse()
-            content = response.read()
+            if response.status >= 400:
+                raise _error_of(response.status, response.read(), f"{self.url}{path}")
+            yield response
         except ConnectionRefusedError:
             raise UnavailableError(
                 f"no server answers at {self.url}: connection refused; start one with "
@@ -126,9 +152,6 @@ class ServerClient:
             raise UnavailableError(f"cannot read the answer of {self.url}: {type(error).__name__}") from None
         finally:
             connection.close()
-        if response.status >= 400:
-            raise _error_of(response.status, content, f"{self.url}{path}")
-        return Reply({key.lower(): value for key, value in response.getheaders()}, content)
 
 
 def _segment(model: str) -> str:
@@ -143,8 +166,13 @@ _KINDS: dict[int, type[ServerError]] = {400: InvalidArgumentError, 404: NotFound
 
 def _error_of(status: int, content: bytes, address: str) -> ServerError:
     try:
-        message = str(json.loads(content)["error"])
+        message = _error_text(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
         message = f"{address} answered {status}: {content[:200].decode(errors='replace')}"
     kind = _KINDS.get(status)
     return kind(message) if kind is not None else ServerError(message, code=ErrorCode.INTERNAL)
+
+
+def _error_text(error: object) -> str:
+    """What an error says: text, or in OpenAI's API an object with a message."""
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli import bench, check, infer, models, serve
+from modelserver.cli import bench, chat, check, infer, models, serve
 from modelserver.cli.output import print_error
 from modelserver.errors import ServerError
 
@@ -36,6 +36,7 @@ serve.register(app)
 check.register(app)
 models.register(app)
 infer.register(app)
+chat.register(app)
 bench.register(app)
 
 

@@ -1,0 +1,128 @@
+"""`modelserver chat`: a conversation with a language model of a running server, in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator
+from typing import Annotated, Any
+
+import typer
+
+from modelserver.cli.client import DEFAULT_URL, ServerClient
+from modelserver.cli.models import Url
+from modelserver.cli.output import print_error, print_line
+from modelserver.errors import InvalidArgumentError, ServerError
+
+_PROMPT = ">>> "
+_HELP = """\
+/clear   begin a new conversation
+/bye     leave, as Ctrl-D does
+Ctrl-C stops an answer."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(chat)
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    message: Annotated[str | None, typer.Argument(help="Ask this, and leave after the answer.")] = None,
+    system: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is the likeliest answer.")] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Talk to a language model. Without a terminal, standard input is the one message."""
+    parameters: dict[str, object] = {"model": model}
+    if max_tokens is not None:
+        parameters["max_tokens"] = max_tokens
+    if temperature is not None:
+        parameters["temperature"] = temperature
+    conversation = Conversation(ServerClient(url), parameters, system)
+    if message is None and sys.stdin.isatty():
+        _talk(conversation)
+        return
+    text = sys.stdin.read().strip() if message is None else message
+    if not text:
+        raise InvalidArgumentError("there is no message: standard input is empty")
+    _print_answer(conversation, text)
+
+
+class Conversation:
+    """The messages so far. `parameters` go with each request."""
+
+    def __init__(self, client: ServerClient, parameters: dict[str, object], system: str = "") -> None:
+        self._client = client
+        self._parameters = parameters
+        self._system = system
+        self.messages: list[dict[str, Any]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def ask(self, text: str) -> Generator[str, None, None]:
+        """The answer in pieces. What was said of it before it failed, or nobody wanted more, is remembered.
+
+        Raises ServerError; a question without any answer is forgotten.
+        """
+        self.messages.append({"role": "user", "content": text})
+        answer: list[str] = []
+        try:
+            for chunk in self._client.chat({**self._parameters, "messages": self.messages}):
+                for choice in chunk.get("choices", ()):
+                    piece = choice.get("delta", {}).get("content")
+                    if piece:
+                        answer.append(piece)
+                        yield piece
+        finally:
+            if answer:
+                self.messages.append({"role": "assistant", "content": "".join(answer)})
+            else:
+                self.messages.pop()
+
+
+def _talk(conversation: Conversation) -> None:
+    """Questions from the terminal until its end."""
+    with contextlib.suppress(ImportError):  # lines can be edited where there is a readline
+        import readline  # noqa: F401
+    print_line("/help says what else there is; Ctrl-D leaves.")
+    while True:
+        try:
+            text = input(_PROMPT).strip()
+        except KeyboardInterrupt:
+            print_line("")
+            continue
+        except EOFError:
+            print_line("")
+            return
+        if text in ("/bye", "/exit", "/quit"):
+            return
+        if text == "/clear":
+            conversation.clear()
+        elif text.startswith("/"):
+            print_line(_HELP)
+        elif text:
+            try:
+                _print_answer(conversation, text)
+            except ServerError as error:
+                print_error(error.message)
+
+
+def _print_answer(conversation: Conversation, text: str) -> None:
+    """Print the pieces as they come; Ctrl-C stops the answer, and with it the request."""
+    pieces = conversation.ask(text)
+    is_begun = False
+    try:
+        for piece in pieces:
+            is_begun = True
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+    finally:
+        pieces.close()  # lets go of the connection
+        if is_begun or sys.stdin.isatty():
+            print_line("")

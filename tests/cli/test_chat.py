@@ -1,0 +1,134 @@
+"""Conversations in the terminal, and without one."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.mock_llm import write_mock_llm
+from support.serving import RunningServer, running_server
+from support.waiting import until_true
+
+from modelserver.cli.chat import Conversation
+from modelserver.cli.client import ServerClient
+from modelserver.cli.main import main
+from modelserver.errors import ServerError
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("chat")
+    write_mock_llm(root, "mock")
+    with running_server(root) as running:
+        yield running
+
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def run(served: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `modelserver chat mock`: with `lines` typed at a terminal (or interrupts), else with `piped` input."""
+
+    def command(
+        *arguments: str, lines: list[str | type[BaseException]] | None = None, piped: str = "", status: int = 0
+    ) -> tuple[str, str]:
+        typed = iter(lines or [])
+
+        def read_line(prompt: str = "") -> str:
+            line = next(typed, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        stdin = io.StringIO(piped)
+        monkeypatch.setattr(stdin, "isatty", lambda: lines is not None)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(builtins, "input", read_line)
+        with pytest.raises(SystemExit) as ended:
+            main(["chat", "mock", f"--url=http://{served.http_url}", *arguments])
+        captured = capsys.readouterr()
+        assert (ended.value.code or 0) == status, captured
+        return captured.out, captured.err
+
+    return command
+
+
+def script(**steps: object) -> str:
+    return f"do: {json.dumps(steps)}"
+
+
+def test_a_message_on_the_command_line_is_answered(run: Run) -> None:
+    assert run("hello there") == ("hello there\n", "")
+
+
+def test_standard_input_is_the_message(run: Run) -> None:
+    assert run(piped="what it\nsays\n") == ("what it\nsays\n", "")
+    assert "there is no message" in run(piped=" \n", status=1)[1]
+
+
+def test_parameters_reach_the_model(run: Run) -> None:
+    said, _ = run("--max-tokens=400", "--temperature=0", "--system=Be brief.", script(report=True))
+    document = json.loads(said)
+    assert json.loads(document["messages"])["messages"][0] == {"role": "system", "content": "Be brief."}
+    parameters = json.loads(document["sampling_parameters"])
+    assert (parameters["max_tokens"], parameters["temperature"]) == (400, 0)
+
+
+def test_a_conversation_at_a_terminal(run: Run) -> None:
+    out, err = run(lines=["one", "", KeyboardInterrupt, "/help", "/clear", "two", "/bye", "three"])
+    assert "one\n" in out
+    assert "two\n" in out
+    assert "three" not in out
+    assert "/clear" in out
+    assert err == ""
+
+
+def test_an_error_does_not_end_the_conversation(run: Run) -> None:
+    out, err = run(lines=[script(error=0), "and on"])
+    assert err.startswith("error: ")
+    assert "and on\n" in out
+
+
+def test_an_interrupt_stops_the_answer_and_the_request(
+    run: Run, served: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = sys.stdout.write, []
+
+    def interrupt(text: str) -> int:
+        written.append(text)
+        if len(written) == 4:
+            raise KeyboardInterrupt
+        return write(text)
+
+    monkeypatch.setattr(sys.stdout, "write", interrupt)
+    out, _ = run(lines=[script(text="on and on ", endless=True), "another"])
+    assert out.endswith("another\n\n")
+    model = served.server.repository.get("mock", None)
+    until_true(lambda: served.call(lambda: model.inflight) == 0, "the request was cancelled")
+
+
+def test_a_conversation_remembers_what_was_said(served: RunningServer) -> None:
+    conversation = Conversation(ServerClient(f"http://{served.http_url}"), {"model": "mock"}, "Be brief.")
+    assert "".join(conversation.ask("first")) == "first"
+    pieces = conversation.ask(script(text="on and on ", endless=True))
+    next(pieces)
+    pieces.close()
+    with pytest.raises(ServerError):
+        "".join(conversation.ask(script(error=0)))
+    assert [message["role"] for message in conversation.messages] == [
+        "system", "user", "assistant", "user", "assistant",
+    ]  # fmt: skip
+    conversation.clear()
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+
+
+@pytest.mark.parametrize(("model", "message"), [("nobody", "nobody"), ("mok", "mock")])
+def test_an_unknown_model_is_named(served: RunningServer, model: str, message: str) -> None:
+    conversation = Conversation(ServerClient(f"http://{served.http_url}"), {"model": model})
+    with pytest.raises(ServerError, match=message):
+        "".join(conversation.ask("x"))
