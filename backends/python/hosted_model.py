@@ -29,7 +29,7 @@ from modelserver.execution.exception_text import describe_exception
 from modelserver.execution.loop_thread import LoopThread
 
 from . import triton_python_backend_utils as pb_utils
-from .pb_call import Execution, Phase, current_parent
+from .pb_call import Execution, Phase, current_requests
 from .pb_request import InferenceRequest
 
 
@@ -111,8 +111,7 @@ class PythonInstance(BatchInstance):
         self._background: LoopThread | None = None
 
     def execute(self, requests: Sequence[InferRequest]) -> Answers:
-        number = getattr(requests[0], "number", 0)
-        Execution.parent = number if len(requests) == 1 else -number
+        Execution.requests = (getattr(requests[0], "number", 0), len(requests))
         try:
             wrapped = [InferenceRequest.of(request, self._output_names, self._convert) for request in requests]
             result = self._model.execute(wrapped)
@@ -166,10 +165,10 @@ class PythonInstance(BatchInstance):
         if self._background is None:
             self._background = LoopThread("execute")
         senders = [request.sender for request in requests]
-        parent = Execution.parent
+        numbers = Execution.requests
 
         async def run() -> None:
-            current_parent.set(parent)
+            current_requests.set(numbers)
             try:
                 result = await coroutine
                 if result is not None:

@@ -23,14 +23,14 @@ class Phase(enum.Enum):
 
 
 class Execution:
-    """What this process executes. A negative `parent` names the first of several requests."""
+    """What this process executes: the number of the first request, and how many there are."""
 
     phase = Phase.STARTING
-    parent = 0
+    requests = (0, 1)
 
 
-# The request that a coroutine answers, where many run at once.
-current_parent: contextvars.ContextVar[int] = contextvars.ContextVar("current_parent", default=0)
+# The requests that a coroutine answers, where many run at once.
+current_requests: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar("current_requests")
 
 
 class ResponseIterator:
@@ -94,9 +94,9 @@ def response_of(response: InferResponse | ServerError) -> InferenceResponse:
 def _begin(request: InferRequest, *, decoupled: bool, is_async: bool) -> Responses:
     if Execution.phase is not Phase.SERVING:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
-    parent = current_parent.get() or Execution.parent
+    parents = current_requests.get(Execution.requests)
     try:
-        return Responses(request, is_decoupled=decoupled, parent=parent, is_async=is_async)
+        return Responses(request, is_decoupled=decoupled, parents=parents, is_async=is_async)
     except ServerError as error:
         raise TritonModelException(error.message) from error
 

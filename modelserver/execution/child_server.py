@@ -9,10 +9,13 @@ from typing import Any
 
 from modelserver.backend import InferRequest, InferResponse, ServerError
 from modelserver.execution.child_exchange import Exchange
-from modelserver.execution.messages import Ask, Call, CancelCall, Reply, Told
+from modelserver.execution.messages import Ask, Call, CallRead, CancelCall, Reply, Told
 from modelserver.execution.packing import Payload
 from modelserver.execution.records import request_record, response_of
 from modelserver.execution.shared_buffer import ByteView
+
+# Responses that are read before their sender is told; it waits when four times as many are unread.
+_READ_AT_ONCE = 16
 
 # The conversation of this process; None in the server itself. Set once, before the first code of a model runs.
 exchange: Exchange | None = None
@@ -51,12 +54,16 @@ class Responses:
     Nothing is kept of a call whose `Responses` have died or were cancelled; the server is told.
     """
 
-    def __init__(self, request: InferRequest, *, is_decoupled: bool, parent: int, is_async: bool = False) -> None:
+    def __init__(
+        self, request: InferRequest, *, is_decoupled: bool, parents: tuple[int, int], is_async: bool = False
+    ) -> None:
+        """`parents`: the number of the first request that it may be made for, and how many these are."""
         self.is_over = True
         self._exchange = this_exchange()
         self._arrivals = _Arrivals()
         self._is_async = is_async
         self._is_decoupled = is_decoupled
+        self._num_read = 0
         if is_async:
             self._arrivals.loop = asyncio.get_running_loop()
         payload = Payload()
@@ -65,7 +72,14 @@ class Responses:
         self.is_over = False
         try:
             self._exchange.send(
-                Call(number=self._number, request=record, is_decoupled=is_decoupled, parent=parent), payload
+                Call(
+                    number=self._number,
+                    request=record,
+                    is_decoupled=is_decoupled,
+                    parent=parents[0],
+                    num_parents=parents[1],
+                ),
+                payload,
             )
         except BaseException:
             self._end()
@@ -100,12 +114,21 @@ class Responses:
         """The response; None for a final mark that comes alone, unless the call is of a decoupled model."""
         if message.is_final:
             self._end()
+        elif self._is_decoupled:
+            self._tell_read()
         if message.response is None:
             return InferResponse() if self._is_decoupled else None
         response = response_of(message.response, payload)
         if isinstance(response, InferResponse):
             response.is_final = message.is_final
         return response
+
+    def _tell_read(self) -> None:
+        """Let the other model know that there is room for more; not each time, because it costs a message."""
+        self._num_read += 1
+        if self._num_read == _READ_AT_ONCE:
+            self._num_read = 0
+            self._exchange.send(CallRead(number=self._number, count=_READ_AT_ONCE))
 
     def _end(self) -> None:
         self.is_over = True

@@ -22,6 +22,7 @@ from modelserver.execution.messages import (
     AskReady,
     Began,
     Call,
+    CallRead,
     CancelCall,
     Cancelled,
     Execute,
@@ -57,6 +58,8 @@ class Listener(Protocol):
     def on_call(self, message: Call, payload: bytearray | ByteView) -> None: ...
 
     def on_cancel_call(self, number: int) -> None: ...
+
+    def on_call_read(self, message: CallRead) -> None: ...
 
     def on_ask(self, message: Ask) -> None: ...
 
@@ -239,6 +242,8 @@ class Conversation:
             self._listener.on_call(message, payload)
         elif isinstance(message, CancelCall):
             self._listener.on_cancel_call(message.number)
+        elif isinstance(message, CallRead):
+            self._listener.on_call_read(message)
         elif isinstance(message, Ask):
             self._listener.on_ask(message)
         elif isinstance(message, Readiness):

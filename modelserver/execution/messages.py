@@ -200,14 +200,22 @@ class Call(Message, tag=15):
     number: int = 0
     request: RequestRecord | None = None
     is_decoupled: bool = False
-    # The request in whose answer this is a step, if known: 0 else.
+    # The request in whose answer this is a step, or the first of so many of which it may be any; 0 if there is none.
     parent: int = 0
+    num_parents: int = 1
 
 
 class CancelCall(Message, tag=16):
     """The model no longer wants the responses of a `Call`."""
 
     number: int = 0
+
+
+class CallRead(Message, tag=20):
+    """The model has read so many more responses of a `Call` of a decoupled model."""
+
+    number: int = 0
+    count: int = 0
 
 
 class Ask(Message, tag=17):
@@ -236,5 +244,6 @@ AnyMessage = (
     | Sent
     | Call
     | CancelCall
+    | CallRead
     | Ask
 )

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from modelserver.backend import InferRequest, InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
 from modelserver.core.stream import ResponseStream
@@ -41,10 +41,20 @@ class CalledRequest(InferRequest, kw_only=True, eq=False):
     callers: tuple[CallOrigin, ...]
 
 
+class _CallStream(ResponseStream):
+    """The responses of a call of a decoupled model, which waits for the calling model to read them."""
+
+    __slots__ = ()
+
+    reads_later: ClassVar[bool] = True
+
+
 @dataclass(slots=True)
 class _OpenCall:
+    """`parents` are the requests that it may have been made for, as far as their callers wait."""
+
     request: InferRequest
-    parent: int
+    parents: set[int]
 
 
 class ModelCalls:
@@ -74,6 +84,8 @@ class ModelCalls:
             if self._server is None:
                 raise UnavailableError("models can be called from within a server only")
             request = _request_of(record, payload, self._callers(message.parent))
+            if message.is_decoupled:
+                request.stream = _CallStream()
             self._check_waits_for_itself(request)
             stream = self._server.infer(request)
         except ServerError as error:
@@ -83,8 +95,15 @@ class ModelCalls:
             request.cancel()
             self._reply(number, _decoupled_error(record.model_name), is_final=True)
             return
-        self._open[number] = _OpenCall(request, message.parent)
+        self._open[number] = _OpenCall(request, self._waiting(message))
         self._follow(number, stream)
+
+    def read(self, number: int, count: int) -> None:
+        """The model has read so many more of the responses."""
+        call = self._open.get(number)
+        if call is not None:
+            for _ in range(count):
+                call.request.stream.has_read()
 
     def cancel(self, number: int) -> None:
         """The model no longer wants the responses."""
@@ -93,10 +112,12 @@ class ModelCalls:
             call.request.cancel()
 
     def cancel_for(self, parent: int) -> None:
-        """Whoever asked for the request of that number has left: so do the calls that were made for it."""
+        """Whoever asked for the request of that number has left: so do the calls that were made for it alone."""
         for call in list(self._open.values()):
-            if call.parent == parent:
-                call.request.cancel()
+            if parent in call.parents:
+                call.parents.remove(parent)
+                if not call.parents:
+                    call.request.cancel()
 
     def answer(self, message: Ask) -> None:
         """Answer what is not inference, now or later."""
@@ -129,6 +150,15 @@ class ModelCalls:
             self._reply(number, None if is_mark else response, is_final=response.is_final)
 
         stream.subscribe(on_response)
+
+    def _waiting(self, message: Call) -> set[int]:
+        """The requests that the call may have been made for, but for those whose callers have left."""
+        parents = set(range(message.parent, message.parent + message.num_parents)) if message.parent else set()
+        for number in tuple(parents) if len(parents) > 1 else ():
+            request = self._executed(number)
+            if request is not None and request.is_cancelled and len(parents) > 1:
+                parents.remove(number)
+        return parents
 
     def _callers(self, parent: int) -> tuple[CallOrigin, ...]:
         request = self._executed(parent) if parent else None

@@ -26,7 +26,7 @@ from modelserver.execution.child_process import ChildProcess
 from modelserver.execution.conversation import Conversation
 from modelserver.execution.flight import Flight, OnDone, Result
 from modelserver.execution.loop_thread import LoopThread
-from modelserver.execution.messages import Ask, Began, Begin, Call, Finish, Readiness, SequenceEnded
+from modelserver.execution.messages import Ask, Began, Begin, Call, CallRead, Finish, Readiness, SequenceEnded
 from modelserver.execution.model_calls import CallOrigin, ModelCalls
 from modelserver.execution.readiness import ReadinessProbe
 from modelserver.execution.restart import RestartOptions, RestartPolicy
@@ -333,6 +333,10 @@ class ProcessInstance(BatchInstance):
     def on_cancel_call(self, number: int) -> None:
         """Called by the conversation."""
         self._calls.cancel(number)
+
+    def on_call_read(self, message: CallRead) -> None:
+        """Called by the conversation."""
+        self._calls.read(message.number, message.count)
 
     def on_caller_left(self, number: int) -> None:
         """Called by the conversation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ import pytest
 from support.clients import ClientError, GrpcClient, ProtocolClient
 from support.model_files import write_model
 from support.serving import RunningServer, running_server
+
+from modelserver.core.reading import MAX_UNREAD
 
 IO = """
 backend: "{backend}"
@@ -79,6 +82,39 @@ class TritonPythonModel:
                 time.sleep(0.005)
         return [respond(0) for _ in requests]
 """
+# Sends numbers for as long as somebody wants them; how many, the other one tells.
+FLOOD = """
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily("flood_sent", "responses", pb_utils.MetricFamily.GAUGE)
+        self.sent = family.Metric(labels={})
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            value = 0
+            while not sender.is_cancelled():
+                sender.send(respond(value))
+                value += 1
+                self.sent.set(value)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+FLOOD_METER = """
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily("flood_sent", "responses", pb_utils.MetricFamily.GAUGE)
+        self.sent = family.Metric(labels={})
+
+    def execute(self, requests):
+        return [respond(self.sent.value()) for _ in requests]
+"""
+# One call for all requests of a batch.
+TOGETHER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        answer = only(ask("patient", array(requests[0]).reshape(-1)).exec())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer.reshape(1, -1))]) for _ in requests]
+"""
 # Does what the parameter `do` says with the input.
 CALLER = '''
 class TritonPythonModel:
@@ -120,6 +156,16 @@ class TritonPythonModel:
         first = only(next(responses))
         responses.cancel()
         return respond(first)
+
+    def read_slowly(self, request, data):
+        responses = ask("flood", data).exec(decoupled=True)
+        first = [only(next(responses))[0] for _ in range(3)]
+        time.sleep(0.3)
+        num_sent = only(ask("flood_meter", data).exec())[0]
+        rest = [only(next(responses))[0] for _ in range(400)]
+        responses.cancel()
+        assert first + rest == list(range(403)), "in order, without a gap"
+        return respond(num_sent)
 
     def forgotten_decoupled(self, request, data):
         return respond(only(ask("repeater", data).exec()))
@@ -194,6 +240,7 @@ class TritonPythonModel:
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 POLICY = "default_queue_policy { allow_timeout_override: true timeout_action: REJECT }"
 TIMEOUTS = f"max_batch_size: 1 dynamic_batching {{ {POLICY} }}"
+PAIRS = "max_batch_size: 2 dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 20000000 }"
 MODELS = {
     "adder": (ADDER, 1, ""),
     "repeater": (REPEATER, 1, DECOUPLED),
@@ -202,6 +249,9 @@ MODELS = {
     "pair": (CALLER.replace('"caller"', '"pair"'), 2, ""),
     "other": (OTHER, 1, ""),
     "slow": (SLOW, 1, TIMEOUTS),
+    "flood": (FLOOD, 1, DECOUPLED),
+    "flood_meter": (FLOOD_METER, 1, ""),
+    "together": (TOGETHER, 1, PAIRS),
 }
 
 
@@ -270,17 +320,51 @@ def test_a_model_with_a_free_instance_may_call_itself(protocol: type[ProtocolCli
         assert call(client, "itself", 1, model="pair") == [2.0]
 
 
+def num_cancelled(calling: RunningServer) -> float:
+    """How often the patient model was told that its caller has left."""
+    families = calling.server._model_metrics.families()
+    return sum(s.value for family in families if family.name == "patient_cancelled" for s in family.samples)
+
+
+def wait_for_cancelled(calling: RunningServer, count: float) -> None:
+    deadline_s = time.monotonic() + 15
+    while num_cancelled(calling) < count:
+        assert time.monotonic() < deadline_s, "the model that was called never learned of it"
+        time.sleep(0.02)
+
+
 def test_a_caller_that_leaves_takes_the_calls_along(calling: RunningServer) -> None:
-    metrics = calling.server._model_metrics
-
-    def num_cancelled() -> float:
-        return sum(sample.value for family in metrics.families() for sample in family.samples)
-
-    before = num_cancelled()
+    before = num_cancelled(calling)
     inputs = {"X": np.zeros(1, np.float32)}
     with GrpcClient(calling) as client, pytest.raises(ClientError):
         client.infer("caller", inputs, parameters={"do": "patient"}, client_timeout=0.3)
-    deadline_s = time.monotonic() + 15
-    while num_cancelled() == before:
-        assert time.monotonic() < deadline_s, "the model that was called never learned of it"
-        time.sleep(0.02)
+    wait_for_cancelled(calling, before + 1)
+
+
+def test_a_call_for_several_requests_goes_with_the_last_of_their_callers(calling: RunningServer) -> None:
+    before = num_cancelled(calling)
+    first, second = threading.Event(), threading.Event()
+    inputs = {"X": np.zeros((1, 1), np.float32)}
+
+    def leave(when_s: float, left: threading.Event) -> None:
+        with GrpcClient(calling) as client, pytest.raises(ClientError):
+            client.infer("together", inputs, client_timeout=when_s)
+        left.set()
+
+    threads = [threading.Thread(target=leave, args=each) for each in ((0.5, first), (1.5, second))]
+    for thread in threads:
+        thread.start()
+    assert first.wait(15)
+    if not second.is_set():
+        assert num_cancelled(calling) == before
+    wait_for_cancelled(calling, before + 1)
+    for thread in threads:
+        thread.join(15)
+    assert num_cancelled(calling) == before + 1
+
+
+def test_a_stream_waits_for_the_model_that_reads_it(protocol: type[ProtocolClient], calling: RunningServer) -> None:
+    with protocol(calling) as client:
+        (num_sent,) = call(client, "read_slowly", 0)
+    # Some more are sent before the word to wait has come; without it there would be thousands.
+    assert 3 <= num_sent <= 16 * MAX_UNREAD
