@@ -75,7 +75,7 @@ def test_parameters_reach_the_model(run: Run) -> None:
     said, _ = run("--max-tokens=400", "--temperature=0", "--system=Be brief.", script(report=True))
     document = json.loads(said)
     assert json.loads(document["messages"])["messages"][0] == {"role": "system", "content": "Be brief."}
-    parameters = json.loads(document["sampling_parameters"])
+    parameters = document["sampling_parameters"]
     assert (parameters["max_tokens"], parameters["temperature"]) == (400, 0)
 
 
