@@ -62,27 +62,20 @@ class Delivery:
         sequence = self.sequence
         if sequence.finish_reason is not None:
             self._end_text()
-        first = sequence.num_prompt_tokens + self.num_delivered
-        token_ids = sequence.token_ids[first:]
+        token_ids = sequence.token_ids[sequence.num_prompt_tokens + self.num_delivered :]
         self.num_delivered += len(token_ids)
+        text, self.text = self.text, ""
         output = SequenceOutput(
-            self.request,
-            sequence.choice,
-            self.text,
-            token_ids,
-            self.num_delivered,
-            sequence.num_cached_tokens,
-            self.logprobs if self.cumulative_logprob is not None else None,
-            self.cumulative_logprob,
-            sequence.finish_reason,
-            sequence.stop_reason,
-            self.prompt_logprobs or None,
+            self.request, sequence.choice, text, token_ids, self.num_delivered, sequence.num_cached_tokens
         )
-        self.text = ""
-        if output.logprobs is not None:
-            self.logprobs = []
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = []
+        if sequence.finish_reason is not None:
+            output.finish_reason = sequence.finish_reason
+            output.stop_reason = sequence.stop_reason
+        if self.logprobs:
+            output.logprobs, self.logprobs = self.logprobs, []
+            output.cumulative_logprob = self.cumulative_logprob
+        if self.prompt_logprobs:
+            output.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []
         return output
 
     def _end_text(self) -> None:

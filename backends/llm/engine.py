@@ -244,10 +244,11 @@ class Engine:
             assert is_accepted, f"token {token_id} was sampled, and the grammar does not allow it"
             if sequence.matcher.is_terminated:
                 reason = FinishReason.STOP
-        matched = delivery.take_text(token_id)
-        if matched is not None:
-            sequence.stop_reason = matched
-            reason = FinishReason.STOP
+        if delivery.stream is not None:
+            matched = delivery.take_text(token_id)
+            if matched is not None:
+                sequence.stop_reason = matched
+                reason = FinishReason.STOP
         return reason
 
     def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:

@@ -1,0 +1,1 @@
+"""What the LLM engine costs and how fast it is."""
