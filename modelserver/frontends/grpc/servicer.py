@@ -103,17 +103,20 @@ class GrpcFrontend:
         reply = UnaryReply(call)
         try:
             request = self._decoder.decode(call.message, reply)
-            request.deadline_ns = call.deadline_ns
+            if call.deadline_ns is not None:
+                request.deadline_ns = call.deadline_ns
             if self._forwards and (headers := self._limits.access.forwarded(call.metadata)):
                 forward(request, headers)
             if self._reads_context and (context := self._limits.access.context(call.metadata)):
                 set_context(request, context)
             reply.request = request
-            call.on_cancel = request.cancel
             self._dataplane.infer(request)
         except Exception as error:
             reply.release()
             fail(call, error)
+        else:
+            if not reply.is_answered:
+                call.on_cancel = request.cancel
 
     async def _model_stream_infer(self, call: StreamCall) -> None:
         if self._draining.is_set():

@@ -26,7 +26,7 @@ class UnaryReply(ResponseStream):
     request: InferRequest
 
     def __init__(self, call: UnaryCall) -> None:
-        super().__init__()
+        self.on_read = None  # what else a stream has is for its readers, and this one reads itself
         self._call: UnaryCall | None = call
         self._held: InferResponse | None = None
 
@@ -38,7 +38,8 @@ class UnaryReply(ResponseStream):
             self._held = response
             return
         request, held = self.request, self._held
-        self.release()
+        self._call = self._held = None  # as `release`
+        self.request = None  # type: ignore[assignment]  # nobody asks any more
         if response.error is not None:
             if not response.is_final:
                 request.cancel()
@@ -53,6 +54,11 @@ class UnaryReply(ResponseStream):
             fail(call, error)
         else:
             call.reply(parts)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the call was ended."""
+        return self._call is None
 
     def release(self) -> None:
         """Let go of the call, which is ended.

@@ -29,7 +29,7 @@ from modelserver.frontends.http.status import JSON_HEADERS
 _BINARY_TYPE = ("Content-Type", "application/octet-stream")
 
 
-class OutputForm(msgspec.Struct, eq=False):
+class OutputForm(msgspec.Struct):
     """How the caller wants its outputs: `listed` by name, `is_binary` for the others."""
 
     is_binary: bool = False

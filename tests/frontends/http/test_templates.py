@@ -183,7 +183,7 @@ _NUMBERS = st.one_of(st.integers(-5, 5), st.floats(width=32), st.sampled_from([1
 _TENSOR = st.fixed_dictionaries(
     {
         "name": st.sampled_from(["x", "y", "data"]),
-        "datatype": st.sampled_from(["FP32", "INT8", "BYTES", "BOOL", "FP16"]),
+        "datatype": st.sampled_from(["FP32", "FP64", "INT8", "INT64", "UINT16", "UINT64", "BYTES", "BOOL", "FP16"]),
         "shape": st.sampled_from([[2], [1, 2], [0], [], [3]]),
         "data": st.one_of(
             st.lists(_NUMBERS, max_size=3),

@@ -72,6 +72,57 @@ async def test_http_1_0_is_kept_alive_only_when_it_asks() -> None:
     assert dialogue.transport.ending == "close"
 
 
+async def test_each_answer_has_its_own_head_whatever_the_last_one_had() -> None:
+    one, other = (("A", "1"),), (("A", "2"),)
+    changing = [("A", "3")]
+    responses = [
+        HttpResponse(200, one, (b"x",)),
+        HttpResponse(200, one, (b"y",)),
+        HttpResponse(200, one, (b"xyz", b"w")),
+        HttpResponse(200, other, (b"abcd",)),
+        HttpResponse(404, other, (b"abcd",)),
+        HttpResponse(200, other),
+        HttpResponse(200, changing, (b"1",)),
+        HttpResponse(200, changing, (b"2",)),
+        HttpResponse(200, one, (b"x",)),
+    ]
+    left = iter(responses)
+
+    def answer(exchange: HttpExchange) -> None:
+        response = next(left)
+        exchange.respond(response)
+        if response.headers is changing:
+            changing.append(("B", "4"))
+
+    dialogue = Dialogue(answer).begin(b"")
+    for response in responses:
+        headers = list(response.headers)
+        dialogue.send(POST % (0, 2) + b"ab")
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        body = b"".join(response.body)
+        reason = {200: "OK", 404: "Not Found"}[response.status]
+        head = f"HTTP/1.1 {response.status} {reason}\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
+        assert dialogue.take() == head.encode() + body
+    assert [bytes(exchange.body) for exchange in dialogue.exchanges] == [b"ab"] * len(responses)
+
+
+async def test_a_repeated_head_is_read_anew_when_more_or_less_than_one_request_comes() -> None:
+    request = POST % (0, 2)
+    dialogue = Dialogue().begin(b"")
+    for pieces in (
+        [request + b"ab"] * 2,
+        [request + b"a", b"b"],
+        [request + b"ab" + request + b"cd"],
+        [request + b"ef"],
+    ):
+        for piece in pieces:
+            dialogue.send(piece)
+    dialogue.send((POST % (1, 2)) + b"gh")  # as long as the others
+    bodies = [bytes(exchange.body) for exchange in dialogue.exchanges]
+    assert bodies == [b"ab", b"ab", b"ab", b"ab", b"cd", b"ef", b"gh"]
+    assert [exchange.head.path for exchange in dialogue.exchanges] == ["/0"] * 6 + ["/1"]
+
+
 @pytest.mark.parametrize("status", [204, 304])
 async def test_an_answer_without_body_has_no_length(status: int) -> None:
     dialogue = Dialogue(lambda exchange: exchange.respond(HttpResponse(status))).begin(GET % 0)
