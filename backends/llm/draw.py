@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +33,9 @@ def draw_on_host(logits: Row, params: SamplingParams, noise: float) -> int:
     np.exp(weights, out=weights)  # of the most probable token: 1
     floor = min_weight(weights, params)
     if floor <= 0.0:
-        return _find_by_spans(weights, noise)
+        return _place_of(weights, noise, "right")
     kept = np.flatnonzero(weights >= floor)
-    sums = np.cumsum(weights[kept], dtype=np.float64)
-    place = int(np.searchsorted(sums, noise * sums[-1], side="right"))
-    return int(kept[min(place, len(kept) - 1)])
+    return int(kept[_place_of(weights[kept], noise, "right")])
 
 
 def min_weight(weights: Row, params: SamplingParams) -> float:
@@ -60,23 +59,22 @@ def _nucleus_floor(weights: Row, floor: float, top_p: float) -> float:
     total = float(weights.sum(dtype=np.float64))
     negligible = np.float32((1.0 - top_p) * total / len(weights) * 0.999)
     candidates = np.sort(weights[weights > negligible])[::-1]
-    sums = np.cumsum(candidates, dtype=np.float64)
-    place = int(np.searchsorted(sums, top_p * total, side="left"))
-    return float(candidates[min(place, len(candidates) - 1)])
+    return float(candidates[_place_of(candidates, top_p, "left", total)])
 
 
-def _find_by_spans(weights: Row, noise: float) -> int:
-    """The index at which the running sum of the weights passes `noise` times their sum."""
+def _place_of(weights: Row, share: float, side: Literal["left", "right"], total: float | None = None) -> int:
+    """The index at which the running sum of the weights reaches ("left") or passes ("right") a share of their total."""
     num_spans = -(-len(weights) // _SPAN)
     padded = np.zeros(num_spans * _SPAN, dtype=np.float32)
     padded[: len(weights)] = weights
     spans = padded.reshape(num_spans, _SPAN)
-    span_sums = np.cumsum(spans.sum(axis=1), dtype=np.float64)
-    target = noise * float(span_sums[-1])
-    span = min(int(np.searchsorted(span_sums, target, side="right")), num_spans - 1)
+    span_sums = np.cumsum(spans.sum(axis=1, dtype=np.float64))
+    target = share * (float(span_sums[-1]) if total is None else total)
+    span = min(int(np.searchsorted(span_sums, target, side=side)), num_spans - 1)
     sums = np.cumsum(spans[span], dtype=np.float64)
-    before = float(span_sums[span - 1]) if span else 0.0
-    place = int(np.searchsorted(sums, target - before, side="right"))
+    if span:
+        sums += span_sums[span - 1]
+    place = int(np.searchsorted(sums, target, side=side))
     if place == _SPAN:  # the two sums were rounded differently: the span's last token that has weight
         place = int(np.flatnonzero(spans[span])[-1])
     return span * _SPAN + place
