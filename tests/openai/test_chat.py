@@ -118,6 +118,7 @@ def test_prompt_logprobs_and_token_ids(http: httpx.Client) -> None:
     assert answer["prompt_logprobs"][0] is None
     assert [entry["decoded_token"] for entry in answer["prompt_logprobs"][1].values()] == [" b"]
     ids = answer["choices"][0]["token_ids"]
+    assert answer["prompt_token_ids"] == ids
     assert http.post("/detokenize", json={"model": "mock", "tokens": ids}).json() == {"prompt": "a b"}
     streamed = events(http, {"model": "mock", "messages": user("a b"), "return_token_ids": True})
     assert [each for chunk in streamed for each in chunk["choices"][0].get("token_ids", [])] == ids
@@ -158,9 +159,11 @@ def test_the_conversation_that_the_model_gets(http: httpx.Client) -> None:
         "chat_template_kwargs": {"enable_thinking": False},
         "reasoning_effort": "low",
         "add_generation_prompt": False,
+        "add_special_tokens": True,
     }
     got = json.loads(http.post(CHAT, json=body).json()["choices"][0]["message"]["content"])
     assert got["exclude_input_in_output"] is True
+    assert got["add_special_tokens"] is True
     conversation = json.loads(got["messages"])
     assert conversation.pop("messages")[:4] == [
         {"role": "system", "content": "Be kind."},

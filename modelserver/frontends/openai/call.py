@@ -150,7 +150,9 @@ def _check_media_type(exchange: HttpExchange) -> None:
     given = exchange.head.headers.get("content-type", "")
     media_type = given.partition(";")[0].strip().lower()
     if media_type and media_type != "application/json" and not media_type.endswith("+json"):
-        raise MediaTypeError(f"the body must be application/json, the header Content-Type says '{given:.100}'")
+        raise MediaTypeError(
+            f"the body must be application/json, the header Content-Type says '{given:.100}' (with curl use --json)"
+        )
 
 
 async def _plain_body(exchange: HttpExchange, limits: HttpLimits) -> Buffer:

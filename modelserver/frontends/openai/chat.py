@@ -20,6 +20,7 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.logprobs import prompt_logprobs_document
 from modelserver.frontends.openai.piece import TokenLogprob, read_pieces
 from modelserver.frontends.openai.reasoning import REASONING_FORMATS, ReasoningFormat
+from modelserver.frontends.openai.tokens import token_ids_of
 from modelserver.frontends.openai.tool_formats import TOOL_FORMATS, ToolFormat
 from modelserver.frontends.openai.tools import ToolUse
 from modelserver.frontends.openai.usage import Usage
@@ -52,12 +53,20 @@ class Chat:
             async for arrivals in generation.arrivals():
                 for _, response in arrivals:
                     answer.take(response)
-        call.answer(answer.document())
+        document = answer.document()
+        if chat.options.has_token_ids:
+            conversation = {"messages": chat.conversation}
+            document["prompt_token_ids"] = await token_ids_of(
+                self._dataplane, model, conversation, adds_special_tokens=chat.adds_special_tokens
+            )
+        call.answer(document)
 
 
 def _request(model: LanguageModel, chat: ChatRequest) -> InferRequest:
     needed, wanted = generation_inputs(chat.options)
     needed["messages"] = chat.conversation
+    if chat.adds_special_tokens is not None:
+        needed["add_special_tokens"] = chat.adds_special_tokens
     return model.request(needed, wanted)
 
 

@@ -34,7 +34,10 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`conversation` is the model's input `messages`; `echo` the text that the answer begins with."""
+    """`conversation` is the model's input `messages`; `echo` the text that the answer begins with.
+
+    `adds_special_tokens` None: the template does, as usual.
+    """
 
     conversation: dict[str, Any]
     options: GenerationOptions
@@ -42,6 +45,7 @@ class ChatRequest:
     echo: str = ""
     has_reasoning: bool = True
     is_structured: bool = False
+    adds_special_tokens: bool | None = None
 
     @property
     def is_thinking_disabled(self) -> bool:
@@ -74,6 +78,7 @@ def read_chat(fields: Fields, limits: OpenAiLimits) -> ChatRequest:
         echo=last["content"] if fields.flag("echo") and last["role"] == "assistant" else "",
         has_reasoning=fields.flag("include_reasoning", True),
         is_structured=structure is not None,
+        adds_special_tokens=fields.flag("add_special_tokens") if fields.has("add_special_tokens") else None,
         options=GenerationOptions(
             sampling=sampling,
             num_choices=num_choices,

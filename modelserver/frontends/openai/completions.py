@@ -45,10 +45,16 @@ class Completions:
                     answer.take(arrival)
         document = answer.document()
         if completion.options.has_token_ids:
-            ids = [await token_ids_of(self._dataplane, model, completion, prompt) for prompt in completion.prompts]
+            ids = [await self._token_ids(model, completion, prompt) for prompt in completion.prompts]
             for choice in document["choices"]:
                 choice["prompt_token_ids"] = ids[choice["index"] // completion.options.num_returned]
         call.answer(document)
+
+    async def _token_ids(self, model: LanguageModel, completion: CompletionRequest, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        adds = None if completion.adds_special_tokens else False
+        return await token_ids_of(self._dataplane, model, {"text_input": prompt}, adds_special_tokens=adds)
 
     async def _echo(self, model: LanguageModel, prompt: Prompt) -> str:
         if isinstance(prompt, str):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import orjson
 
 from modelserver.core.response import InferResponse
@@ -36,77 +36,63 @@ class Piece:
 
 def read_pieces(response: InferResponse) -> list[Piece]:
     """The news in a response without error. Raises InternalError when it is not what a language model sends."""
-    columns = {tensor.name: tensor.data.reshape(-1) for tensor in response.outputs}
+    columns: dict[str, list[Any]] = {tensor.name: tensor.data.ravel().tolist() for tensor in response.outputs}
     texts = columns.get("text_output")
     if texts is None:
         return []
     indexes = columns.get("index")
     pieces = [
-        Piece(row if indexes is None else int(_entry(indexes, row) or 0), _text(text)) for row, text in enumerate(texts)
+        Piece(row if indexes is None else _entry(indexes, row) or 0, _text(text)) for row, text in enumerate(texts)
     ]
-    for row, piece in enumerate(pieces):
-        _fill(piece, columns, row)
+    for name, column in columns.items():
+        read = _READERS.get(name)
+        if read is not None:
+            for row, piece in enumerate(pieces):
+                value = _entry(column, row)
+                if value is not None:
+                    setattr(piece, name, read(value))
     _share_token_ids(pieces, columns)
     return pieces
 
 
-def _fill(piece: Piece, columns: dict[str, np.ndarray[Any, Any]], row: int) -> None:
-    for name, column in columns.items():
-        value = _entry(column, row)
-        if value is None:
-            continue
-        match name:
-            case "finish_reason":
-                piece.finish_reason = _text(value)
-            case "stop_reason":
-                piece.stop_reason = _json(name, value)
-            case "logprobs":
-                piece.logprobs = _json(name, value)
-            case "prompt_logprobs":
-                piece.prompt_logprobs = _json(name, value)
-            case "cumulative_logprob":
-                piece.cumulative_logprob = float(value)
-            case "num_input_tokens":
-                piece.num_input_tokens = int(value)
-            case "num_output_tokens":
-                piece.num_output_tokens = int(value)
-            case "num_cached_tokens":
-                piece.num_cached_tokens = int(value)
+def _share_token_ids(pieces: list[Piece], columns: dict[str, list[Any]]) -> None:
+    """The new tokens: of the only choice in `token_ids`, of several as a list of lists in `choice_token_ids`."""
+    by_choice = columns.get("choice_token_ids")
+    if by_choice:
+        for piece, ids in zip(pieces, _json(by_choice[0]), strict=False):
+            piece.token_ids = ids
+    elif len(pieces) == 1:
+        pieces[0].token_ids = columns.get("token_ids")
 
 
-def _share_token_ids(pieces: list[Piece], columns: dict[str, np.ndarray[Any, Any]]) -> None:
-    """The new tokens: of the only choice in `token_ids`, of several in `choice_token_ids`."""
-    by_choice, flat = columns.get("choice_token_ids"), columns.get("token_ids")
-    if by_choice is not None and len(by_choice):
-        rows = _json("choice_token_ids", by_choice[0]) if len(by_choice) < len(pieces) else None
-        for row, piece in enumerate(pieces):
-            piece.token_ids = rows[row] if rows is not None else _row_of_ids(by_choice, row)
-    elif flat is not None and len(pieces) == 1:
-        pieces[0].token_ids = flat.tolist()
-
-
-def _row_of_ids(column: np.ndarray[Any, Any], row: int) -> list[int]:
-    ids = _json("choice_token_ids", column[row])
-    # One choice whose list of lists is the whole column.
-    return ids[0] if ids and isinstance(ids[0], list) else ids
-
-
-def _entry(column: np.ndarray[Any, Any], row: int) -> Any:
+def _entry(column: list[Any], row: int) -> Any:
     """The entry of a choice; what is the same for all has only one."""
     if row < len(column):
         return column[row]
-    return column[0] if len(column) else None
+    return column[0] if column else None
 
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _json(name: str, value: Any) -> Any:
-    text = value if isinstance(value, bytes) else str(value).encode()
-    if not text:
+def _json(value: Any) -> Any:
+    if not value or value == b"null":
         return None
     try:
-        return orjson.loads(text)
+        return orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise InternalError(f"the model's output '{name}' is not JSON: {error}") from error
+        raise InternalError(f"an output of the model is not JSON: {error}, got {value!r:.60}") from error
+
+
+# Of the outputs that are fields of a piece by their name.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "finish_reason": _text,
+    "stop_reason": _json,
+    "logprobs": _json,
+    "prompt_logprobs": _json,
+    "cumulative_logprob": float,
+    "num_input_tokens": int,
+    "num_output_tokens": int,
+    "num_cached_tokens": int,
+}

@@ -8,7 +8,6 @@ from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError
 from modelserver.frontends.openai.call import Call
 from modelserver.frontends.openai.chat_request import read_conversation
-from modelserver.frontends.openai.completion_request import CompletionRequest, Prompt
 from modelserver.frontends.openai.errors import ParameterError
 from modelserver.frontends.openai.generation import only_response
 from modelserver.frontends.openai.language_model import LanguageModel, find_model
@@ -68,14 +67,13 @@ async def token_text_of(dataplane: DataPlane, model: LanguageModel, ids: list[in
 
 
 async def token_ids_of(
-    dataplane: DataPlane, model: LanguageModel, completion: CompletionRequest, prompt: Prompt
+    dataplane: DataPlane, model: LanguageModel, prompt: dict[str, Any], *, adds_special_tokens: bool | None
 ) -> list[int]:
-    """The tokens of a prompt as the model reads it. Raises ServerError."""
-    if not isinstance(prompt, str):
-        return prompt
-    needed = {"operation": "tokenize", "text_input": prompt}
-    wanted = {"add_special_tokens": completion.adds_special_tokens}
-    return _numbers(model, await only_response(dataplane, model.request(needed, wanted)), "token_ids")
+    """The tokens of a prompt, which is one of the inputs that have it, as the model reads it. Raises ServerError."""
+    needed = {"operation": "tokenize", **prompt}
+    if adds_special_tokens is not None:
+        needed["add_special_tokens"] = adds_special_tokens
+    return _numbers(model, await only_response(dataplane, model.request(needed, {})), "token_ids")
 
 
 def _numbers(model: LanguageModel, response: InferResponse, name: str) -> list[int]:

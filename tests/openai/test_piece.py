@@ -1,0 +1,70 @@
+"""What responses of language models say of their choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Tensor
+from modelserver.errors import InternalError
+from modelserver.frontends.openai.piece import Piece, read_pieces
+
+
+def response(**columns: list[Any]) -> InferResponse:
+    tensors = []
+    for name, values in columns.items():
+        if isinstance(values[0] if values else b"", bytes):
+            data: np.ndarray[Any, Any] = np.empty(len(values), object)
+            data[:] = values
+            tensors.append(Tensor(name, Datatype.BYTES, data))
+        else:
+            tensors.append(Tensor(name, Datatype.INT32, np.array(values, np.int32)))
+    return InferResponse(tensors)
+
+
+def test_the_least_is_text() -> None:
+    assert read_pieces(response(text_output=[b"a", "é".encode()])) == [Piece(0, "a"), Piece(1, "é")]
+    assert read_pieces(response(text_output=[b"\xff"])) == [Piece(0, "\ufffd")]
+    assert read_pieces(response()) == []
+
+
+def test_everything_of_one_choice() -> None:
+    pieces = read_pieces(
+        response(
+            text_output=[b"a b"],
+            index=[3],
+            finish_reason=[b"stop"],
+            stop_reason=[b'"END"'],
+            logprobs=[b'[{"token": "a"}]'],
+            prompt_logprobs=[b"[null]"],
+            num_input_tokens=[7],
+            num_output_tokens=[2],
+            num_cached_tokens=[1],
+            cumulative_logprob=[-2],
+            token_ids=[5, 6],
+        )
+    )
+    assert pieces == [Piece(3, "a b", "stop", "END", [{"token": "a"}], [5, 6], -2.0, 7, 2, 1, [None])]
+
+
+def test_what_several_choices_share_is_said_once() -> None:
+    pieces = read_pieces(
+        response(
+            text_output=[b"a", b"b"],
+            num_input_tokens=[7],
+            num_output_tokens=[1, 2],
+            stop_reason=[b"null", b"9"],
+            choice_token_ids=[b"[[1], [2, 3]]"],
+        )
+    )
+    assert [(each.choice, each.num_input_tokens, each.num_output_tokens) for each in pieces] == [(0, 7, 1), (1, 7, 2)]
+    assert [(each.stop_reason, each.token_ids) for each in pieces] == [(None, [1]), (9, [2, 3])]
+
+
+def test_what_is_no_json_is_the_model_s_fault() -> None:
+    with pytest.raises(InternalError, match="not JSON"):
+        read_pieces(response(text_output=[b"a"], logprobs=[b"{"]))
