@@ -45,6 +45,7 @@ class PythonBackend(Backend):
             "shm-region-prefix-name",
             "environment-directory",
             "pip-arguments",
+            "busy-wait-us",
         }
     )
     # Of a backend that is a directory with a model.py: that file, for all its models.
@@ -123,6 +124,7 @@ class PythonBackend(Backend):
             execute_timeout_s=context.float_parameter("EXECUTE_TIMEOUT_SECONDS") or None,
             environment={**_thread_limits(num_instances), **environment.variables},
             interpreter=environment.interpreter,
+            busy_wait_us=_busy_wait_us(context),
         )
         server = context.server
         return ProcessInstance(
@@ -174,6 +176,15 @@ def _start_timeout_s(context: BackendContext) -> float:
             f"--backend-config python,stub-timeout-seconds={text}: expected a number of seconds"
         ) from None
     return context.float_parameter("START_TIMEOUT_SECONDS", default)
+
+
+def _busy_wait_us(context: BackendContext) -> int:
+    text = context.options.get("busy-wait-us", "")
+    if not text:
+        return ProcessOptions().busy_wait_us
+    if not text.isdecimal():
+        raise ConfigError(f"--backend-config python,busy-wait-us={text}: expected a number of microseconds")
+    return int(text)
 
 
 def _thread_limits(num_instances: int) -> dict[str, str]:

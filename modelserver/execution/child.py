@@ -123,6 +123,7 @@ class Host:
         try:
             sys.path[:0] = begin.python_path
             child_server.exchange = self._exchange
+            self._exchange.stay_awake(begin.busy_wait_us)
             result = _resolve(begin.target)(**begin.arguments)
         except Exception as error:
             traceback.print_exc()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from modelserver.execution.busy_wait import BusyWait
 from modelserver.execution.channel import Channel, PeerGoneError, Received
 from modelserver.execution.messages import Cancelled, Execute, Message, Released, Reply, Room, Told
 from modelserver.execution.packing import Payload
@@ -55,6 +56,11 @@ class Exchange:
         self._abandoned: deque[tuple[int, bool]] = deque()
         self._posted: deque[Message] = deque()
         self._gone: PeerGoneError | None = None
+        self._busy_wait = BusyWait(0)  # the receiver's
+
+    def stay_awake(self, budget_us: int) -> None:
+        """Let whoever receives look for that long before it sleeps. Called before there are other threads."""
+        self._busy_wait = BusyWait(budget_us)
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
         """Send; waits while the server does not read. Raises PeerGoneError."""
@@ -79,7 +85,7 @@ class Exchange:
                 if self._is_receiving or self._gone is not None:
                     break
                 self._is_receiving = True
-            self._receive(self._channel.receive)
+            self._receive(self._next_received)
         return self.wait(self._take_message)
 
     def wait(self, take: Callable[[], Found | None]) -> Found:
@@ -101,7 +107,7 @@ class Exchange:
                     self._num_waiters += 1
                     changed.wait()
                     self._num_waiters -= 1
-            self._receive(self._channel.receive)
+            self._receive(self._next_received)
 
     def poll(self) -> None:
         """Take in what has come, without waiting; nothing when another thread is about to."""
@@ -193,6 +199,19 @@ class Exchange:
 
     def _take_message(self) -> Received | None:
         return self._inbox.popleft() if self._inbox else None
+
+    def _next_received(self) -> Received:
+        busy_wait = self._busy_wait
+        if busy_wait.begin():
+            while True:
+                received = self._channel.try_receive()
+                if received is not None:
+                    busy_wait.end(has_come=True)
+                    return received
+                if not busy_wait.go_on():
+                    break
+            busy_wait.end(has_come=False)
+        return self._channel.receive()
 
     def _receive(self, receive: Callable[[], Received | None]) -> bool:
         """Receive one message and hand it to whom it concerns; False when there was none. The caller has the role."""

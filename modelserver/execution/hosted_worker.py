@@ -16,6 +16,7 @@ from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, ServerError
+from modelserver.execution.busy_wait import BusyWait
 from modelserver.execution.executor import Executor
 from modelserver.execution.flight import OnDone, Result
 from modelserver.execution.runner import BatchRunner
@@ -36,6 +37,8 @@ _MESSAGES_AHEAD = 2
 # waits for them.
 _MAX_TOGETHER = 16
 _TOGETHER_BUDGET_NS = 1_000_000
+# An answer that comes within such a time is waited for awake.
+_SOON_NS = 50_000
 
 
 @runtime_checkable
@@ -43,6 +46,7 @@ class HostedElsewhere(Protocol):
     """An instance that executes without keeping its caller: `ProcessInstance`."""
 
     loop: asyncio.AbstractEventLoop
+    busy_wait_us: int
 
     def begin(self, requests: Sequence[InferRequest], on_done: OnDone) -> None: ...
 
@@ -112,6 +116,7 @@ class HostedWorker:
         self._may_take = may_take
         self._sends_ahead = sends_ahead
         self._sending = runner if isinstance(runner, SendingRunner) else None
+        self._busy_wait = BusyWait(instance.busy_wait_us)
         self._num_out = 0  # batches
         self._num_messages = 0
         self._mean_ns = float(_TOGETHER_BUDGET_NS)  # that the child takes for a batch
@@ -189,6 +194,17 @@ class HostedWorker:
                 self._instance.begin(requests, partial(self._on_done, message, batch, lines))
         message.sent_ns = self._now_ns()
         self._instance.flush()
+        if self._num_messages == 1 and self._mean_ns < _SOON_NS and self._busy_wait.begin():
+            self._loop.call_soon(self._stay_awake)
+
+    def _stay_awake(self) -> None:
+        """Let the loop look for events, the answer among them, instead of sleeping until one comes."""
+        if not self._num_out:
+            self._busy_wait.end(has_come=True)
+        elif self._busy_wait.go_on():
+            self._loop.call_soon(self._stay_awake)
+        else:
+            self._busy_wait.end(has_come=False)
 
     def _on_done(
         self, message: _Message, batch: Batch, lines: Sequence[Line], result: Result, duration_ns: int = 0

@@ -83,12 +83,16 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Begin(Message, tag=1):
-    """Build the instance, or call the function, that `target` ("module:function") names."""
+    """Build the instance, or call the function, that `target` ("module:function") names.
+
+    `busy_wait_us` is how long the child may look for the next message before it sleeps.
+    """
 
     target: str = ""
     arguments: dict[str, Any] = {}
     python_path: list[str] = []
     is_call: bool = False
+    busy_wait_us: int = 0
 
 
 class Execute(Message, tag=2):

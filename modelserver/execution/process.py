@@ -50,9 +50,13 @@ class Recipe:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     python_path: tuple[str, ...] = ()
 
-    def message(self, *, is_call: bool) -> Begin:
+    def message(self, *, is_call: bool, busy_wait_us: int = 0) -> Begin:
         return Begin(
-            target=self.target, arguments=dict(self.arguments), python_path=list(self.python_path), is_call=is_call
+            target=self.target,
+            arguments=dict(self.arguments),
+            python_path=list(self.python_path),
+            is_call=is_call,
+            busy_wait_us=busy_wait_us,
         )
 
 
@@ -70,6 +74,8 @@ class ProcessOptions:
     restart_patience_s: float = 5.0
     # After this long without traffic, shared memory beyond a few megabytes goes back to the system.
     idle_s: float = 15.0
+    # How long either side looks for a message, where one is likely, before it sleeps; 0: not at all.
+    busy_wait_us: int = 100
     restart: RestartOptions = field(default_factory=RestartOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = ""
@@ -104,6 +110,7 @@ class ProcessInstance(BatchInstance):
     ) -> None:
         self.name = name
         self.answers_later = answers_later
+        self.busy_wait_us = (options or ProcessOptions()).busy_wait_us
         self._recipe = recipe
         self._options = options or ProcessOptions()
         self._policy = RestartPolicy(self._options.restart)
@@ -277,7 +284,7 @@ class ProcessInstance(BatchInstance):
         self._start_failure = None
         self._hang_s = None
         self._conversation = Conversation(child, self.loop, self)
-        self._conversation.send(self._recipe.message(is_call=False))
+        self._conversation.send(self._recipe.message(is_call=False, busy_wait_us=self._options.busy_wait_us))
         self._start_timer = self.loop.call_later(self._options.start_timeout_s, self._on_slow_start, child)
 
     def _on_slow_start(self, child: ChildProcess) -> None:

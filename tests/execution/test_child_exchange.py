@@ -158,3 +158,21 @@ def test_the_servers_end_wakes_everyone(pair: tuple[Channel, Exchange]) -> None:
     for thread, results in threads:
         thread.join(10)
         assert results == ["gone"]
+
+
+def test_what_comes_while_the_receiver_is_awake_is_received(pair: tuple[Channel, Exchange]) -> None:
+    server, exchange = pair
+    exchange.stay_awake(50_000)
+    main, messages = in_thread(lambda: [exchange.next_message()[0] for _ in range(200)])
+    for number in range(200):
+        server.send(AskReady(number=number))
+    main.join(20)
+    assert [message.number for message in messages[0]] == list(range(200))
+
+
+def test_the_end_is_noticed_awake(pair: tuple[Channel, Exchange]) -> None:
+    server, exchange = pair
+    exchange.stay_awake(1_000_000)
+    server.shutdown()
+    with pytest.raises(PeerGoneError):
+        exchange.next_message()

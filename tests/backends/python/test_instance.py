@@ -377,6 +377,9 @@ def test_without_a_server_around_calls_of_other_models_are_answered_with_an_erro
     assert entry.message.endswith("models can be called from within a server only")
 
 
-def test_a_timeout_that_is_no_number_is_a_config_error(directory: Path) -> None:
-    with pytest.raises(ConfigError, match="stub-timeout-seconds=soon: expected a number of seconds"):
-        instance_of("python", context_of(directory, options={"stub-timeout-seconds": "soon"}))
+@pytest.mark.parametrize(
+    ("setting", "value", "unit"), [("stub-timeout-seconds", "soon", "seconds"), ("busy-wait-us", "-1", "microseconds")]
+)
+def test_a_setting_that_is_no_number_is_a_config_error(directory: Path, setting: str, value: str, unit: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting}={value}: expected a number of {unit}"):
+        instance_of("python", context_of(directory, options={setting: value}))
