@@ -1,1 +1,1 @@
-"""What the LLM engine costs and how fast it is."""
+"""The LLM engine by itself, beside transformers: `python -m benchmarks.llm`."""

@@ -1,0 +1,111 @@
+"""`python -m benchmarks.llm`: one table of what the LLM engine does, beside transformers on the same checkpoints.
+
+On a machine with a GPU: `python -m benchmarks.llm --gpu`, see `gpu.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from benchmarks.llm.measure import host_step_s, percentile, prefix_ttft_s, run_engine, run_transformers
+from benchmarks.llm.shapes import SHAPES, write_checkpoint
+from benchmarks.llm.workload import Workload
+from modelserver_backends.llm.engine import Engine
+from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.runner import load_runner
+from modelserver_backends.llm.sampler import Sampler
+
+WORKLOADS = {
+    "tiny (2 M)": Workload(num_requests=128, shortest=32, longest=160, batch=32),
+    "100 M": Workload(num_requests=64, shortest=16, longest=96, batch=32),
+}
+_NUM_STREAMS = 200
+
+
+@contextmanager
+def opened(directory: Path, dtype: str, batch: int) -> Iterator[Engine]:
+    options = EngineOptions(device="cpu", dtype=dtype, max_model_len=2048, max_num_seqs=batch)
+    runner = load_runner(directory, options, Sampler())
+    try:
+        yield Engine(options=options, runner=runner, tokenizer=None)
+    finally:
+        runner.close()
+
+
+def measure(name: str, directory: Path, dtype: str, *, has_peer: bool) -> None:
+    workload, vocab_size = WORKLOADS[name], SHAPES[name]["vocab_size"]
+    prompts, lengths = workload.prompts(vocab_size), workload.output_lens()
+    with opened(directory, dtype, workload.batch) as engine:
+        run_engine(engine, prompts[:8], [4] * 8)
+        measured = run_engine(engine, prompts, lengths)
+        host = host_step_s(engine, workload.batch, vocab_size)
+        cold, warm = prefix_ttft_s(engine, vocab_size)
+    cells = [
+        f"{name} {dtype}",
+        f"{measured.tokens_per_s:.0f}",
+        *_with_peer(measured.tokens_per_s, directory, workload, vocab_size, dtype, has_peer=has_peer),
+        *(f"{percentile(measured.ttft_s, share) * 1e3:.0f}" for share in (0.5, 0.99)),
+        *(f"{percentile(measured.itl_s, share) * 1e3:.1f}" for share in (0.5, 0.99)),
+        f"{measured.kv_use:.0%}",
+        f"{cold * 1e3:.0f} / {warm * 1e3:.1f} = {cold / warm:.1f}x",
+        f"{host * 1e3:.2f}",
+    ]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _with_peer(
+    ours: float, directory: Path, workload: Workload, vocab_size: int, dtype: str, *, has_peer: bool
+) -> tuple[str, str]:
+    if not has_peer:
+        return "", ""
+    theirs = run_transformers(directory, workload, vocab_size, getattr(torch, dtype))
+    return f"{theirs:.0f}", f"{ours / theirs:.1f}x"
+
+
+def measure_streams(name: str, directory: Path) -> None:
+    """Many streams at once, more than run: all must come to their end."""
+    workload = Workload(num_requests=_NUM_STREAMS, shortest=16, longest=64, batch=64)
+    with opened(directory, "float32", workload.batch) as engine:
+        measured = run_engine(engine, workload.prompts(SHAPES[name]["vocab_size"]), workload.output_lens())
+    print(
+        f"\n{_NUM_STREAMS} streams of {name} at once, {workload.batch} running: {measured.num_lost} lost, "
+        f"{measured.tokens_per_s:.0f} tokens/s in {measured.num_steps} steps"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.llm", description=__doc__)
+    parser.add_argument("--gpu", action="store_true", help="measure on a GPU, in the shapes of real models")
+    parser.add_argument("--report", type=Path, help="where --gpu writes its report")
+    parser.add_argument("--only", choices=WORKLOADS, help="one model instead of all")
+    parser.add_argument("--no-peer", action="store_true", help="without transformers")
+    arguments = parser.parse_args()
+    if arguments.gpu:
+        from benchmarks.llm.gpu import main as measure_gpu
+
+        measure_gpu(arguments.report)
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print("| model | tokens/s | transformers | ratio | TTFT p50 ms | p99 | ITL p50 ms | p99 | KV use "
+          "| TTFT of 1,000 tokens, new / seen | host ms per step |")  # fmt: skip
+    print("|" + "---|" * 11)
+    with tempfile.TemporaryDirectory() as place:
+        for name in [arguments.only] if arguments.only else WORKLOADS:
+            directory = write_checkpoint(Path(place) / name.split()[0], SHAPES[name])
+            measure(name, directory, "float32", has_peer=not arguments.no_peer)
+            if name != "tiny (2 M)":
+                measure(name, directory, "bfloat16", has_peer=False)
+            else:
+                streamed = directory
+        if not arguments.only:
+            measure_streams("tiny (2 M)", streamed)
+
+
+if __name__ == "__main__":
+    main()
