@@ -1,13 +1,14 @@
-"""Calls that need a key, forwarded headers, and models behind a version of HTTP of their own."""
+"""Calls that need a key, and headers that models get."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
-from support.mock_llm import user, write_mock_llm
+from support.mock_llm import say, user, write_mock_llm
 from support.serving import RunningServer, running_server
 
 
@@ -33,6 +34,13 @@ def test_the_client_s_api_key_is_looked_at(guarded: RunningServer) -> None:
         with pytest.raises(openai.AuthenticationError) as refused:
             client.chat.completions.create(model="mock", messages=user("a"))  # type: ignore[arg-type]
         assert refused.value.code == "invalid_api_key"
+
+
+def test_headers_are_forwarded_to_the_model(guarded: RunningServer) -> None:
+    headers = {"Authorization": "Bearer sk-1", "X-Tenant-Id": "t1"}
+    body = {"model": "mock", "prompt": say(report=True), "max_tokens": 400}
+    answer = httpx.post(f"http://{guarded.http_url}/v1/completions", json=body, headers=headers)
+    assert json.loads(answer.json()["choices"][0]["text"])["parameters"] == {"x-tenant-id": "t1"}
 
 
 def test_health_is_for_all(guarded: RunningServer) -> None:

@@ -124,6 +124,13 @@ def test_prompt_logprobs_and_token_ids(http: httpx.Client) -> None:
     assert [each for chunk in streamed for each in chunk["choices"][0].get("token_ids", [])] == ids
 
 
+def test_usage_is_in_streams_that_ask_for_it(http: httpx.Client) -> None:
+    body = {"model": "mock", "messages": user("a b")}
+    assert all("usage" not in chunk for chunk in events(http, body))
+    chunks = events(http, body | {"stream_options": {"include_usage": True}})
+    assert [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
 def test_usage_in_every_chunk(http: httpx.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events(http, {"model": "mock", "messages": user("a b"), "stream_options": options})

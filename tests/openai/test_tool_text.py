@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import hypothesis
+import orjson
 import pytest
 from hypothesis import strategies
 
@@ -162,6 +163,28 @@ def test_every_call_is_whole_when_it_is_told(name: str, text: str, content: str,
         for start, arguments in zip(delta.calls[::2], delta.calls[1::2], strict=True):
             assert start.id
             assert (start.name, json.loads(arguments.arguments)) in calls
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": NaN}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": 1e999}}</tool_call>'),
+        ("pythonic", "[weather(days=1e999)]"),
+        ("pythonic", "[weather(days={1, 2})]"),
+        ("pythonic", "[weather(" + "(" * 500 + ")" * 500 + ")]"),
+    ],
+)
+def test_what_has_no_json_is_no_call(name: str, text: str) -> None:
+    assert read(name, cut(text, 4))[:2] == (text, [])
+
+
+def test_arguments_can_be_sent_whatever_they_are() -> None:
+    text = '<tool_call>{"name": "w\\ud800", "arguments": {"city": "\\ud800"}}</tool_call>'
+    (delta,) = [delta for delta in read("hermes", [text])[2] if delta.calls]
+    assert orjson.loads(orjson.dumps([call.document() for call in delta.calls]))
+    assert json.loads(delta.calls[1].arguments) == {"city": "\ud800"}
+    assert read("pythonic", [r"[weather(city='\d')]"])[1] == [("weather", {"city": r"\d"})]
 
 
 def test_only_one_call_where_they_are_not_parallel() -> None:

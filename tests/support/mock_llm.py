@@ -174,7 +174,8 @@ class Run:
         prompt = self.prompt()
         script = json.loads(prompt[4:]) if prompt.startswith("do: ") else {"text": prompt}
         if script.get("report"):
-            script["text"] = json.dumps({**self.given, "sampling_parameters": self.parameters}, sort_keys=True)
+            more = {"sampling_parameters": self.parameters, "parameters": json.loads(self.request.parameters() or "{}")}
+            script["text"] = json.dumps({**self.given, **more}, sort_keys=True)
         self.num_inputs = len(words(prompt))
         if self.num_inputs > MAX_MODEL_LEN:
             raise Refused(f"the prompt has {self.num_inputs} tokens, the model takes at most {MAX_MODEL_LEN}")

@@ -158,6 +158,8 @@ class ChatAnswer:
     def chunks(self, response: InferResponse) -> list[dict[str, Any]]:
         """What a response adds to a stream."""
         touched = self.take(response)
+        if not self._options.has_usage:
+            return [self._frame.around_part(part) for choice in touched for part in choice.chunks()]
         usage = self._usage.document() if self._options.has_continuous_usage else None
         return [self._frame.around([part], usage) for choice in touched for part in choice.chunks()]
 

@@ -119,6 +119,8 @@ class CompletionAnswer:
     def chunks(self, arrival: Arrival) -> list[dict[str, Any]]:
         """What a response adds to a stream."""
         touched = self.take(arrival)
+        if not self._options.has_usage:
+            return [self._frame.around_part(choice.flush()) for choice in touched]
         usage = self._usage.document() if self._options.has_continuous_usage else None
         return [self._frame.around([choice.flush()], usage) for choice in touched]
 

@@ -20,8 +20,12 @@ class Frame:
         }
 
     def around(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
-        """The answer, or a chunk of it."""
+        """The answer, or a chunk of it in a stream that has usage, null in most of them."""
         return {**self._fields, "choices": choices, "usage": usage}
+
+    def around_part(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A chunk of a stream without usage."""
+        return {**self._fields, "choices": [choice]}
 
 
 def fingerprint(model: str) -> str:

@@ -128,7 +128,7 @@ class RequiredToolReader:
         if character != '"' or len(self._token) == 1:
             return
         try:
-            text = json.loads(self._token, strict=False)
+            text = json.loads(self._token, strict=False).encode("utf-8", "replace").decode()
         except ValueError:
             self._place = _Place.TEXT
             return

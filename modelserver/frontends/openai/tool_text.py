@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -304,7 +305,19 @@ def _call_of(item: Any) -> FunctionCall:
 def _call(name: Any, arguments: Any) -> FunctionCall:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise NotACallError
-    return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
+    return FunctionCall(name.encode("utf-8", "replace").decode(), _dumps(arguments))
+
+
+def _dumps(arguments: dict[str, Any]) -> str:
+    """As JSON of which every character can be sent. Infinity, which JSON does not have, makes it no call."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which models write as an escape
+        return json.dumps(arguments)
+    except (ValueError, RecursionError):
+        raise NotACallError from None
+    return text
 
 
 def _loads(text: str) -> Any:
@@ -318,7 +331,9 @@ def _loads(text: str) -> Any:
 def _python_calls(text: str) -> list[FunctionCall]:
     """The calls in a list as Python writes it, with literals for arguments."""
     try:
-        tree = ast.parse(text, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in strings that Python does not know
+            tree = ast.parse(text, mode="eval").body
         if not isinstance(tree, ast.List):
             raise NotACallError
         return [_python_call(node) for node in tree.elts]

@@ -38,7 +38,7 @@ class Tools:
     @property
     def functions(self) -> dict[str, dict[str, Any]]:
         """The schema of each function's parameters."""
-        return {tool["function"]["name"]: tool["function"].get("parameters") or _ANY_OBJECT for tool in self.tools}
+        return {tool["function"]["name"]: _object_schema(tool["function"].get("parameters")) for tool in self.tools}
 
     def structure(self) -> dict[str, Any] | None:
         """The constraint on the text: arguments of the named tool, an array of calls, or none."""
@@ -121,6 +121,13 @@ def _read_choice(fields: Fields, names: list[str]) -> tuple[ToolUse, str]:
     if name not in names:
         raise function.wrong("name", f"the name of one of the tools ({', '.join(names) or 'there are none'})", name)
     return ToolUse.NAMED, name
+
+
+def _object_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """The schema of arguments, which are an object whether it says so or not."""
+    if not parameters:
+        return _ANY_OBJECT
+    return parameters if "type" in parameters or "$ref" in parameters else {"type": "object", **parameters}
 
 
 def _call_schema(name: str, parameters: dict[str, Any], key: str, definitions: dict[str, Any]) -> dict[str, Any]:
