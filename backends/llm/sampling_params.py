@@ -69,7 +69,7 @@ class SamplingParams:
 
         Raises InvalidArgumentError for a name that is none, and for a value of a wrong type or out of its range.
         """
-        given = dict(values)
+        given = {name: value for name, value in values.items() if not _is_neutral(name, value)}
         structured = from_aliases(given)
         for name in given:
             if name not in CONVERTERS:
@@ -82,6 +82,19 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < 1e-5
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Whether this is a parameter of vLLM that may be left out. Raises InvalidArgumentError if it asks for
+    something.
+    """
+    if name not in NEUTRAL:
+        return False
+    neutral = NEUTRAL[name]
+    convert = boolean if isinstance(neutral, bool) else number
+    if value is not None and convert(name, value) != neutral:
+        raise wrong(name, f"{str(neutral).lower()} or absent, because this server does not support it", value)
+    return True
 
 
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
@@ -119,6 +132,16 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "prompt_logprobs": integer,
     "skip_special_tokens": boolean,
     "structured_outputs": check_structured_outputs,
+}
+# vLLM's parameters that are not supported, and the value with which each asks for nothing.
+NEUTRAL: dict[str, bool | int] = {
+    "best_of": 1,
+    "detokenize": True,
+    "early_stopping": False,
+    "length_penalty": 1,
+    "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": -1,
+    "use_beam_search": False,
 }
 NULLABLE = frozenset({"allowed_token_ids", "seed", "max_tokens", "logprobs", "prompt_logprobs", "structured_outputs"})
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {

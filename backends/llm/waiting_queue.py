@@ -22,6 +22,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._heap) - self._num_gone
 
+    @property
+    def num_kept(self) -> int:
+        """Those that wait, and those that have left and are not dropped yet."""
+        return len(self._heap)
+
     def push(self, sequence: Sequence) -> None:
         heapq.heappush(self._heap, (self._key(sequence), sequence))
 

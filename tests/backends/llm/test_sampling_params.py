@@ -156,6 +156,36 @@ def test_unknown_names(given: str, expected: str) -> None:
     assert expected in message({given: 1})
 
 
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"best_of": 1},
+        {"best_of": "1"},
+        {"best_of": None},
+        {"use_beam_search": False},
+        {"use_beam_search": "false"},
+        {"length_penalty": 1.0},
+        {"detokenize": True},
+        {"truncate_prompt_tokens": None},
+    ],
+)
+def test_what_asks_for_nothing_may_be_given(neutral: dict[str, Any]) -> None:
+    assert SamplingParams.from_json(neutral) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"best_of": 2}, "parameter 'best_of' must be 1 or absent, because this server does not support it, got 2"),
+        ({"use_beam_search": True}, "parameter 'use_beam_search' must be false or absent"),
+        ({"truncate_prompt_tokens": 5}, "parameter 'truncate_prompt_tokens' must be -1 or absent"),
+        ({"best_of": "two"}, "parameter 'best_of' must be a number"),
+    ],
+)
+def test_what_is_not_supported(given: dict[str, Any], expected: str) -> None:
+    assert expected in message(given)
+
+
 def test_a_long_value_is_cut_in_an_error() -> None:
     assert len(message({"n": "x" * 10_000})) < 200
 

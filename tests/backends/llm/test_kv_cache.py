@@ -1,0 +1,71 @@
+"""What the block tables' books notice; their moves are in the scheduler's traces."""
+
+from __future__ import annotations
+
+import pytest
+from modelserver_backends.llm.blocks import BlockPool
+from modelserver_backends.llm.kv_cache import KvManager
+from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.sequence import Sequence
+
+
+def manager(num_blocks: int = 8) -> KvManager:
+    return KvManager(BlockPool(num_blocks + 1), 4)
+
+
+def sequence(tokens: list[int]) -> Sequence:
+    return Sequence(0, tokens, len(tokens), SamplingParams())
+
+
+def test_a_refusal_changes_nothing() -> None:
+    kv = manager()
+    known = sequence(list(range(12)))
+    assert kv.admit(known, [])
+    kv.register(known, 12)
+    kv.free(known)
+    before = kv.pool.free_order()
+    longer = sequence(list(range(40)))
+    prefix = kv.find_prefix(longer)
+    assert len(prefix) == 3
+    assert not kv.admit(longer, prefix)
+    assert (longer.block_ids, longer.num_computed_tokens, kv.pool.free_order()) == ([], 0, before)
+    assert (kv.num_query_tokens, kv.num_hit_tokens) == (12, 0)
+
+
+def test_blocks_in_reserve_are_not_given() -> None:
+    kv = manager(4)
+    assert not kv.admit(sequence(list(range(12))), [], num_reserved=2)
+    assert kv.admit(sequence(list(range(12))), [], num_reserved=1)
+
+
+def test_extending_takes_only_what_is_missing_or_nothing() -> None:
+    kv = manager(3)
+    one = sequence(list(range(5)))
+    assert kv.admit(one, [])
+    assert kv.extend(one, 8)
+    assert len(one.block_ids) == 2
+    assert kv.extend(one, 9)
+    assert not kv.extend(one, 13)
+    assert len(one.block_ids) == 3
+
+
+def test_the_capacity_is_that_of_all_blocks_but_the_null_block() -> None:
+    assert manager(8).capacity == 32
+
+
+def test_blocks_of_a_sequence_that_nobody_knows_are_missed() -> None:
+    kv = manager()
+    lost = sequence(list(range(5)))
+    assert kv.admit(lost, [])
+    kv.check_integrity([lost])
+    with pytest.raises(AssertionError, match="do not agree with the tables"):
+        kv.check_integrity([])
+
+
+def test_more_computed_than_there_is_room_for_is_noticed() -> None:
+    kv = manager()
+    wrong = sequence(list(range(5)))
+    assert kv.admit(wrong, [])
+    wrong.num_computed_tokens = 9
+    with pytest.raises(AssertionError, match="has computed more than it holds"):
+        kv.check_integrity([wrong])
