@@ -19,8 +19,8 @@ from .spec import AttentionSpec
 
 # Gathered keys and values of a tile: about an L2 cache. Measured: 1 to 3 MiB are equal, 100 MiB takes twice as long.
 _TILE_BYTES = 2 << 20
-# Below this much a tile is not split for padding's sake: a call costs more than it reads.
-_SMALL_TILE_BYTES = 256 << 10
+# How much padding a tile may gather: reading more takes longer than the calls of another tile.
+_PADDING_BYTES = 384 << 10
 # Queries of a prefill with something cached before it attend in pieces of so many rows, each under a mask.
 _PIECE_ROWS = 256
 
@@ -208,16 +208,15 @@ class SdpaAttention:
         return tiles
 
     def _tile_stops(self, num_blocks: IntArray) -> list[int]:
-        """Where tiles end: before they outgrow the CPU's cache, or pad a sequence to more than twice its blocks."""
+        """Where tiles end: before they outgrow the CPU's cache, or are padded too much."""
         block_bytes = self._token_bytes * self._block_size
-        stops, start, most = [], 0, 0
+        stops, start, most, used = [], 0, 0, 0
         for row, count in enumerate(num_blocks.tolist()):
-            size = (row - start) * most * block_bytes
-            most = max(most, count)
-            grown = (row + 1 - start) * most * block_bytes
-            if row > start and (grown > _TILE_BYTES or (size > _SMALL_TILE_BYTES and 2 * count < most)):
+            most, used = max(most, count), used + count
+            size = (row + 1 - start) * most
+            if row > start and (size * block_bytes > _TILE_BYTES or (size - used) * block_bytes > _PADDING_BYTES):
                 stops.append(row)
-                start, most = row, count
+                start, most, used = row, count, count
         return [*stops, len(num_blocks)]
 
     def _decode_tile(
