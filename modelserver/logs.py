@@ -22,6 +22,12 @@ CLOSE_TIMEOUT_S = 2.0
 OWN_LOGGERS = ("modelserver", "modelserver_backends")
 
 
+def set_own_level(level: int) -> None:
+    """Have the server's own loggers log from this level on."""
+    for name in OWN_LOGGERS:
+        logging.getLogger(name).setLevel(level)
+
+
 class LogWriter:
     """Owns the log's thread from `start_logs` to `close`, which writes what is still queued."""
 
@@ -36,24 +42,21 @@ class LogWriter:
         self._before = (root.handlers[:], root.level)
         root.handlers[:] = [self._input]
         root.setLevel(logging.WARNING)
-        for name in OWN_LOGGERS:
-            logging.getLogger(name).setLevel(own_level)
+        set_own_level(own_level)
         self._listener.start()
 
     def apply(self, settings: LogSettings) -> None:
         """Log by these settings from now on; from any thread. What is queued already gets the new look."""
         self._output.setFormatter(_FORMATTERS[settings.log_format]())
         self._levels = _levels(settings)
-        for name in OWN_LOGGERS:
-            logging.getLogger(name).setLevel(_own_level(settings))
+        set_own_level(own_level(settings))
 
     def close(self) -> None:
         """Write what is queued and give the root logger back."""
         root = logging.getLogger()
         root.handlers[:], level = self._before
         root.setLevel(level)
-        for name in OWN_LOGGERS:
-            logging.getLogger(name).setLevel(logging.NOTSET)
+        set_own_level(logging.NOTSET)
         if not self._listener.finish(CLOSE_TIMEOUT_S):
             return
         if self._input.num_dropped:
@@ -66,7 +69,7 @@ def start_logs(options: ServerOptions) -> LogWriter:
     handler = _QuietHandler(_open(options.log_file) if options.log_file else sys.stderr, owns=bool(options.log_file))
     settings = log_settings(options)
     handler.setFormatter(_FORMATTERS[settings.log_format]())
-    return LogWriter(handler, _levels(settings), _own_level(settings))
+    return LogWriter(handler, _levels(settings), own_level(settings))
 
 
 def log_settings(options: ServerOptions) -> LogSettings:
@@ -91,7 +94,7 @@ def _levels(settings: LogSettings) -> frozenset[int]:
     return frozenset(level for level, is_on in chosen.items() if is_on)
 
 
-def _own_level(settings: LogSettings) -> int:
+def own_level(settings: LogSettings) -> int:
     return logging.DEBUG if settings.log_verbose_level else logging.INFO
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,12 @@ _NOT_YET = FlagState.ACCEPTED
 _OLD = FlagState.DEPRECATED
 _PORT: dict[str, int] = {"minimum": 0, "maximum": 65535}
 _INT_MAX = 2**31 - 1
+_TRACE_RATE, _TRACE_COUNT = 1000, -1
+# Older flags that still do what they did.
+_OLD_IN_EFFECT = (
+    *("strict_model_config", "response_cache_byte_size"),
+    *("trace_file", "trace_level", "trace_rate", "trace_count", "trace_log_frequency"),
+)
 _MODES = ("none", "poll", "explicit")
 _LEVELS = ("none", "low", "medium", "high")
 # Families of --metrics-config and whether they are made; Triton leaves histograms out by default.
@@ -175,11 +182,11 @@ class ServerOptions:
 
     strict_model_config: bool = field(default=False, metadata=flag(DEPRECATED, "true is --disable-auto-complete-config.", state=_OLD))
     response_cache_byte_size: int = field(default=0, metadata=flag(DEPRECATED, "As --cache-config=local,size=BYTES.", state=_OLD, minimum=0))
-    trace_file: str = field(default="", metadata=flag(DEPRECATED, "Use --trace-config triton,file=.", state=_OLD, metavar="FILE"))
-    trace_level: tuple[str, ...] = field(default=(), metadata=flag(DEPRECATED, "Use --trace-config level=.", state=_OLD, metavar="LEVEL"))
-    trace_rate: int = field(default=1000, metadata=flag(DEPRECATED, "Use --trace-config rate=.", state=_OLD, minimum=0))
-    trace_count: int = field(default=-1, metadata=flag(DEPRECATED, "Use --trace-config count=.", state=_OLD, minimum=-1))
-    trace_log_frequency: int = field(default=0, metadata=flag(DEPRECATED, "Use --trace-config triton,log-frequency=.", state=_OLD, minimum=0))
+    trace_file: str = field(default="", metadata=flag(DEPRECATED, "As --trace-config=triton,file=FILE.", state=_OLD, metavar="FILE"))
+    trace_level: tuple[str, ...] = field(default=(), metadata=flag(DEPRECATED, "As --trace-config=level=LEVEL.", state=_OLD, metavar="LEVEL"))
+    trace_rate: int = field(default=_TRACE_RATE, metadata=flag(DEPRECATED, "As --trace-config=rate=N.", state=_OLD, minimum=1))
+    trace_count: int = field(default=_TRACE_COUNT, metadata=flag(DEPRECATED, "As --trace-config=count=N.", state=_OLD, minimum=-1))
+    trace_log_frequency: int = field(default=0, metadata=flag(DEPRECATED, "As --trace-config=triton,log-frequency=N.", state=_OLD, minimum=0))
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -245,8 +252,22 @@ class ServerOptions:
 
     @property
     def trace_options(self) -> TraceOptions:
-        """Which requests are traced at the start, and where to."""
-        return parse_trace_config(self.trace_config)
+        """Which requests are traced at the start, and where to. What --trace-config says wins over the older flags."""
+        return parse_trace_config((*self._older_trace_settings(), *self.trace_config))
+
+    def _older_trace_settings(self) -> Iterator[str]:
+        """The older flags that were given, as settings of --trace-config, but for those that it gives itself."""
+        given = {text.partition("=")[0] for text in self.trace_config}
+        if "level" not in given:
+            yield from (f"level={level}" for level in self.trace_level)
+        for key, value, default in (
+            ("triton,file", self.trace_file, ""),
+            ("rate", self.trace_rate, _TRACE_RATE),
+            ("count", self.trace_count, _TRACE_COUNT),
+            ("triton,log-frequency", self.trace_log_frequency, 0),
+        ):
+            if value != default and key not in given:
+                yield f"{key}={value}"
 
     @property
     def resource_limits(self) -> tuple[ResourceLimit, ...]:
@@ -300,7 +321,7 @@ def ineffective(options: ServerOptions) -> list[Option]:
         option
         for option in option_table()
         if option.flag.state in silent
-        and option.name not in ("strict_model_config", "response_cache_byte_size")
+        and option.name not in _OLD_IN_EFFECT
         and getattr(options, option.name) != option.default
     ]
 

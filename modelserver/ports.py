@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from modelserver.dataplane import DataPlane
@@ -13,7 +12,9 @@ from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.logs import own_level
 from modelserver.options import ServerOptions, option_table
+from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.limits import Http2Limits, KeepaliveLimits, TimeLimits, WireLimits
@@ -50,6 +51,7 @@ class Frontends:
     metrics: HttpFrontend | None
     sagemaker: HttpFrontend | None = None
     vertex_ai: HttpFrontend | None = None
+    logs: LogControl = field(default_factory=LogControl)
 
 
 def make_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
@@ -192,8 +194,9 @@ def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str,
         CorePlanes(frontends.dataplane, frontends.http, frontends.grpc),
         http_limits=http_limits(options),
         grpc_limits=grpc_limits(options),
-        log_level=logging.DEBUG if options.log_verbose else logging.INFO,
+        log_level=own_level(frontends.logs.settings),
     )
+    frontends.logs.follow(lambda settings: processes.set_log_level(own_level(settings)))
     return dict(zip(plans, processes.wires, strict=True))
 
 

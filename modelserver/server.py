@@ -206,6 +206,7 @@ class Server:
             metrics=MetricsFrontend(self._metrics().collect) if options.allow_metrics else None,
             sagemaker=self._sagemaker() if options.allow_sagemaker else None,
             vertex_ai=self._vertex_ai() if options.allow_vertex_ai else None,
+            logs=self.controlplane.logs,
         )
 
     def _sagemaker(self) -> CloudFrontend:

@@ -14,6 +14,7 @@ from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.option_sources import resolve_options, unknown_variables
 from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings, markdown, option_table
+from modelserver.telemetry.trace_settings import TraceSettings
 
 
 def options_of(*arguments: str, **environment: str) -> ServerOptions:
@@ -263,7 +264,7 @@ def test_a_bad_variable_is_named() -> None:
 
 def test_options_without_effect_are_known_by_name() -> None:
     options = options_of("--http-thread-count=3", "--strict-model-config", "--http-port=1", "--trace-rate=2")
-    assert [option.flag_name for option in ineffective(options)] == ["--http-thread-count", "--trace-rate"]
+    assert [option.flag_name for option in ineffective(options)] == ["--http-thread-count"]
     assert not options.auto_complete_config
 
 
@@ -324,3 +325,22 @@ def test_options_that_cannot_work_together_are_refused(fields: dict[str, object]
 )
 def test_equal_ports_are_one(fields: dict[str, object], is_one: bool) -> None:
     assert ServerOptions(model_repository=(".",), **fields).is_one_port is is_one
+
+
+def test_the_older_flags_of_tracing_do_what_they_did() -> None:
+    older = ("--trace-file=t.json", "--trace-level=MAX", "--trace-rate=2", "--trace-count=3", "--trace-log-frequency=4")
+    traced = options_of(*older).trace_options
+    assert (traced.mode, traced.file) == ("triton", "t.json")
+    assert traced.start == TraceSettings(frozenset({"TIMESTAMPS"}), 2, 3, 4)
+
+
+def test_trace_config_wins_over_the_older_flags() -> None:
+    older = ("--trace-file=t.json", "--trace-level=TENSORS", "--trace-rate=2")
+    config = ("--trace-config=triton,file=u.json", "--trace-config=level=TIMESTAMPS")
+    traced = options_of(*older, *config).trace_options
+    assert (traced.file, traced.start.levels, traced.start.rate) == ("u.json", {"TIMESTAMPS"}, 2)
+
+
+def test_an_older_flag_with_a_wrong_value_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="ALL"):
+        options_of("--trace-level=ALL")

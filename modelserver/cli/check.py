@@ -22,7 +22,9 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    repository: Annotated[list[Path], typer.Argument(help="Model repositories, or a single model's directory.")],
+    repository: Annotated[
+        list[str], typer.Argument(help="Model repositories (also s3://...), or a single model's directory.")
+    ],
     model_name: Annotated[str, typer.Option(help="Name of the model, if the directory is a single one.")] = "",
     model_config_name: Annotated[str, typer.Option(help="Use <model>/configs/<name>.pbtxt where it exists.")] = "",
     backend_directory: Annotated[list[Path] | None, typer.Option(help="Directory of backend packages.")] = None,

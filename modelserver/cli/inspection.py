@@ -12,11 +12,13 @@ from modelserver.config.schema import EnsembleStep, ModelConfig, ModelTransactio
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import ConfigError, NotFoundError, ServerError
 from modelserver.flags import nearest_hint
+from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.devices import gpu_ids
-from modelserver.repository.layout import IgnoredPath, ModelLayout
-from modelserver.repository.options import DefinitionOptions
-from modelserver.repository.roots import RepositoryScan, resolve_roots, scan_roots
+from modelserver.repository.layout import IgnoredPath, ModelLayout, RemoteModel, scan_model
+from modelserver.repository.opening import open_roots
+from modelserver.repository.options import DefinitionOptions, RepositoryOptions
+from modelserver.repository.roots import RepositoryScan, scan_roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,14 @@ class Inspection:
 
 
 def inspect_repositories(
-    paths: Sequence[Path], options: DefinitionOptions, *, model_name: str = ""
+    repositories: Sequence[str], options: DefinitionOptions, *, model_name: str = ""
 ) -> tuple[list[Inspection], tuple[IgnoredPath, ...]]:
     """Every model of the repositories, and what lies there and is no model.
 
-    Raises NotFoundError for a path that is no directory.
+    A repository is a directory, or an address in an object store. Raises NotFoundError for a path that is no directory,
+    and UnavailableError for a store that cannot be asked.
     """
-    scan = _scan(paths, options, model_name)
+    scan = _scan(repositories, options, model_name)
     inspector = _Inspector(scan, options)
     found = [inspector.inspect(layout) for layout in scan.models.values()]
     for name, directories in scan.duplicates.items():
@@ -56,17 +59,21 @@ def inspect_repositories(
     return sorted(found, key=lambda inspection: inspection.name), scan.ignored
 
 
-def inspect_model(paths: Sequence[Path], name: str, options: DefinitionOptions) -> Inspection:
+def inspect_model(repositories: Sequence[str], name: str, options: DefinitionOptions) -> Inspection:
     """One model of the repositories. Raises NotFoundError, with the nearest name, if it is in none."""
-    scan = _scan(paths, options, "")
+    scan = _scan(repositories, options, "")
     if name not in scan.models:
-        places = ", ".join(str(path) for path in paths)
+        places = ", ".join(repositories)
         raise NotFoundError(f"no model '{name}' in {places}{nearest_hint(name, scan.names)}")
     return _Inspector(scan, options).inspect(scan.models[name])
 
 
-def _scan(paths: Sequence[Path], options: DefinitionOptions, model_name: str) -> RepositoryScan:
-    roots = resolve_roots(paths, model_name=model_name, find_backend=backend_for_model_files)
+def _scan(repositories: Sequence[str], options: DefinitionOptions, model_name: str) -> RepositoryScan:
+    places = tuple(parse_cloud_uri(text) if is_cloud_uri(text) else Path(text) for text in repositories)
+    roots = open_roots(RepositoryOptions(places, model_name=model_name))
+    for root in roots:
+        if root.cloud is not None:
+            root.cloud.refresh()
     return scan_roots(roots, config_name=options.config_name, find_backend=backend_for_model_files)
 
 
@@ -111,6 +118,8 @@ def _steps(config: ModelConfig) -> tuple[EnsembleStep, ...]:
 
 def _inspect(layout: ModelLayout, options: DefinitionOptions, find_config: FindConfig) -> Inspection:
     try:
+        if layout.remote is not None:
+            return _inspect_remote(layout, layout.remote, options, find_config)
         definition = read_definition(layout, options, find_config=find_config)
         source, locations = definition.config_source, definition.locations
         misfits = check_models(definition.config, find_config, locations=locations, source=source)
@@ -126,6 +135,18 @@ def _inspect(layout: ModelLayout, options: DefinitionOptions, find_config: FindC
         where = error.filename or layout.directory
         reason = f"the model's files cannot be read: {where}: {error.strerror}"
         return Inspection(layout.name, layout.directory, problems=(_problem(layout, reason),))
+
+
+def _inspect_remote(
+    layout: ModelLayout, remote: RemoteModel, options: DefinitionOptions, find_config: FindConfig
+) -> Inspection:
+    """As the server does, by a copy of the model in the cache."""
+    tree = remote.root.materialise(layout.name, remote.listing)
+    try:
+        copy = scan_model(tree.path, layout.name, config_name=options.config_name)
+        return replace(_inspect(copy, options, find_config), directory=layout.directory)
+    finally:
+        tree.release()
 
 
 def _problem(layout: ModelLayout, message: str) -> Problem:

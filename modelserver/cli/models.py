@@ -19,7 +19,8 @@ from modelserver.repository.options import DefinitionOptions
 Url = Annotated[str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Repositories = Annotated[
-    list[Path] | None, typer.Option("--model-repository", help="Look into this directory instead of asking a server.")
+    list[str] | None,
+    typer.Option("--model-repository", help="Look into this directory, or s3://..., instead of asking a server."),
 ]
 
 
@@ -135,8 +136,8 @@ def version(url: Annotated[str, typer.Option(help="Also ask this server.")] = ""
         print_line(f"{url}: {server['name']} {server['version']}, extensions: {', '.join(server['extensions'])}")
 
 
-def _offline_rows(paths: list[Path]) -> list[dict[str, str]]:
-    found, _ = inspect_repositories(paths, DefinitionOptions())
+def _offline_rows(repositories: list[str]) -> list[dict[str, str]]:
+    found, _ = inspect_repositories(repositories, DefinitionOptions())
     rows = []
     for inspection in found:
         if inspection.definition is None:

@@ -13,6 +13,5 @@ class StartupError(ServerError):
     def __init__(self, failures: Mapping[str, ServerError]) -> None:
         self.failures = dict(failures)
         lines = "".join(f"\n  {name}: {error.message}" for name, error in self.failures.items())
-        super().__init__(
-            f"{len(self.failures)} models could not be loaded (--exit-on-error=false starts without them):{lines}"
-        )
+        which, them = ("1 model", "it") if len(self.failures) == 1 else (f"{len(self.failures)} models", "them")
+        super().__init__(f"{which} could not be loaded (--exit-on-error=false starts without {them}):{lines}")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from support.cloud import CountingStore, memory_bucket
 from support.model_files import write_identity, write_model
 
 from modelserver.cli.inspection import Inspection, inspect_model, inspect_repositories
+from modelserver.repository import opening
 from modelserver.repository.options import DefinitionOptions
 
 CHAIN = """
@@ -24,7 +27,7 @@ def write_chain(root: Path, name: str, model: str, *, version: int = -1, datatyp
 
 
 def inspect(root: Path) -> dict[str, Inspection]:
-    found, _ = inspect_repositories([root], DefinitionOptions())
+    found, _ = inspect_repositories([str(root)], DefinitionOptions())
     return {inspection.name: inspection for inspection in found}
 
 
@@ -45,7 +48,7 @@ def test_an_ensemble_is_checked_with_its_models(tmp_path: Path) -> None:
     assert messages(found["typo"]) == ["6:30: there is no model 'modell'; did you mean 'model'?"]
     assert messages(found["older"]) == ["6:30: model 'model' does not serve version 3, only 1"]
     assert [line.partition(":")[0] for line in messages(found["whole"])] == ["5", "7"]
-    assert inspect_model([tmp_path], "good", DefinitionOptions()).is_valid
+    assert inspect_model([str(tmp_path)], "good", DefinitionOptions()).is_valid
 
 
 def test_what_is_wrong_below_is_said_above(tmp_path: Path) -> None:
@@ -61,3 +64,20 @@ def test_ensembles_that_contain_each_other_are_told(tmp_path: Path) -> None:
     found = inspect(tmp_path)
     assert not any(inspection.is_valid for inspection in found.values())
     assert any("ensembles contain each other: " in line for item in found.values() for line in messages(item))
+
+
+def test_models_of_an_object_store_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with memory_bucket("inspected") as bucket:
+        monkeypatch.setattr(opening, "CloudStore", lambda *_: CountingStore(bucket))
+        bucket.write_model("good", versions=(1, 3))
+        bucket.write_model("bad", config="max_batch_size: -3")
+        address = bucket.uri.text
+        found, _ = inspect_repositories([address], DefinitionOptions())
+        assert [(each.name, each.is_valid, each.directory) for each in found] == [
+            ("bad", False, Path(address) / "bad"),
+            ("good", True, Path(address) / "good"),
+        ]
+        definition = inspect_model([address], "good", DefinitionOptions()).definition
+    assert definition is not None
+    assert list(definition.versions) == [3]

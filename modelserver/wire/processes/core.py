@@ -13,9 +13,10 @@ from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.logs import set_own_level
 from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
 from modelserver.wire.processes.link import Link
-from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred
+from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred, LogLevel
 from modelserver.wire.processes.remote import RemoteDataPlane
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +70,9 @@ class Core:
                 self.dataplane.on_failed(message)
             elif kind is Drain:
                 self._drain(message.grace_s)
+            elif kind is LogLevel:
+                set_own_level(message.level)
+                _logger.debug("logs from level %s on", logging.getLevelName(message.level))
             else:
                 self._calls.receive(message)
 

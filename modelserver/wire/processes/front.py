@@ -12,7 +12,7 @@ from typing import Any, Final
 from modelserver.allocator import tune_malloc
 from modelserver.execution.child_log import ChildLogHandler
 from modelserver.execution.resident import Resident
-from modelserver.logs import OWN_LOGGERS
+from modelserver.logs import set_own_level
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
@@ -161,8 +161,7 @@ def _log_to_core(level: int) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for name in OWN_LOGGERS:
-        logging.getLogger(name).setLevel(level)
+    set_own_level(level)
 
 
 def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -178,8 +178,14 @@ class Drain(msgspec.Struct, array_like=True, tag=27, frozen=True):
     grace_s: float
 
 
+class LogLevel(msgspec.Struct, array_like=True, tag=28, frozen=True):
+    """Log from this level of `logging` on."""
+
+    level: int
+
+
 FromFront = Infer | Cancel | Exchange | Unary | Open | HalfClose | Report | Piece | Credit | Spilled
-FromCore = Inferred | Failed | Responded | Started | Replied | Ended | Drain | Piece | Credit | Spilled
+FromCore = Inferred | Failed | Responded | Started | Replied | Ended | Drain | LogLevel | Piece | Credit | Spilled
 
 
 class FrontBundle(msgspec.Struct, array_like=True, gc=False):

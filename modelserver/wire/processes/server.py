@@ -65,7 +65,7 @@ class WireProcesses:
         self._planes = planes
         self._http_limits = http_limits or HttpLimits()
         self._grpc_limits = grpc_limits or GrpcLimits()
-        self._log_level = log_level
+        self._log_level = self._set_up_level = log_level
         self._options = options or FrontOptions()
         self._dealer = Dealer(self._pause_accepting)
         self._fronts: list[FrontProcess] = []
@@ -169,7 +169,7 @@ class WireProcesses:
             )
             for port in self._ports
         ]
-        return FrontSetup(tuple(ports), self._http_limits, self._grpc_limits, kind, self._log_level)
+        return FrontSetup(tuple(ports), self._http_limits, self._grpc_limits, kind, self._set_up_level)
 
     async def _start_fronts(self) -> None:
         tasks = [asyncio.ensure_future(front.start()) for front in self._fronts]
@@ -198,10 +198,18 @@ class WireProcesses:
             lost=self._dealer.remove,
         )
         self._sessions[front] = session
+        if self._log_level != self._set_up_level:
+            session.set_log_level(self._log_level)
         if self._is_stopping:
             session.drain(0.0)
         else:
             self._dealer.add(session)
+
+    def set_log_level(self, level: int) -> None:
+        """Have the fronts log from this level on, those too that are started anew."""
+        self._log_level = level
+        for session in self._sessions.values():
+            session.set_log_level(level)
 
     def _remove(self, front: FrontProcess) -> None:
         session = self._sessions.pop(front, None)

@@ -19,6 +19,7 @@ from modelserver.wire.processes.messages import (
     FrontBundle,
     HalfClose,
     Infer,
+    LogLevel,
     Open,
     Piece,
     Report,
@@ -97,6 +98,10 @@ class FrontSession:
     def drain(self, grace_s: float) -> None:
         """Have the front finish what is in flight, for `grace_s` at most, and exit."""
         self._link.send(Drain(grace_s))
+
+    def set_log_level(self, level: int) -> None:
+        """Have the front log from this level on."""
+        self._link.send(LogLevel(level))
 
     def silence_s(self, now_s: float) -> float:
         """How long nothing has come from the front, which reports every few seconds; asked about once a second."""

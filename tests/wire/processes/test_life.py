@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.model_files import write_identity
 from support.processes import ServerProcess, serving_process
+from support.waiting import until_true
 
 FRONTS = "--wire-processes=2"
 
@@ -77,3 +78,16 @@ def test_what_fronts_log_is_in_the_log(tmp_path: Path) -> None:
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"https://{server.http_url}/v2")
         server.wait_for(r"WARNING .*wire-\d: .*a client tries TLS on a port without it")
+
+
+def test_fronts_log_as_the_core_does(tmp_path: Path) -> None:
+    """Also one that is started when the level has been changed."""
+    line = "logs from level DEBUG on"
+    write_identity(tmp_path)
+    with serving_process(tmp_path, FRONTS) as server:
+        server.wait_until_started()
+        answer = httpx.post(f"http://{server.http_url}/v2/logging", json={"log_verbose_level": 1})
+        assert answer.json()["log_verbose_level"] == 1
+        until_true(lambda: server.output.count(line) == 2, "both have followed", interval_s=0.02)
+        fronts(server)[0].kill()
+        until_true(lambda: server.output.count(line) == 3, "the next one has, too", interval_s=0.02)
