@@ -1,0 +1,60 @@
+"""SDPA over gathered blocks equals attention written out, whatever stands where."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from modelserver_backends.llm.attention import sdpa, twins
+from modelserver_backends.llm.attention.batch import AttentionBatch
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.attention.spec import AttentionSpec
+
+COUNTS, LENS = np.array([1, 1, 1, 5, 20, 30]), np.array([63, 30, 9, 5, 41, 30])
+CASES = list(itertools.product([None, 7, 40], [None, 3.0], [(4, 2), (3, 3), (6, 1)]))
+
+
+@pytest.mark.parametrize(("window", "softcap", "heads"), CASES)
+@pytest.mark.parametrize("limits", [{}, {"_TILE_BYTES": 1, "_PIECE_ROWS": 8}, {"_PADDING_BYTES": 1}])
+def test_a_mixed_step(
+    window: int | None,
+    softcap: float | None,
+    heads: tuple[int, int],
+    limits: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(sdpa, name, value)
+    torch.manual_seed(0)
+    num_heads, num_kv_heads = heads
+    shape = KvShape(num_layers=1, num_kv_heads=num_kv_heads, head_dim=16, dtype=torch.float32)
+    blocks = KvBlocks(shape, num_blocks=49, block_size=8, device=torch.device("cpu"))
+    blocks.layers[0].normal_()
+    tables = np.random.default_rng(0).permutation(np.arange(1, 49)).reshape(6, 8)
+    slots = np.array(
+        [
+            tables[row, at // 8] * 8 + at % 8
+            for row, (count, length) in enumerate(zip(COUNTS, LENS, strict=True))
+            for at in range(length - count, length)
+        ]
+    )
+    spec = AttentionSpec(num_heads=num_heads, windows=(window,), scale=0.3, softcap=softcap)
+    attention = SdpaAttention(blocks, spec)
+    queries, kv = torch.randn(58, num_heads, 16), torch.randn(58, 2, num_kv_heads, 16)
+    found = attention(0, queries, kv, attention.prepare(AttentionBatch(3, COUNTS, LENS, tables, slots)))
+    expected = twins.prefill_attention(
+        queries,
+        blocks.layers[0],
+        torch.from_numpy(tables),
+        torch.from_numpy(LENS),
+        num_queries=torch.from_numpy(COUNTS),
+        scale=0.3,
+        window=window,
+        softcap=softcap,
+    )
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(blocks.layers[0].view(-1, 2, num_kv_heads, 16)[torch.from_numpy(slots)], kv)

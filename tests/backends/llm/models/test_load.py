@@ -1,0 +1,72 @@
+"""Precision, device and length of a network, by its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.generations import generate, loaded_engine
+from support.tiny_checkpoints import reference_logprobs
+
+from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
+from modelserver_backends.llm.models.load import choose_device, choose_dtype
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "qwen2_moe"])
+def test_half_precision_says_nearly_the_same(dtype: str, family: str, checkpoint: Callable[[str], Path]) -> None:
+    directory, prompt = checkpoint(family), list(range(20, 50))
+    with loaded_engine(directory, dtype=dtype) as engine:
+        tokens, logprobs = generate(engine, [prompt], 4)[0]
+    exact = reference_logprobs(directory, prompt + tokens)[len(prompt) - 1 : -1]
+    assert logprobs == pytest.approx([float(row[token]) for row, token in zip(exact, tokens, strict=True)], abs=0.5)
+
+
+def test_auto_is_what_the_checkpoint_says_unless_that_is_slow_here() -> None:
+    assert choose_dtype("auto", "float32", CPU) == torch.float32
+    assert choose_dtype("auto", "float16", CPU) == torch.float32
+    assert choose_dtype("auto", "torch.bfloat16", torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("half", "float32", CPU) == torch.float16
+    with pytest.raises(InvalidArgumentError, match="dtype 'int4' is not supported"):
+        choose_dtype("int4", "float32", CPU)
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(InvalidArgumentError, match="'abacus' is no device"):
+        choose_device("abacus")
+    if not torch.cuda.is_available():
+        with pytest.raises(UnavailableError, match="torch finds no GPU"):
+            choose_device("cuda")
+
+
+def test_more_positions_than_there_are(checkpoint: Callable[[str], Path]) -> None:
+    with (
+        pytest.raises(InvalidArgumentError, match="max_model_len 513 is more than the 512 positions"),
+        loaded_engine(checkpoint("llama"), max_model_len=513),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention_backend": "triton"}, "attention_backend triton needs a GPU"),
+        ({"attention_backend": "flashinfer"}, "attention_backend flashinfer needs a GPU"),
+        ({"quantization": "gptq"}, "quantization 'gptq' is not supported"),
+    ],
+)
+def test_what_cannot_run_here_is_refused(
+    options: dict[str, str], message: str, checkpoint: Callable[[str], Path]
+) -> None:
+    with pytest.raises(UnsupportedError, match=message), loaded_engine(checkpoint("llama"), **options):
+        pass
+
+
+def test_a_foreign_network_has_no_quantization(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedError, match="not supported for granite"):
+        with loaded_engine(checkpoint("granite"), quantization="int8"):
+            pass

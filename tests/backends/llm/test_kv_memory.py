@@ -1,0 +1,54 @@
+"""How many blocks there are, and what several engines leave to each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelserver.backend import UnavailableError
+from modelserver_backends.llm.attention.kv_blocks import KvShape
+from modelserver_backends.llm.device_memory import DeviceMemory
+from modelserver_backends.llm.kv_memory import reserve_kv_memory
+from modelserver_backends.llm.options import EngineOptions
+
+CPU = torch.device("cpu")
+SHAPE = KvShape(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+BLOCK_BYTES = 2 * 16 * 2 * 2 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "num_blocks"),
+    [
+        ({"max_num_seqs": 3}, 3 * 4 + 1),  # 64 tokens each, and the block of padding
+        ({"num_gpu_blocks_override": 7}, 7),
+        ({"kv_cache_memory_bytes": 5 * BLOCK_BYTES + 1}, 5),
+        ({"kv_cache_memory_bytes": 1 << 40, "max_num_seqs": 3}, 13),
+    ],
+)
+def test_as_many_blocks_as_the_options_say(options: dict[str, int], num_blocks: int) -> None:
+    chosen = EngineOptions(block_size=16, **options)
+    memory = reserve_kv_memory(SHAPE, chosen, max_model_len=64, device=CPU, what="it")
+    try:
+        assert memory.blocks.num_blocks == num_blocks
+        assert memory.blocks.layers[0].shape == (num_blocks, 16, 2, 2, 8)
+        assert SHAPE.block_bytes(16) == BLOCK_BYTES
+    finally:
+        memory.reservation.release()
+
+
+def test_a_length_that_was_asked_for_must_fit() -> None:
+    options = EngineOptions(block_size=16, max_model_len=64, kv_cache_memory_bytes=4 * BLOCK_BYTES)
+    with pytest.raises(UnavailableError, match="the LLM needs .* bytes for its KV cache"):
+        reserve_kv_memory(SHAPE, options, max_model_len=64, device=CPU, what="the LLM")
+
+
+def test_engines_share_what_there_is() -> None:
+    memory = DeviceMemory()
+    first = memory.reserve(700, available=1000, least=100, what="first")
+    second = memory.reserve(700, available=1000, least=100, what="second")
+    assert (first.num_bytes, second.num_bytes) == (700, 300)
+    with pytest.raises(UnavailableError, match="third needs 100 bytes .* 0 are left: unload a model"):
+        memory.reserve(700, available=1000, least=100, what="third")
+    first.release()
+    first.release()
+    assert memory.reserve(1000, available=1000, least=100, what="third").num_bytes == 700
