@@ -33,7 +33,6 @@ from .models.weights import Rank
 from .options import EngineOptions
 from .step_inputs import StepInputs
 
-
 # Ranks load weights at their own pace before the first sum is taken.
 _TIMEOUT = timedelta(minutes=30)
 _CLOSE_S = 10.0

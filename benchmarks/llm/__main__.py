@@ -12,20 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-
-from benchmarks.llm.measure import host_step_s, percentile, prefix_ttft_s, run_engine, run_transformers
-from benchmarks.llm.shapes import SHAPES, write_checkpoint
-from benchmarks.llm.workload import Workload
 from modelserver_backends.llm.engine import Engine
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.runner import load_runner
 from modelserver_backends.llm.sampler import Sampler
+
+from benchmarks.llm.measure import host_step_s, percentile, prefix_ttft_s, run_engine, run_transformers
+from benchmarks.llm.shapes import SHAPES, write_checkpoint
+from benchmarks.llm.workload import Workload
 
 WORKLOADS = {
     "tiny (2 M)": Workload(num_requests=128, shortest=32, longest=160, batch=32),
     "100 M": Workload(num_requests=64, shortest=16, longest=96, batch=32),
 }
 _NUM_STREAMS = 200
+_NUM_THREADS = torch.get_num_threads()
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def measure(name: str, directory: Path, dtype: str, *, has_peer: bool) -> None:
     workload, vocab_size = WORKLOADS[name], SHAPES[name]["vocab_size"]
     prompts, lengths = workload.prompts(vocab_size), workload.output_lens()
     with opened(directory, dtype, workload.batch) as engine:
-        run_engine(engine, prompts[:8], [4] * 8)
+        run_engine(engine, workload.prompts(vocab_size, seed=2)[:8], [4] * 8)
         measured = run_engine(engine, prompts, lengths)
         host = host_step_s(engine, workload.batch, vocab_size)
         cold, warm = prefix_ttft_s(engine, vocab_size)
@@ -64,7 +65,12 @@ def _with_peer(
 ) -> tuple[str, str]:
     if not has_peer:
         return "", ""
-    theirs = run_transformers(directory, workload, vocab_size, getattr(torch, dtype))
+    # With the threads that torch takes, and with those that our engine took: whichever is better for them.
+    theirs = 0.0
+    for num_threads in {_NUM_THREADS, torch.get_num_threads()}:
+        torch.set_num_threads(num_threads)
+        theirs = max(theirs, run_transformers(directory, workload, vocab_size, getattr(torch, dtype)))
+    torch.set_num_threads(_NUM_THREADS)
     return f"{theirs:.0f}", f"{ours / theirs:.1f}x"
 
 
@@ -100,6 +106,7 @@ def main() -> None:
             directory = write_checkpoint(Path(place) / name.split()[0], SHAPES[name])
             measure(name, directory, "float32", has_peer=not arguments.no_peer)
             if name != "tiny (2 M)":
+                torch.set_num_threads(_NUM_THREADS)
                 measure(name, directory, "bfloat16", has_peer=False)
             else:
                 streamed = directory

@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from benchmarks.llm.workload import Workload
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.sampling_params import SamplingParams
+
+from benchmarks.llm.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def run_transformers(directory: Path, workload: Workload, vocab_size: int, dtype
 class NoNetwork:
     """Computes nothing: what a step then takes is what the host does."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._logits = torch.zeros(1024, vocab_size)
-        self._hidden = torch.zeros(8192, 1)
+    def __init__(self, vocab_size: int, device: str) -> None:
+        self._logits = torch.zeros(256, vocab_size, device=device)
+        self._hidden = torch.zeros(16384, 1, device=device)
 
     def __call__(self, input_ids: torch.Tensor, positions: Any, attention: Any, inputs: Any) -> torch.Tensor:
         return self._hidden[: input_ids.shape[0]]
@@ -106,10 +106,11 @@ class NoNetwork:
         return self._logits[: hidden.shape[0]]
 
 
-def host_step_s(engine: Engine, batch: int, vocab_size: int) -> float:
+def host_step_s(engine: Engine, batch: int, vocab_size: int, device: str = "cpu") -> float:
     """The median time of a step of `batch` decodes without its network."""
     runner: Any = engine.runner
-    network, runner._network = runner._network, NoNetwork(vocab_size)
+    network, runner._network = runner._network, NoNetwork(vocab_size, device)
+    captured, runner._captured = runner._captured, None
     try:
         for row in range(batch):
             params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
@@ -120,7 +121,7 @@ def host_step_s(engine: Engine, batch: int, vocab_size: int) -> float:
             engine.step()
             times.append(time.perf_counter() - start)
     finally:
-        runner._network = network
+        runner._network, runner._captured = network, captured
     return statistics.median(times)
 
 
@@ -138,7 +139,3 @@ def prefix_ttft_s(engine: Engine, vocab_size: int, length: int = 1000) -> tuple[
 def percentile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def scaled(workload: Workload, num_requests: int) -> Workload:
-    return replace(workload, num_requests=num_requests)

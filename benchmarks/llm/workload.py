@@ -15,8 +15,9 @@ class Workload:
     longest: int
     batch: int
 
-    def prompts(self, vocab_size: int) -> list[list[int]]:
-        draw = random.Random(0)
+    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
+        """Another seed gives others of their kind, to warm up with: the prefix cache knows none of them."""
+        draw = random.Random(seed)
         lengths = [draw.randint(self.shortest, self.longest) for _ in range(self.num_requests)]
         return [[draw.randrange(10, vocab_size) for _ in range(length)] for length in lengths]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from modelserver.backend import UnavailableError
 from modelserver_backends.llm.attention.kv_blocks import KvShape
 from modelserver_backends.llm.device_memory import DeviceMemory
 from modelserver_backends.llm.kv_memory import reserve_kv_memory
 from modelserver_backends.llm.options import EngineOptions
+
+from modelserver.backend import UnavailableError
 
 CPU = torch.device("cpu")
 SHAPE = KvShape(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
@@ -38,7 +38,7 @@ def test_as_many_blocks_as_the_options_say(options: dict[str, int], num_blocks: 
 
 def test_a_length_that_was_asked_for_must_fit() -> None:
     options = EngineOptions(block_size=16, max_model_len=64, kv_cache_memory_bytes=4 * BLOCK_BYTES)
-    with pytest.raises(UnavailableError, match="the LLM needs .* bytes for its KV cache"):
+    with pytest.raises(UnavailableError, match=r"the LLM needs .* bytes for its KV cache"):
         reserve_kv_memory(SHAPE, options, max_model_len=64, device=CPU, what="the LLM")
 
 
@@ -47,7 +47,7 @@ def test_engines_share_what_there_is() -> None:
     first = memory.reserve(700, available=1000, least=100, what="first")
     second = memory.reserve(700, available=1000, least=100, what="second")
     assert (first.num_bytes, second.num_bytes) == (700, 300)
-    with pytest.raises(UnavailableError, match="third needs 100 bytes .* 0 are left: unload a model"):
+    with pytest.raises(UnavailableError, match=r"third needs 100 bytes .* 0 are left: unload a model"):
         memory.reserve(700, available=1000, least=100, what="third")
     first.release()
     first.release()

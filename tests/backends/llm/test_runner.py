@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.generations import generate, loaded_engine, random_prompts
-from support.tiny_checkpoints import reference_model, reference_tokens
-
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.plan import Chunk, StepPlan
 from modelserver_backends.llm.runner import Runner, load_runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import Sequence
+from support.generations import generate, loaded_engine, random_prompts
+from support.tiny_checkpoints import reference_model, reference_tokens
 
 Checkpoints = Callable[[str], Path]
 GREEDY = SamplingParams(temperature=0.0)

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-
 from modelserver_backends.llm.attention import sdpa, twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-
 from modelserver_backends.llm.attention import triton_kernels, twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape

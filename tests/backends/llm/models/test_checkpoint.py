@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from modelserver_backends.llm.models.checkpoint import Checkpoint
 from safetensors.torch import save_file
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_model, reference_tokens
 
 from modelserver.backend import InvalidArgumentError
-from modelserver_backends.llm.models.checkpoint import Checkpoint
 
 
 def test_shards_are_read_through_their_index(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelserver_backends.llm.models.config import read_config
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
-from modelserver_backends.llm.models.config import read_config
 
 LLAMA = {
     "model_type": "llama",
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_named(entries: dict[str, Any], error: type[Exception],
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="no config.json"):
+    with pytest.raises(InvalidArgumentError, match=r"no config\.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InvalidArgumentError, match="is not JSON"):

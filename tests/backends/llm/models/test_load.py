@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from modelserver_backends.llm.models.load import choose_device, choose_dtype
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_logprobs
 
 from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
-from modelserver_backends.llm.models.load import choose_device, choose_dtype
 
 CPU = torch.device("cpu")
 
@@ -67,6 +67,8 @@ def test_what_cannot_run_here_is_refused(
 
 
 def test_a_foreign_network_has_no_quantization(checkpoint: Callable[[str], Path]) -> None:
-    with pytest.raises(UnsupportedError, match="not supported for granite"):
-        with loaded_engine(checkpoint("granite"), quantization="int8"):
-            pass
+    with (
+        pytest.raises(UnsupportedError, match="not supported for granite"),
+        loaded_engine(checkpoint("granite"), quantization="int8"),
+    ):
+        pass

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as functional
+from modelserver_backends.llm.models.int8_linear import Int8Linear
+from modelserver_backends.llm.models.quantization import quantization_method
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_logprobs
 
 from modelserver.backend import UnsupportedError
-from modelserver_backends.llm.models.int8_linear import Int8Linear
-from modelserver_backends.llm.models.quantization import quantization_method
 
 
 @pytest.mark.parametrize("rows", [1, 7, 100])  # below and above where the weight is expanded
