@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import cases, wire_cases
+from benchmarks import cases, python_cases, wire_cases
 from benchmarks.report import Report
 
 CASES: dict[str, Callable[[cases.Settings, Report], None]] = {
@@ -22,7 +22,7 @@ CASES: dict[str, Callable[[cases.Settings, Report], None]] = {
     "d": cases.resnet,
     "e": cases.dynamic_batching,
     "f": cases.large_tensors,
-    "g": cases.python_backend,
+    "g": python_cases.python_backend,
     "h": cases.metrics_cost,
     "i": wire_cases.grpc_identity,
     "j": wire_cases.http_identity,

@@ -20,7 +20,6 @@ from benchmarks.report import Measurement, Report, measure
 from benchmarks.servers.mlserver import mlserver
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess, port_open, run_server
-from benchmarks.servers.triton import triton
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics
 
 _SMALL = np.arange(16, dtype=np.float32).reshape(1, 16)
@@ -133,28 +132,6 @@ def large_tensors(settings: Settings, report: Report) -> None:
         for concurrency in (1, 8):
             report.add(_pair(settings, "f", (ours, http), (asgi, http), concurrency, "http"))
             report.add(_pair(settings, "f", (ours, grpc), (aio, grpc), concurrency, "grpc"))
-
-
-def python_backend(settings: Settings, report: Report) -> None:
-    """The same model.py on our Python backend and on real Triton's."""
-    repository = settings.repository("models")
-    models.python_identity(repository)
-    with modelserver(repository) as ours, triton(repository) as peer:
-        for protocol, load in (
-            ("http", requests.http_binary("identity_py", "INPUT0", _SMALL)),
-            ("grpc", requests.grpc_raw("identity_py", "INPUT0", _SMALL)),
-        ):
-            for concurrency in (1, 8, 32):
-                rows = _pair(settings, "g", (ours, load), (peer, load), concurrency, protocol)
-                report.add(rows)
-                what = f"Python model throughput / Triton, {protocol} c{concurrency}"
-                report.at_least("g", what, rows[0].per_second / rows[1].per_second, 1.0)
-        large = requests.http_binary("identity_py", "INPUT0", _MIB)
-        rows = _pair(settings, "g", (ours, large), (peer, large), 8, "http")
-        report.add(rows)
-        report.at_least(
-            "g", "Python model 1 MiB throughput / Triton, http c8", rows[0].per_second / rows[1].per_second, 1.0
-        )
 
 
 def metrics_cost(settings: Settings, report: Report) -> None:

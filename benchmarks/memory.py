@@ -1,8 +1,8 @@
 """`python -m benchmarks.memory`: what a server still holds after many loads, unloads and requests.
 
-For each backend one model is loaded and unloaded again and again, then requests of varied shapes are sent. Before
-and after, once things have settled, the server's processes are counted together: memory (PSS), file descriptors,
-threads, processes, and the host's shared memory. What grows with the number of cycles is a leak.
+For each backend one model is loaded, asked once and unloaded, again and again; then requests of varied shapes are
+sent. Before and after, once things have settled, the server's processes are counted together: memory that they wrote,
+file descriptors, threads, processes, and the host's shared memory. What grows with the number of cycles is a leak.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from typing import Any
 
 import psutil
 
+from benchmarks import models
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess
 
 _MODELS = Path(__file__).parent.parent / "model_repository"
-# One of each backend, and an ensemble; by the name of what is measured.
+# One of each backend, an ensemble, and a decoupled Python model; by the name of what is measured.
 CYCLED = {
     "identity": "identity",
+    "ensemble": "chain",
+    "sequence": "sequence",
     "python": "add_sub",
+    "python-decoupled": "repeat_py",
     "onnxruntime": "digits_onnx",
     "pytorch": "digits_torchscript",
     "repeat": "repeat",
@@ -54,6 +58,76 @@ _WRITTEN = {
         input [ { name: "IN", data_type: TYPE_INT32, dims: [ 1 ] } ]
         output [ { name: "OUT", data_type: TYPE_INT32, dims: [ 1 ] } ]
         """,
+    "chain": """
+        platform: "ensemble"
+        max_batch_size: 8
+        input [ { name: "INPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+        output [ { name: "OUTPUT0", data_type: TYPE_FP32, dims: [ -1 ] } ]
+        ensemble_scheduling { step [
+          {
+            model_name: "identity"
+            input_map { key: "INPUT0" value: "INPUT0" }
+            output_map { key: "OUTPUT0" value: "between" }
+          },
+          {
+            model_name: "identity"
+            input_map { key: "INPUT0" value: "between" }
+            output_map { key: "OUTPUT0" value: "OUTPUT0" }
+          }
+        ] }
+        """,
+    "sequence": """
+        backend: "sequence"
+        max_batch_size: 4
+        sequence_batching {
+          oldest { max_candidate_sequences: 4 }
+          control_input [
+            { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+            { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] }
+          ]
+        }
+        input [ { name: "INPUT", data_type: TYPE_INT32, dims: [ 1 ] } ]
+        output [ { name: "OUTPUT", data_type: TYPE_INT32, dims: [ 1 ] } ]
+        """,
+    "repeat_py": """
+        backend: "python"
+        model_transaction_policy { decoupled: true }
+        input [ { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] } ]
+        output [ { name: "OUT", data_type: TYPE_INT32, dims: [ 1 ] } ]
+        """,
+}
+_REPEAT_PY = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for element in pb_utils.get_input_tensor_by_name(request, "IN").as_numpy():
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", element.reshape(1))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+# Models that requests of varied shapes are sent to.
+ASKED = {"requests": "identity", "requests-python": "identity_py"}
+# What a model is asked once in each cycle: the end of its path, and a JSON body.
+_ROW = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+_IMAGE = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 8, 8], "data": [0.5] * 64}]}
+_ROWS = [{"name": f"INPUT{index}", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]} for index in (0, 1)]
+_ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "identity": ("infer", _ROW),
+    "chain": ("infer", _ROW),
+    "add_sub": ("infer", {"inputs": _ROWS}),
+    "digits_onnx": ("infer", _IMAGE),
+    "digits_torchscript": ("infer", _IMAGE),
+    "repeat_py": ("generate_stream", {"IN": [1, 2, 3, 4]}),
+    "sequence": (
+        "infer",
+        {
+            "inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}],
+            "parameters": {"sequence_id": 7, "sequence_start": True, "sequence_end": True},
+        },
+    ),
 }
 # The first cycles fill what is kept: allocators' arenas, pools of threads, imported libraries.
 _WARM_SHARE = 0.2
@@ -76,12 +150,18 @@ class Held:
         parent = psutil.Process(server.process.pid)
         processes = [parent, *parent.children(recursive=True)]
         return cls(
-            sum(process.memory_full_info().pss for process in processes) / 2**20,
+            sum(_own_kib(process.pid) for process in processes) / 1024,
             sum(process.num_fds() for process in processes),
             sum(process.num_threads() for process in processes),
             len(processes),
             len(list(Path("/dev/shm").iterdir())),
         )
+
+
+def _own_kib(pid: int) -> int:
+    """What a process wrote itself, shared memory by its share; pages of libraries depend on who else uses them."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 class Client:
@@ -110,17 +190,24 @@ def write_repository(root: Path) -> None:
     for name, config in _WRITTEN.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
+    (root / "repeat_py" / "1" / "model.py").write_text(_REPEAT_PY)
+    models.python_identity(root)
 
 
-def cycle(server: ServerProcess, client: Client, model: str, count: int) -> None:
-    """Load and unload, waiting for the end of each unload."""
+def cycle(client: Client, model: str, count: int) -> None:
+    """Load, ask and unload, waiting for the end of each unload."""
+    unload = json.dumps({"parameters": {"unload_dependents": True}}).encode()
     for _ in range(count):
         client.post(f"/v2/repository/models/{model}/load")
-        client.post(f"/v2/repository/models/{model}/unload")
+        if model in _ASKED:
+            path, body = _ASKED[model]
+            client.post(f"/v2/models/{model}/{path}", json.dumps(body).encode())
+        client.post(f"/v2/repository/models/{model}/unload", unload)
 
 
-def ask(client: Client, count: int, random_numbers: random.Random) -> None:
-    """Requests to the identity model: rows and columns as they come, JSON now and then."""
+def ask(client: Client, model: str, count: int, random_numbers: random.Random) -> None:
+    """Requests to an identity model: rows and columns as they come, JSON now and then."""
+    path = f"/v2/models/{model}/infer"
     for number in range(count):
         rows = random_numbers.randint(1, 8)
         columns = random_numbers.randint(1, random_numbers.choice((8, 200, _MAX_ELEMENTS // rows)))
@@ -128,12 +215,12 @@ def ask(client: Client, count: int, random_numbers: random.Random) -> None:
         tensor: dict[str, Any] = {"name": "INPUT0", "datatype": "FP32", "shape": [rows, columns]}
         if number % 10 == 0 and rows * columns < 1000:
             body = json.dumps({"inputs": [tensor | {"data": [number % 7] * (rows * columns)}]}).encode()
-            client.post("/v2/models/identity/infer", body)
+            client.post(path, body)
             continue
         tensor["parameters"] = {"binary_data_size": size}
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         headers = {"Inference-Header-Content-Length": str(len(head))}
-        client.post("/v2/models/identity/infer", head + bytes(size), headers)
+        client.post(path, head + bytes(size), headers)
 
 
 def _report(what: str, before: Held, after: Held, count: int, duration_s: float) -> None:
@@ -157,7 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=1000, help="loads and unloads of each backend")
     parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--only", choices=[*CYCLED, "requests"], action="append")
+    parser.add_argument("--only", choices=[*CYCLED, *ASKED], action="append")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -167,20 +254,21 @@ def main() -> None:
             for what, model in CYCLED.items():
                 if options.only and what not in options.only:
                     continue
-                num_warm = max(1, int(options.cycles * _WARM_SHARE))
-                cycle(server, client, model, num_warm)
+                cycle(client, model, max(1, int(options.cycles * _WARM_SHARE)))
                 before, start_s = _settled(server), time.monotonic()
-                cycle(server, client, model, options.cycles)
+                cycle(client, model, options.cycles)
                 duration_s = time.monotonic() - start_s
                 _report(f"load, unload: {what}", before, _settled(server), options.cycles, duration_s)
-            if not options.only or "requests" in options.only:
-                client.post("/v2/repository/models/identity/load")
+            for what, model in ASKED.items():
+                if options.only and what not in options.only:
+                    continue
+                client.post(f"/v2/repository/models/{model}/load")
                 random_numbers = random.Random(7)
-                ask(client, max(1, int(options.requests * _WARM_SHARE)), random_numbers)
+                ask(client, model, max(1, int(options.requests * _WARM_SHARE)), random_numbers)
                 before, start_s = _settled(server), time.monotonic()
-                ask(client, options.requests, random_numbers)
+                ask(client, model, options.requests, random_numbers)
                 duration_s = time.monotonic() - start_s
-                _report("requests", before, _settled(server), options.requests, duration_s)
+                _report(what, before, _settled(server), options.requests, duration_s)
             client.close()
 
 

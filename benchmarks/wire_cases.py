@@ -39,7 +39,7 @@ def grpc_identity(settings: Settings, report: Report) -> None:
         ]
 
     for concurrency in _CONCURRENCIES:
-        rows = _measure(settings, report, "i", servers, load, concurrency, "grpc")
+        rows = measure_in_turn(settings, report, "i", servers, load, concurrency, "grpc")
         ours, peer = rows["modelserver"], rows["triton"]
         at = f"gRPC identity, c{concurrency}"
         report.at_most("i", f"{at}: CPU per request in the loop / Triton C++", ours.cpu_us / peer.cpu_us, 0.6)
@@ -61,7 +61,7 @@ def http_identity(settings: Settings, report: Report) -> None:
     servers = partial(_ours_and_triton, settings)
     for form, load in loads.items():
         for concurrency in _CONCURRENCIES:
-            rows = _measure(settings, report, f"j {form}", servers, load, concurrency, "http")
+            rows = measure_in_turn(settings, report, f"j {form}", servers, load, concurrency, "http")
             ours, peer = rows["modelserver"], rows["triton"]
             at = f"HTTP {form} identity, c{concurrency}"
             report.at_most("j", f"{at}: CPU per request / Triton C++", ours.cpu_us / peer.cpu_us, 0.5)
@@ -76,10 +76,10 @@ def large_identity(settings: Settings, report: Report) -> None:
     grpc = requests.grpc_raw("identity", "INPUT0", _MIB)
     servers = partial(_ours_and_triton, settings)
     for concurrency in (1, 8):
-        rows = _measure(settings, report, "k HTTP", servers, http, concurrency, "http")
+        rows = measure_in_turn(settings, report, "k HTTP", servers, http, concurrency, "http")
         cpu_us = rows["modelserver"].cpu_us
         report.at_most("k", f"HTTP 1 MiB, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.5)
-        rows = _measure(settings, report, "k gRPC", servers, grpc, concurrency, "grpc")
+        rows = measure_in_turn(settings, report, "k gRPC", servers, grpc, concurrency, "grpc")
         cpu_us = rows["modelserver"].cpu_us
         report.at_most("k", f"gRPC 1 MiB in 16 KiB frames, c{concurrency}: CPU ms per request", cpu_us / 1000, 0.8)
 
@@ -98,13 +98,13 @@ def digits_mlp(settings: Settings, report: Report) -> None:
     def both(stack: ExitStack) -> list[ServerProcess]:
         return [*ours(stack), stack.enter_context(mlserver(onnx))]
 
-    cpu_us = _measure(settings, report, "l binary", ours, binary, 32, "http")["modelserver"].cpu_us
+    cpu_us = measure_in_turn(settings, report, "l binary", ours, binary, 32, "http")["modelserver"].cpu_us
     report.at_most("l", "digits MLP over HTTP binary, c32: CPU us per request", cpu_us, 44.0)
-    rows = _measure(settings, report, "l gRPC", both, grpc, 32, "grpc")
+    rows = measure_in_turn(settings, report, "l gRPC", both, grpc, 32, "grpc")
     report.at_most("l", "digits MLP over gRPC, c32: CPU us per request", rows["modelserver"].cpu_us, 67.0)
     ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
     report.at_least("l", "digits MLP over gRPC, c32: MLServer's CPU per request / ours", ratio, 12.0)
-    rows = _measure(settings, report, "l JSON", both, requests.http_json("mlp", "image", image), 32, "http")
+    rows = measure_in_turn(settings, report, "l JSON", both, requests.http_json("mlp", "image", image), 32, "http")
     ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
     report.at_least("l", "digits MLP over HTTP JSON, c32: MLServer's CPU per request / ours", ratio, 22.0)
 
@@ -127,7 +127,7 @@ def _worker(settings: Settings, stack: ExitStack) -> ServerProcess:
     return stack.enter_context(modelserver(repository, name="worker"))
 
 
-def _measure(
+def measure_in_turn(
     settings: Settings,
     report: Report,
     case: str,
