@@ -6,32 +6,26 @@ for the user after all, unchanged. How the text was cut into pieces makes no dif
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from modelserver.frontends.openai.delta import Delta, ToolDelta, held_back_len
+from modelserver.frontends.openai.function_call import (
+    FunctionCall,
+    NotACallError,
+    call_of,
+    calls_in_python,
+    loads,
+    make_call,
+    typed,
+)
 from modelserver.frontends.openai.tool_formats import Layout, ToolFormat
 from modelserver.frontends.openai.tool_ids import make_tool_id
 
 # Longer than any name with its marks: what has no arguments by then is no call.
 _MAX_HEAD_LEN = 512
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
-    """`arguments` is the text of a JSON object."""
-
-    name: str
-    arguments: str
-
-
-class NotACallError(ValueError):
-    """The text looked like a call and is none."""
 
 
 class ToolTextReader:
@@ -215,16 +209,16 @@ class _Calls:
 
     def _read(self, head: str, value: str) -> list[FunctionCall]:
         if self._format.layout is Layout.PYTHON:
-            calls = _python_calls(value)
+            calls = calls_in_python(value)
         elif head:
             assert self._format.head is not None, "only formats with heads have text there"
             match = self._format.head.fullmatch(head)
             if match is None:
                 raise NotACallError
-            calls = [_call(match["name"], _loads(value))]
+            calls = [make_call(match["name"], loads(value))]
         else:
-            found = _loads(value)
-            calls = [_call_of(item) for item in (found if isinstance(found, list) else [found])]
+            found = loads(value)
+            calls = [call_of(item) for item in (found if isinstance(found, list) else [found])]
         if not calls or (self._is_bare and not all(call.name in self._schemas for call in calls)):
             raise NotACallError
         return calls
@@ -245,12 +239,16 @@ class _Calls:
         match = tags.call.fullmatch(rest[:end])
         if match is None:
             return self._over(end_position)
-        properties = self._schemas.get(match["name"], {}).get("properties", {})
+        schema = self._schemas.get(match["name"], {}).get("properties")
+        properties = schema if isinstance(schema, dict) else {}
         arguments: dict[str, Any] = {
-            each["name"].strip(): _typed(each["value"], properties.get(each["name"].strip()))
+            each["name"].strip(): typed(each["value"], properties.get(each["name"].strip()))
             for each in tags.argument.finditer(match["body"])
         }
-        return self._complete(end_position, [_call(match["name"], arguments)])
+        try:
+            return self._complete(end_position, [make_call(match["name"], arguments)])
+        except NotACallError:
+            return self._over(end_position)
 
 
 class _Scanner:
@@ -289,73 +287,3 @@ class _Scanner:
                     return self._position
         self._position = len(text)
         return None
-
-
-def _call_of(item: Any) -> FunctionCall:
-    """The call that an object of name and arguments is."""
-    if not isinstance(item, dict):
-        raise NotACallError
-    name = item.get("name")
-    arguments: Any = next((item[key] for key in ("arguments", "parameters") if key in item), {})
-    if isinstance(arguments, str):
-        arguments = _loads(arguments)
-    return _call(name, {} if arguments is None else arguments)
-
-
-def _call(name: Any, arguments: Any) -> FunctionCall:
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise NotACallError
-    return FunctionCall(name.encode("utf-8", "replace").decode(), _dumps(arguments))
-
-
-def _dumps(arguments: dict[str, Any]) -> str:
-    """As JSON of which every character can be sent. Infinity, which JSON does not have, makes it no call."""
-    try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which models write as an escape
-        return json.dumps(arguments)
-    except (ValueError, RecursionError):
-        raise NotACallError from None
-    return text
-
-
-def _loads(text: str) -> Any:
-    try:
-        # Models write line breaks into strings as they are.
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        raise NotACallError from None
-
-
-def _python_calls(text: str) -> list[FunctionCall]:
-    """The calls in a list as Python writes it, with literals for arguments."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings that Python does not know
-            tree = ast.parse(text, mode="eval").body
-        if not isinstance(tree, ast.List):
-            raise NotACallError
-        return [_python_call(node) for node in tree.elts]
-    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
-        raise NotACallError from None
-
-
-def _python_call(node: ast.expr) -> FunctionCall:
-    if not isinstance(node, ast.Call) or node.args:
-        raise NotACallError
-    arguments: dict[Any, Any] = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-    if None in arguments:
-        raise NotACallError
-    return _call(ast.unparse(node.func), arguments)
-
-
-def _typed(text: str, schema: Any) -> Any:
-    """The value of an argument in markup, which does not tell a string from a number: the schema does."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind == "string":
-        return text
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return text
