@@ -43,18 +43,28 @@ def forbid_unmasked(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
     Where the other rules forbid all of them the mask wins: what it says is the form of the text, and a text that
     follows no other rule is better than none. No value is read from a device.
     """
+    if row.device.type == "cpu":  # torch's masked_fill takes five times as long there
+        forbid_on_host(row, allowed)
+    else:
+        forbid_on_device(row, allowed)
+
+
+def forbid_on_host(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
     num_tokens = min(len(allowed), len(row))
     row[num_tokens:] = _FORBIDDEN
-    if row.device.type == "cpu":  # torch's masked_fill takes five times as long there
-        values = row[:num_tokens].numpy()
-        values[~allowed[:num_tokens]] = _FORBIDDEN
-        if values.max() == _FORBIDDEN:
-            values[allowed[:num_tokens]] = 0.0
-        return
+    values = row[:num_tokens].numpy()
+    values[~allowed[:num_tokens]] = _FORBIDDEN
+    if values.max() == _FORBIDDEN:
+        values[allowed[:num_tokens]] = 0.0
+
+
+def forbid_on_device(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+    num_tokens = min(len(allowed), len(row))
+    row[num_tokens:] = _FORBIDDEN
     kept = torch.from_numpy(allowed[:num_tokens].copy()).to(row.device)
-    values_there = torch.where(kept, row[:num_tokens], _FORBIDDEN)
-    has_any = values_there.amax() > _FORBIDDEN
-    row[:num_tokens] = torch.where(kept & ~has_any, 0.0, values_there)
+    values = torch.where(kept, row[:num_tokens], _FORBIDDEN)
+    has_any = values.amax() > _FORBIDDEN
+    row[:num_tokens] = torch.where(kept & ~has_any, 0.0, values)
 
 
 def _keep_only(row: torch.Tensor, token_ids: tuple[int, ...]) -> None:

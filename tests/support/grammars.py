@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 
 import numpy as np
-from modelserver_backends.llm.grammar import Grammar
+from modelserver_backends.llm.grammar import Grammar, compile_grammar
 from modelserver_backends.llm.grammar.automaton import DEAD, Automaton
 from modelserver_backends.llm.grammar.expression import Characters, Choice, Concat, Expression, Literal, Repeat
 from modelserver_backends.llm.grammar.program import ROOT, Program
@@ -18,6 +18,9 @@ from support.tiny_tokenizers import byte_level
 @functools.cache
 def json_tokenizer() -> Tokenizer:
     return Tokenizer(byte_level(), special={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+compile_builtin = functools.partial(compile_grammar, library="builtin")
 
 
 def is_match(automaton: Automaton, text: str | bytes) -> bool:

@@ -23,13 +23,13 @@ _VARIABLES = {
 # A directory with node_modules/@grpc/grpc-js in it.
 _NODE_VARIABLE = "MODELSERVER_NODE"
 # Libraries of Python that tests use where they are installed.
-_PYTHON_LIBRARIES = frozenset({"triton"})
+_PYTHON_LIBRARIES = frozenset({"llguidance", "triton"})
 # Where Debian keeps Go libraries; tests build with them, and without modules.
 GO_LIBRARIES = "/usr/share/gocode"
 
 
 def find_tool(name: str) -> str | None:
-    """The path of a program; of the libraries "grpc-js", "grpc-go" and "triton" where it lies. None if absent."""
+    """The path of a program; of a library ("grpc-js", "grpc-go", one of Python) where it lies. None if absent."""
     if name in _PYTHON_LIBRARIES:
         spec = importlib.util.find_spec(name)
         return spec.origin if spec is not None else None

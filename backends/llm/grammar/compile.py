@@ -12,6 +12,7 @@ import orjson
 
 from modelserver.backend import InvalidArgumentError
 
+from . import guidance
 from .ebnf import grammar_rules
 from .expression import Expression, choice, literal
 from .json_schema import any_object_rules, schema_rules
@@ -27,18 +28,26 @@ if TYPE_CHECKING:
 _MAX_GRAMMARS = 128
 _MAX_BYTES = 2**20
 DEADLINE_S = 10.0
+BUILTIN = "builtin"
 
 
 def compile_grammar(
-    structured_outputs: Mapping[str, Any], tokenizer: Tokenizer, *, deadline_s: float = DEADLINE_S
+    structured_outputs: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    deadline_s: float = DEADLINE_S,
+    library: str | None = None,
 ) -> Grammar:
     """The grammar of `{"json": schema}`, `{"json_object": true}`, `{"regex": "..."}`, `{"choice": [...]}` or
     `{"grammar": "..."}`.
 
-    Takes milliseconds to seconds, so not on an event loop; any thread may call. InvalidArgumentError says what is
+    `library`: "llguidance", or "builtin" for our own engine; by default the first where it is installed. Takes
+    milliseconds to seconds, so not on an event loop; any thread may call. InvalidArgumentError says what is
     not supported, or that it is too large or takes longer than `deadline_s`.
     """
-    return _compiler_of(tokenizer).compile(structured_outputs, deadline_s)
+    if library is None:
+        library = guidance.LIBRARY if guidance.is_installed() else BUILTIN
+    return _compiler_of(tokenizer).compile(structured_outputs, deadline_s, library)
 
 
 # Guards that a tokenizer gets one compiler.
@@ -62,22 +71,34 @@ class GrammarCompiler:
         # Guards the trie and the cache; compiling goes on outside.
         self._lock = threading.Lock()
         self._trie: TokenTrie | None = None
-        self._grammars: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._guidance: guidance.GuidanceCompiler | None = None
+        self._grammars: OrderedDict[tuple[str, bytes], Grammar] = OrderedDict()
 
-    def compile(self, structured_outputs: Mapping[str, Any], deadline_s: float) -> Grammar:
-        key = _key(structured_outputs)
+    def compile(self, structured_outputs: Mapping[str, Any], deadline_s: float, library: str) -> Grammar:
+        key = library, _key(structured_outputs)
         with self._lock:
             found = self._grammars.get(key)
             if found is not None:
                 self._grammars.move_to_end(key)
                 return found
-        grammar = self._compile(structured_outputs, time.monotonic() + deadline_s)
+        grammar = self._compile_with_guidance(structured_outputs) if library == guidance.LIBRARY else None
+        if grammar is None:
+            grammar = self._compile(structured_outputs, time.monotonic() + deadline_s)
         with self._lock:
             # Two threads may have compiled the same; the first result is the one that is shared.
             grammar = self._grammars.setdefault(key, grammar)
             if len(self._grammars) > _MAX_GRAMMARS:
                 self._grammars.popitem(last=False)
         return grammar
+
+    def _compile_with_guidance(self, structured_outputs: Mapping[str, Any]) -> Grammar | None:
+        if not self._tokenizer.eos_token_ids:
+            return None  # it cannot do without
+        with self._lock:
+            if self._guidance is None:
+                self._guidance = guidance.GuidanceCompiler(self._tokenizer)
+            compiler = self._guidance
+        return compiler.compile(structured_outputs)
 
     def _compile(self, structured_outputs: Mapping[str, Any], deadline: float) -> Grammar:
         program = Program(_rules(structured_outputs), CompileLimits(deadline=deadline))

@@ -7,8 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from modelserver_backends.llm.grammar import Grammar, compile_grammar
+from modelserver_backends.llm.grammar import Grammar
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.grammars import compile_builtin as compile_grammar
 from support.grammars import json_tokenizer, random_text
 from support.tiny_tokenizers import byte_fallback, byte_level
 

@@ -9,10 +9,11 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from modelserver_backends.llm.grammar import Grammar, compile_grammar
+from modelserver_backends.llm.grammar import Grammar
 from modelserver_backends.llm.grammar.automaton import Automaton
 from modelserver_backends.llm.grammar.json_schema import schema_rules
 from modelserver_backends.llm.grammar.program import Program
+from support.grammars import compile_builtin as compile_grammar
 from support.grammars import is_match, json_tokenizer, random_text
 
 from modelserver.errors import InvalidArgumentError

@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from modelserver_backends.llm.grammar import Matcher, compile_grammar, matcher
+from modelserver_backends.llm.grammar import Matcher, matcher
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.grammars import compile_builtin as compile_grammar
 from support.grammars import json_tokenizer, random_text
 from support.tiny_tokenizers import word_piece
 
