@@ -27,7 +27,11 @@ def test_it_holds_nothing_but_models(model_repository: Path) -> None:
 
 
 def test_all_weights_together_are_small(model_repository: Path) -> None:
-    assert sum(path.stat().st_size for path in files(model_repository)) < 2_000_000
+    assert sum(path.stat().st_size for path in files(model_repository)) < 6_000_000
+
+
+def test_the_language_model_is_small(model_repository: Path) -> None:
+    assert sum(path.stat().st_size for path in files(model_repository / "tiny_chat")) < 5_000_000
 
 
 def test_no_file_tells_where_it_was_made(model_repository: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -47,13 +48,22 @@ def test_the_python_examples_read_their_digits(server: RunningServer, index: int
 
 
 def test_the_shell_examples_answer(server: RunningServer) -> None:
-    (code,) = [code for code in _snippets("sh") if "curl" in code]
+    (code,) = [code for code in _snippets("sh") if "digits_pipeline" in code]
     output = _run(["bash", "-ec"], code, server)
     assert '"data":[5.0,5.0,5.0,5.0]' in output
     assert "digits_onnx" in output
     assert re.search(r"digit\s+INT64\s+\[1, 1\]\s+3", output)
     assert re.search(r"label\s+BYTES\s+\[1, 1\]\s+seven", output)
     assert re.search(r'"model_name":"digits_pipeline".*}\W*seven', output)
+
+
+def test_the_language_model_talks(server: RunningServer) -> None:
+    (code,) = [code for code in _snippets("sh") if "tiny_chat" in code]
+    events, answer = _run(["bash", "-ec"], code, server).split("data: [DONE]")
+    chunks = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: ")]
+    said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert said == "Return the square root of x."
+    assert answer.strip() == "Join two or more pathname components, inserting '/' as needed."
 
 
 def test_the_two_commands_are_what_make_knows() -> None:
