@@ -10,11 +10,8 @@ from .sampling_params import SamplingParams
 
 def check_request(
     request: GenerationRequest, *, vocab_size: int, max_model_len: int, max_logprobs: int, has_text: bool
-) -> int:
-    """How many tokens, prompt and output, a choice of the request may come to. Raises InvalidArgumentError.
-
-    `max_model_len`: by the model, its options, and what the KV pool holds.
-    """
+) -> None:
+    """Raises InvalidArgumentError. `max_model_len`: by the model, its options, and what the KV pool holds."""
     params = request.params
     prompt = request.prompt_token_ids
     _check_length(len(prompt), params.max_tokens, max_model_len)
@@ -36,7 +33,12 @@ def check_request(
         for name in ("stop", "bad_words", "structured_outputs"):
             if getattr(params, name):
                 raise InvalidArgumentError(f"parameter '{name}' needs text, and this model has no tokenizer")
-    return len(prompt) + params.max_tokens if params.max_tokens is not None else max_model_len
+
+
+def max_num_tokens(request: GenerationRequest, max_model_len: int) -> int:
+    """How many tokens, prompt and output, a choice of a request that was checked may come to."""
+    max_tokens = request.params.max_tokens
+    return len(request.prompt_token_ids) + max_tokens if max_tokens is not None else max_model_len
 
 
 def _check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:

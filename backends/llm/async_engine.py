@@ -110,9 +110,11 @@ class AsyncLLM:
         try:
             while inbox.num_running:
                 arrived = await inbox.arrived.get()
-                if isinstance(arrived, ServerError):
+                error = arrived if isinstance(arrived, ServerError) else arrived.error
+                if error is not None:
                     inbox.num_running = 0
-                    raise arrived
+                    raise error
+                assert isinstance(arrived, SequenceOutput), f"{arrived} arrived"
                 if arrived.finish_reason is not None:
                     inbox.num_running -= 1
                 yield arrived
@@ -181,7 +183,8 @@ class AsyncLLM:
             by_loop.setdefault(inbox.loop, []).append((inbox, output))
         self._send(by_loop)
         for output in outputs:
-            if output.finish_reason is not None and not self.engine.is_running(output.request):
+            is_end = output.finish_reason is not None or output.error is not None
+            if is_end and not self.engine.is_running(output.request):
                 self._inboxes.pop(output.request, None)
 
     def _fail_all(self, error: ServerError) -> None:

@@ -14,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .admission import check_request, is_host_bound
+from modelserver.backend import ServerError
+
+from .admission import check_request, is_host_bound, max_num_tokens
 from .blocks import BlockPool
 from .delivery import Delivery
 from .engine_statistics import EngineStatistics
 from .generation import GenerationRequest, SequenceOutput
+from .grammar_queue import GrammarQueue
 from .kv_cache import KvManager
 from .options import EngineOptions
 from .plan import StepPlan, StepResult
@@ -67,6 +70,7 @@ class Engine:
         self._eos_token_ids = runner.eos_token_ids
         self._deliveries: dict[int, Delivery] = {}
         self._by_request: dict[GenerationRequest, list[Sequence]] = {}
+        self._grammars = GrammarQueue(tokenizer) if tokenizer is not None else None
         self._inflight: tuple[StepPlan, Launched] | None = None
         self._num_sequences = 0
         self._seeds = random.Random(options.seed)  # noqa: S311 - noise of sampling, no secret
@@ -85,28 +89,38 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._deliveries) or self._inflight is not None
+        return bool(self._deliveries) or self._inflight is not None or bool(self._grammars)
 
     def is_running(self, request: GenerationRequest) -> bool:
         """Whether outputs of the request are still to come."""
-        return request in self._by_request
+        return request in self._by_request or (self._grammars is not None and request in self._grammars)
 
     def add(self, request: GenerationRequest) -> None:
         """Take a request on: from now on its outputs come from `step`, until each choice has its last or `abort`.
 
         Raises InvalidArgumentError, and the request is not taken: a parameter that this model or these options do not
-        have, a prompt that is empty or too long, or an output that could never have room.
+        have, a prompt that is empty or too long, or an output that could never have room. A grammar that takes its time
+        is compiled beside the steps; if it is refused in the end, the request's only output has an `error`.
         """
-        max_num_tokens = check_request(
+        check_request(
             request,
             vocab_size=self.runner.vocab_size,
             max_model_len=self.max_model_len,
             max_logprobs=self.options.max_logprobs,
             has_text=self.tokenizer is not None,
         )
-        grammar = self._compile_grammar(request)
+        request.arrival_ns = request.arrival_ns or self._clock_ns()
+        grammar = None
+        if request.params.structured_outputs is not None:
+            assert self._grammars is not None, "without a tokenizer such a request was refused"
+            grammar = self._grammars.compile(request)
+            if grammar is None:
+                return
+        self._begin(request, grammar)
+
+    def _begin(self, request: GenerationRequest, grammar: Grammar | None) -> None:
+        """Let the sequences of a request wait for their turn."""
         params = request.params
-        now_ns = self._clock_ns()
         self.statistics.request_params_n.observe(params.n)
         sequences: list[Sequence] = []
         for choice in range(params.n):
@@ -123,7 +137,7 @@ class Engine:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 seed=self._seeds.getrandbits(63) if params.seed is None else (params.seed + choice) & MAX_SEED,
-                max_num_tokens=max_num_tokens,
+                max_num_tokens=max_num_tokens(request, self.max_model_len),
                 is_host_bound=is_host_bound(params),
                 source=sequences[0] if sequences else None,
                 matcher=grammar.matcher() if grammar is not None else None,
@@ -135,7 +149,7 @@ class Engine:
                 sequence,
                 self._text_stream(request),
                 is_lazy=not request.is_streamed and not params.stop,
-                queued_ns=request.arrival_ns or now_ns,
+                queued_ns=request.arrival_ns,
                 prompt_logprobs=[None] if sequence.params.prompt_logprobs is not None else [],
             )
             self._scheduler.add(sequence)
@@ -147,6 +161,8 @@ class Engine:
 
         A request that has ended, or was never taken, is left alone.
         """
+        if self._grammars is not None and self._grammars.discard(request):
+            return
         now_ns = self._clock_ns()
         for sequence in list(self._by_request.get(request, ())):
             self._end(sequence, FinishReason.ABORT, now_ns)
@@ -157,11 +173,15 @@ class Engine:
         self._inflight = None
         for request in list(self._by_request):
             self.abort(request)
+        if self._grammars is not None:
+            self._grammars.clear()
         self._kv.pool.forget()
 
     def close(self) -> None:
         """Drop all requests and give back the device's memory; nothing may be called after it."""
         self.reset()
+        if self._grammars is not None:
+            self._grammars.close()
         self.runner.close()
 
     def step(self) -> list[SequenceOutput]:
@@ -170,6 +190,7 @@ class Engine:
 
         What the runner raises passes through; then only `reset` helps.
         """
+        refused = self._take_grammars() if self._grammars else []
         plan = self._scheduler.plan()
         launched = self.runner.launch(plan) if plan.chunks else None
         if plan.admitted:
@@ -181,7 +202,7 @@ class Engine:
         assert taken or launched or not self._deliveries, "sequences wait and nothing can be done for them"
         outputs = self._take_in(taken[0], taken[1].result()) if taken is not None else []
         self._observe_gauges()
-        return outputs
+        return refused + outputs if refused else outputs
 
     def check_integrity(self) -> None:
         """Assert that every block is accounted for, and every sequence known to the scheduler."""
@@ -291,9 +312,14 @@ class Engine:
 
         return TextStream(self.tokenizer, request.prompt_token_ids, request.params)
 
-    def _compile_grammar(self, request: GenerationRequest) -> Grammar | None:
-        if request.params.structured_outputs is None or self.tokenizer is None:
-            return None
-        from .grammar import compile_grammar
-
-        return compile_grammar(request.params.structured_outputs, self.tokenizer)
+    def _take_grammars(self) -> list[SequenceOutput]:
+        """Begin the requests whose grammars are there; the outputs of those whose grammars never will be."""
+        assert self._grammars is not None, "asked only when grammars are being compiled"
+        refused = []
+        is_idle = not self._deliveries and self._inflight is None
+        for request, compiled in self._grammars.take(is_idle=is_idle):
+            if isinstance(compiled, ServerError):
+                refused.append(SequenceOutput(request, 0, "", [], 0, 0, error=compiled))
+            else:
+                self._begin(request, compiled)
+        return refused

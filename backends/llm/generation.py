@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modelserver.backend import ServerError
+
 from .plan import TokenLogprobs
 from .sampling_params import SamplingParams
 from .sequence import FinishReason
@@ -35,6 +37,7 @@ class SequenceOutput:
     `token_ids` and `logprobs` are those since the last output; `num_output_tokens` and `cumulative_logprob` count from
     the start. `finish_reason` is there in the last output, with what stopped it (None: end of sequence, or length).
     `prompt_logprobs` is in the first output of choice 0 only: one entry per prompt token, None for the first.
+    `error`: the whole request is refused after it was taken on, and this is all that comes of it.
     """
 
     request: GenerationRequest
@@ -48,3 +51,4 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: ServerError | None = None

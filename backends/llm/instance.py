@@ -107,7 +107,7 @@ class LlmInstance(StepInstance):
         return measure(self.engine.statistics)
 
     def close(self) -> None:
-        self.engine.runner.close()
+        self.engine.close()
 
     def _generate(self, request: InferRequest, call: Call) -> None:
         token_ids, text = self._prompt(call)
@@ -131,6 +131,10 @@ class LlmInstance(StepInstance):
 
     def _deliver(self, generation: _Generation, output: SequenceOutput) -> None:
         """Send what is new of a choice, unless more has to come first, or the reader is behind."""
+        if output.error is not None:
+            del self._by_request[generation.request], self._by_asked[generation.asked]
+            generation.sender.finish(InferResponse(error=output.error))
+            return
         news = generation.news.get(output.choice)
         if news is None:
             news = generation.news[output.choice] = ChoiceNews(output.choice)

@@ -109,6 +109,8 @@ class LLM:
                 taken[request] = RequestOutput.of(request)
             while engine.has_work:
                 for output in engine.step():
+                    if output.error is not None:
+                        raise output.error
                     taken[output.request].take(output)
         finally:
             # Of those that have ended nothing is left to abort.

@@ -1,0 +1,90 @@
+"""Requests whose grammar is being compiled: on threads beside the engine's, so that nobody else waits for it."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+from modelserver.backend import InternalError, ServerError
+
+from .generation import GenerationRequest
+
+if TYPE_CHECKING:
+    from .grammar import Grammar
+    from .text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# How long a request's grammar is waited for when the request is added: most are there long before, and what is wrong
+# with the others is then said at once.
+PATIENCE_S = 0.05
+# How long an engine that has nothing else to do waits for one, before it looks for other requests again.
+IDLE_S = 0.01
+# So many slow grammars at once before one that is quick, or known, has to wait for them.
+NUM_THREADS = 4
+
+
+class GrammarQueue:
+    """Called from the engine's thread. The threads that compile begin with the first grammars and end with `close`.
+
+    Bounded by who adds requests, as the engine is; a grammar is compiled within its own time limit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="llm-grammar")
+        self._futures: dict[GenerationRequest, Future[Grammar]] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def __contains__(self, request: GenerationRequest) -> bool:
+        return request in self._futures
+
+    def compile(self, request: GenerationRequest) -> Grammar | None:
+        """The grammar of a request; None if it takes longer, and then `take` gives it. Raises InvalidArgumentError."""
+        from .grammar import compile_grammar
+
+        assert request.params.structured_outputs is not None, "the request has no grammar"
+        future = self._threads.submit(compile_grammar, request.params.structured_outputs, self._tokenizer)
+        try:
+            return future.result(PATIENCE_S)
+        except TimeoutError:
+            self._futures[request] = future
+            return None
+
+    def take(self, *, is_idle: bool) -> list[tuple[GenerationRequest, Grammar | ServerError]]:
+        """Requests whose grammar is there, or why it never will be. `is_idle`: wait a little for one."""
+        if is_idle:
+            wait(self._futures.values(), IDLE_S, FIRST_COMPLETED)
+        done = [(request, future) for request, future in self._futures.items() if future.done()]
+        taken: list[tuple[GenerationRequest, Grammar | ServerError]] = []
+        for request, future in done:
+            del self._futures[request]
+            error = future.exception()
+            if error is None:
+                taken.append((request, future.result()))
+            elif isinstance(error, ServerError):
+                taken.append((request, error))
+            else:
+                logger.error("compiling a grammar failed", exc_info=error)
+                taken.append((request, InternalError(f"compiling the grammar failed: {type(error).__name__}: {error}")))
+        return taken
+
+    def discard(self, request: GenerationRequest) -> bool:
+        """Forget a request; False if it is not here. What is being compiled for it goes on and is remembered."""
+        future = self._futures.pop(request, None)
+        if future is None:
+            return False
+        future.cancel()
+        return True
+
+    def clear(self) -> None:
+        for request in list(self._futures):
+            self.discard(request)
+
+    def close(self) -> None:
+        """End the threads, after the grammars that they are at."""
+        self.clear()
+        self._threads.shutdown()
