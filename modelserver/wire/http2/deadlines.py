@@ -6,7 +6,9 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-TICK_NS: Final = 20_000_000
+TICK_NS: Final = 4_000_000
+# The timer looks at least so often while calls wait: so it need not be set anew by each that comes and goes.
+_HORIZON_NS: Final = 20_000_000
 
 
 class Expiring(Protocol):
@@ -17,25 +19,27 @@ class Expiring(Protocol):
 
 
 class DeadlineWheel:
-    """Calls by the tick in which their deadline lies; each expires at the first tick after it.
+    """Calls by the tick in which their deadline lies; each expires when that has passed.
 
-    A tick is at most `TICK_NS` late. There are no ticks while nothing waits. Event loop thread only.
+    That is at most `TICK_NS` late. There is no timer while nothing waits. Event loop thread only.
     """
 
-    __slots__ = ("_loop", "_slots", "_timer")
+    __slots__ = ("_loop", "_slots", "_timer", "_wake_ns")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._slots: dict[int, set[Expiring]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_ns = 0
 
     def add(self, call: Expiring, deadline_ns: int) -> None:
         """Have `call.expire` called when `deadline_ns` has passed, unless it is removed before."""
-        slot = self._slots.get(deadline_ns // TICK_NS)
+        tick = deadline_ns // TICK_NS
+        slot = self._slots.get(tick)
         if slot is None:
-            slot = self._slots[deadline_ns // TICK_NS] = set()
-            if self._timer is None:
-                self._schedule()
+            slot = self._slots[tick] = set()
+            if self._timer is None or (tick + 1) * TICK_NS < self._wake_ns:
+                self._schedule(tick)
         slot.add(call)
 
     def remove(self, call: Expiring, deadline_ns: int) -> None:
@@ -46,17 +50,20 @@ class DeadlineWheel:
             if not slot:
                 del self._slots[deadline_ns // TICK_NS]
 
-    def _schedule(self) -> None:
-        # Ticks lie on multiples of TICK_NS: each slot is looked at as soon as all of it has passed. A
-        # millisecond later, because loops round to one, and a tick that comes early finds nothing.
-        until_tick_ns = TICK_NS - time.monotonic_ns() % TICK_NS
-        self._timer = self._loop.call_later(until_tick_ns / 1e9 + 0.001, self._tick)
+    def _schedule(self, tick: int) -> None:
+        """Look when this tick, the first that there is, has passed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        now_ns = time.monotonic_ns()
+        self._wake_ns = min((tick + 1) * TICK_NS, now_ns + _HORIZON_NS)
+        # A millisecond later, because loops round to one, and a look that comes early finds nothing.
+        self._timer = self._loop.call_later(max(0, self._wake_ns - now_ns) / 1e9 + 0.001, self._look)
 
-    def _tick(self) -> None:
+    def _look(self) -> None:
         self._timer = None
         current = time.monotonic_ns() // TICK_NS
         for tick in [tick for tick in self._slots if tick < current]:
             for call in self._slots.pop(tick):
                 call.expire()
         if self._slots and self._timer is None:
-            self._schedule()
+            self._schedule(min(self._slots))

@@ -78,3 +78,14 @@ async def test_there_are_no_ticks_while_nothing_waits() -> None:
     wheel.remove(call, deadline_ns)
     await asyncio.sleep(0.05)
     assert not [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+
+
+async def test_a_near_deadline_does_not_wait_for_a_far_one() -> None:
+    wheel = DeadlineWheel(asyncio.get_running_loop())
+    expired: list[str] = []
+    begun_ns = time.monotonic_ns()
+    wheel.add(Call("far", expired), begun_ns + 3_600_000_000_000)
+    wheel.add(Call("second", expired), begun_ns + 30_000_000)
+    wheel.add(Call("first", expired), begun_ns + 1_000_000)
+    await until(lambda: len(expired) == 2)
+    assert expired == ["first", "second"]
