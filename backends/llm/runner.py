@@ -20,7 +20,7 @@ from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
 from .step_inputs import StepInputs
-from .tensor_parallel import Followers, Pool, rank_options
+from .tensor_parallel import Followers, Pool, rank_options, share_of_threads
 
 if TYPE_CHECKING:
     from .sampler import Sampler
@@ -267,7 +267,7 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
         fresh_attention=SdpaAttention(memory.blocks, loaded.attention),
         captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
         followers=followers,
-        num_threads=options.num_threads or _choose_num_threads(directory, loaded.device),
+        num_threads=options.num_threads or _choose_num_threads(directory, loaded.device, options),
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
@@ -278,10 +278,14 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
     )
 
 
-def _choose_num_threads(directory: Path, device: torch.device) -> int | None:
+def _choose_num_threads(directory: Path, device: torch.device, options: EngineOptions) -> int | None:
     """None: as many as torch takes."""
+    if device.type != "cpu":
+        return None
     size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    return 1 if device.type == "cpu" and size < _SINGLE_THREAD_BYTES else None
+    if size < _SINGLE_THREAD_BYTES:
+        return 1
+    return share_of_threads(options) if options.tensor_parallel_size > 1 else None
 
 
 def _make_captured(

@@ -149,6 +149,11 @@ def rank_options(options: EngineOptions, index: int) -> EngineOptions:
     return replace(options, device=device)
 
 
+def share_of_threads(options: EngineOptions) -> int:
+    """Ranks on one CPU share its cores."""
+    return max(1, (os.cpu_count() or 1) // options.tensor_parallel_size)
+
+
 def join(store: Path, index: int, size: int, device: str) -> Rank:
     """This process's place among the ranks; waits until all are there."""
     shared = dist.FileStore(str(store), size)
@@ -172,8 +177,7 @@ def follow(descriptor: int) -> None:
     with Connection(descriptor) as pipe:
         membership: Membership = pipe.recv()
         options = rank_options(membership.options, membership.index)
-        if options.num_threads is not None:
-            torch.set_num_threads(options.num_threads)
+        torch.set_num_threads(options.num_threads or share_of_threads(options))
         rank = join(membership.store, membership.index, membership.size, options.device)
         loaded = load_network(membership.directory, options, rank)
         try:

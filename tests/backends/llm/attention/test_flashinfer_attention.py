@@ -1,0 +1,83 @@
+"""What flashinfer is told of a step: a stand-in with its interface computes from that alone what SDPA computes."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from modelserver_backends.llm.attention import twins
+from modelserver_backends.llm.attention.batch import AttentionBatch
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.paged import Rotation
+from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.attention.spec import AttentionSpec
+
+
+class Wrapper:
+    """`BatchPrefillWithPagedKVCacheWrapper`, as flashinfer 0.7 documents it, on the CPU."""
+
+    def __init__(self, workspace: torch.Tensor, layout: str) -> None:
+        assert layout == "NHD"
+
+    def plan(
+        self, query_starts: Any, block_starts: Any, block_ids: Any, last_lens: Any, *shape: int, **terms: Any
+    ) -> None:
+        assert terms["causal"]
+        self._heads, self._block_size = shape[0], shape[3]
+        self._starts, self._block_starts = query_starts.tolist(), block_starts.tolist()
+        self._block_ids, self._last_lens, self._terms = block_ids, last_lens.tolist(), terms
+
+    def run(self, queries: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        blocks, window = torch.stack(pair, dim=2), self._terms["window_left"]
+        rows = []
+        for row, last in enumerate(self._last_lens):
+            ids = self._block_ids[self._block_starts[row] : self._block_starts[row + 1]]
+            start, stop = self._starts[row : row + 2]
+            length = (len(ids) - 1) * self._block_size + last
+            rows.append(
+                twins.prefill_attention(
+                    queries[start:stop],
+                    blocks,
+                    ids[None],
+                    torch.tensor([length]),
+                    num_queries=torch.tensor([stop - start]),
+                    scale=self._terms["sm_scale"],
+                    window=None if window < 0 else window + 1,
+                    softcap=self._terms["logits_soft_cap"] or None,
+                )
+            )
+        return torch.cat(rows).view(queries.shape)
+
+
+def test_a_mixed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("flashinfer")
+    module.BatchPrefillWithPagedKVCacheWrapper = Wrapper
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.delitem(sys.modules, "modelserver_backends.llm.attention.flashinfer_attention", raising=False)
+    from modelserver_backends.llm.attention.flashinfer_attention import FlashInferAttention
+
+    torch.manual_seed(0)
+    spec = AttentionSpec(num_heads=4, windows=(None, 5), scale=0.25, softcap=3.0)
+    shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+    pools = [KvBlocks(shape, num_blocks=10, block_size=4, device=torch.device("cpu")) for _ in range(2)]
+    for layer, other in zip(pools[0].layers, pools[1].layers, strict=True):
+        other.copy_(layer.normal_())
+    counts, lens = np.array([1, 1, 6]), np.array([12, 3, 9])
+    tables = np.array([[7, 2, 9], [4, 0, 0], [1, 8, 3]])
+    ends = zip(counts, lens, strict=True)
+    slots = np.array(
+        [tables[row, at // 4] * 4 + at % 4 for row, (n, end) in enumerate(ends) for at in range(end - n, end)]
+    )
+    batch = AttentionBatch(2, counts, lens, tables, slots)
+    angles = torch.randn(8, 1, 8)
+    for layer in (0, 1):
+        heads = torch.randn(8, 8, 8)
+        found = [
+            one.turn_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
+            for one in (SdpaAttention(pools[0], spec), FlashInferAttention(pools[1], spec))
+        ]
+        torch.testing.assert_close(found[0], found[1])
