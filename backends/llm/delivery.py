@@ -100,7 +100,7 @@ class Delivery:
         num_output_tokens = sequence.num_output_tokens
         statistics.request_prompt_tokens.observe(sequence.num_prompt_tokens)
         statistics.request_generation_tokens.observe(num_output_tokens)
-        statistics.request_max_tokens.observe(sequence.max_num_tokens - sequence.num_prompt_tokens)
+        statistics.request_params_max_tokens.observe(sequence.max_num_tokens - sequence.num_prompt_tokens)
         statistics.e2e_latency_s.observe((now_ns - self.queued_ns) / 1e9)
         if not self.first_token_ns:
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from .text.tokenizer import Tokenizer
 
 __all__ = ["Engine", "GenerationRequest", "SequenceOutput"]
+
+
+@dataclass(slots=True)
+class _Choices:
+    """Of one request: those that have not ended, and the most tokens that one has generated."""
+
+    running: list[Sequence]
+    longest: int = 0
 
 
 class Engine:
@@ -69,7 +77,7 @@ class Engine:
         options.check_unchunked(self.max_model_len)
         self._eos_token_ids = runner.eos_token_ids
         self._deliveries: dict[int, Delivery] = {}
-        self._by_request: dict[GenerationRequest, list[Sequence]] = {}
+        self._by_request: dict[GenerationRequest, _Choices] = {}
         self._grammars = GrammarQueue(tokenizer) if tokenizer is not None else None
         self._inflight: tuple[StepPlan, Launched] | None = None
         self._num_sequences = 0
@@ -153,7 +161,7 @@ class Engine:
                 prompt_logprobs=[None] if sequence.params.prompt_logprobs is not None else [],
             )
             self._scheduler.add(sequence)
-        self._by_request[request] = sequences
+        self._by_request[request] = _Choices(sequences)
         self.statistics.num_waiting = self._scheduler.num_waiting
 
     def abort(self, request: GenerationRequest) -> None:
@@ -163,8 +171,11 @@ class Engine:
         """
         if self._grammars is not None and self._grammars.discard(request):
             return
+        choices = self._by_request.get(request)
+        if choices is None:
+            return
         now_ns = self._clock_ns()
-        for sequence in list(self._by_request.get(request, ())):
+        for sequence in list(choices.running):
             self._end(sequence, FinishReason.ABORT, now_ns)
         self._observe_gauges()
 
@@ -208,7 +219,9 @@ class Engine:
         """Assert that every block is accounted for, and every sequence known to the scheduler."""
         self._scheduler.check_integrity()
         assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._deliveries), "a sequence is lost"
-        assert sum(map(len, self._by_request.values())) == len(self._deliveries), "a request has lost a sequence"
+        assert sum(len(each.running) for each in self._by_request.values()) == len(self._deliveries), (
+            "a request has lost a sequence"
+        )
 
     @property
     def num_free_blocks(self) -> int:
@@ -284,9 +297,11 @@ class Engine:
         sequence.finish_reason = reason
         delivery = self._deliveries.pop(sequence.seq_id)
         delivery.observe_end(self.statistics, now_ns, reason)
-        siblings = self._by_request[delivery.request]
-        siblings.remove(sequence)
-        if not siblings:
+        choices = self._by_request[delivery.request]
+        choices.running.remove(sequence)
+        choices.longest = max(choices.longest, sequence.num_output_tokens)
+        if not choices.running:
+            self.statistics.request_longest_generation.observe(choices.longest)
             del self._by_request[delivery.request]
 
     def _observe_admitted(self, admitted: Iterable[Sequence]) -> None:

@@ -56,7 +56,8 @@ class Histogram:
 class EngineStatistics:
     """Gauges say how it is after the last step; counters and histograms only grow. Times in seconds, lengths in tokens.
 
-    As in vLLM each choice of a request counts as a request; `request_params_n` is observed once for all of them.
+    As in vLLM each choice of a request counts as a request; `request_params_n` and `request_longest_generation` (the
+    most tokens that a choice has got) are observed once for all of them.
     """
 
     max_model_len: int
@@ -83,13 +84,15 @@ class EngineStatistics:
     request_params_n: Histogram = field(default_factory=lambda: Histogram(CHOICE_BOUNDARIES))
     request_prompt_tokens: Histogram = field(init=False)
     request_generation_tokens: Histogram = field(init=False)
-    request_max_tokens: Histogram = field(init=False)
+    request_params_max_tokens: Histogram = field(init=False)
+    request_longest_generation: Histogram = field(init=False)
 
     def __post_init__(self) -> None:
         lengths = length_boundaries(self.max_model_len)
         self.request_prompt_tokens = Histogram(lengths)
         self.request_generation_tokens = Histogram(lengths)
-        self.request_max_tokens = Histogram(lengths)
+        self.request_params_max_tokens = Histogram(lengths)
+        self.request_longest_generation = Histogram(lengths)
 
     def observe_tokens(self, since_ns: Mapping[int, int], now_ns: int) -> None:
         """So many sequences (values) have got a token at `now_ns`, whose one before came at the time of the key."""

@@ -40,7 +40,12 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStatistics], Histogram]], ...
     ("request_decode_time_seconds", "From the first token to the last", lambda s: s.decode_time_s),
     ("request_prompt_tokens", "Tokens of a prompt", lambda s: s.request_prompt_tokens),
     ("request_generation_tokens", "Tokens generated for a sequence", lambda s: s.request_generation_tokens),
-    ("request_max_num_generation_tokens", "Tokens that a sequence may have at most", lambda s: s.request_max_tokens),
+    (
+        "request_max_num_generation_tokens",
+        "Tokens of the longest of a request's choices",
+        lambda s: s.request_longest_generation,
+    ),
+    ("request_params_max_tokens", "Tokens that a sequence may generate", lambda s: s.request_params_max_tokens),
     ("request_params_n", "Choices that a request asks for", lambda s: s.request_params_n),
     ("iteration_tokens_total", "Tokens computed in a step", lambda s: s.iteration_tokens),
 )

@@ -110,9 +110,26 @@ def test_counters() -> None:
     assert found.num_cached_prompt_tokens == 24
     assert (found.request_params_n.count, found.request_params_n.total) == (2, 4)
     assert (found.request_prompt_tokens.count, found.request_prompt_tokens.total) == (4, 40)
-    assert (found.request_generation_tokens.total, found.request_max_tokens.total) == (16, 16)
+    assert (found.request_generation_tokens.total, found.request_params_max_tokens.total) == (16, 16)
+    assert (found.request_longest_generation.count, found.request_longest_generation.total) == (2, 8)
     assert found.by_finish_reason == {FinishReason.STOP: 0, FinishReason.LENGTH: 4, FinishReason.ABORT: 0}
     assert found.num_steps == 8
+
+
+def test_the_longest_choice_of_a_request() -> None:
+    clock = Clock()
+    engine = make(FakeRunner(eos_token_ids=frozenset(range(0, 50, 7))), clock, max_num_batched_tokens=32)
+    asked = request(n=3, temperature=1, seed=3, ignore_eos=False, max_tokens=20)
+    engine.add(asked)
+    lengths = [0, 0, 0]
+    while engine.has_work:
+        for output in engine.step():
+            lengths[output.choice] = output.num_output_tokens
+    assert len(set(lengths)) > 1
+    assert (engine.statistics.request_longest_generation.count, engine.statistics.request_longest_generation.total) == (
+        1,
+        max(lengths),
+    )
 
 
 def test_gauges() -> None:
