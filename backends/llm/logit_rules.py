@@ -75,8 +75,10 @@ def _keep_only(row: torch.Tensor, token_ids: tuple[int, ...]) -> None:
 
 
 def _forbid(row: torch.Tensor, token_ids: list[int]) -> None:
-    if token_ids:
-        row.index_fill_(0, torch.tensor(token_ids, device=row.device), _FORBIDDEN)
+    """Ids that the model has no logit for (a tokenizer may have more tokens) are forbidden as it is."""
+    known = [token_id for token_id in token_ids if token_id < len(row)]
+    if known:
+        row.index_fill_(0, torch.tensor(known, device=row.device), _FORBIDDEN)
 
 
 def _completed_words(bad_words: list[list[int]], output_token_ids: list[int]) -> list[int]:

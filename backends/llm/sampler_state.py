@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .penalties import TokenCounts, has_penalties
-from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .sequence import Sequence
     from .text.tokenizer import Tokenizer
-
-
-def needs_host_tokens(params: SamplingParams) -> bool:
-    """Whether the next token depends on the values of those before it, not on the logits alone."""
-    return has_penalties(params) or bool(params.bad_words) or params.structured_outputs is not None
 
 
 class SamplerState:

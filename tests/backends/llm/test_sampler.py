@@ -224,3 +224,10 @@ def test_every_token_forbidden_still_gives_a_token() -> None:
         sequence = make_sequence(temperature=temperature, **fields)
         token_id = Sampler(eos_token_ids=EOS).sample(torch.zeros(1, 12), [sequence])[0].token_id
         assert 0 <= token_id < 12
+
+
+def test_tokens_that_the_model_has_not_are_no_trouble() -> None:
+    sequence = make_sequence(min_tokens=2, stop_token_ids=(3, 5000), temperature=0.0)
+    logits = torch.zeros(1, 12)
+    logits[0, 3] = 5.0
+    assert Sampler(eos_token_ids=(5, 9000)).sample(logits, [sequence])[0].token_id not in (3, 5)
