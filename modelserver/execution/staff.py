@@ -185,8 +185,12 @@ class Staff:
         """Let the workers end and close their instances; False when one did not end in time. As `update`."""
         self._is_stopped = True
         has_ended = dismiss(self.members, timeout_s)
-        if has_ended and self._strategy is not None:
-            self._strategy.close()
+        if has_ended:
+            # Workers know their staff: without this, what a library keeps outside of Python's memory, threads among
+            # it, would stay until the garbage collector comes by.
+            self.members = ()
+            if self._strategy is not None:
+                self._strategy.close()
         return has_ended
 
     def leave_loop(self) -> None:

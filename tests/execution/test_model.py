@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -219,6 +221,26 @@ async def test_close_answers_what_is_queued() -> None:
         assert (await executing.only()).error is None
         assert instance.is_closed
         assert model.inflight == 0
+
+
+@pytest.mark.parametrize("runs_inline", [False, True])
+async def test_closed_instances_are_gone_before_the_garbage_collector_comes(runs_inline: bool) -> None:
+    """What a library keeps outside of Python's memory goes with them."""
+    made: list[weakref.ref[Doubling]] = []
+
+    def make(placement: Any) -> Doubling:
+        instance = Doubling(placement)
+        made.append(weakref.ref(instance))
+        return instance
+
+    gc.disable()
+    try:
+        async with served(make, batching_config(count=2), can_run_inline=runs_inline) as model:
+            assert await infer(model) == 2
+            await asyncio.to_thread(model.close)
+            assert [instance() for instance in made] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_close_abandons_an_instance_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
