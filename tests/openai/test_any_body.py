@@ -50,7 +50,7 @@ BODIES = strategies.dictionaries(strategies.sampled_from(NAMES), VALUES, max_siz
 
 @pytest.mark.parametrize("read", [read_chat, read_completion])
 @hypothesis.given(body=BODIES)
-@hypothesis.settings(max_examples=200)
+@hypothesis.settings(max_examples=100)
 def test_any_body(read: Callable[[Fields, OpenAiLimits], Any], body: dict[str, Any]) -> None:
     complete = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"} | body
     try:
