@@ -8,8 +8,11 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-# oneDNN's packed product costs some 14 us before it multiplies; smaller matrices are done by then.
-_SMALLEST_PACKED = 1 << 16
+# oneDNN's packed product costs some 10 us before it multiplies. Matrices of fewer values are done by then; of those
+# between, BLAS has few rows done by then, so they are kept in both forms (measured: 128 x 256, and 768 x 128).
+_SMALLEST_PACKED = 1 << 15
+_LARGEST_IN_BOTH = 1 << 17
+_FEW_ROWS = 8
 
 
 class Linear(Protocol):
@@ -67,9 +70,24 @@ class SummedLinear:
         return residual.add_(self(rows))
 
 
+class SmallLinear:
+    """Plain for few rows, packed for many."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._plain = PlainLinear(weight, bias)
+        self._packed = PackedLinear(weight, bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._plain(rows) if rows.shape[0] <= _FEW_ROWS else self._packed(rows)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        chosen = self._plain if rows.shape[0] <= _FEW_ROWS else self._packed
+        return chosen.add_to(residual, rows)
+
+
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """The fastest form of a weight on the device where it lies."""
     is_packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     if is_packable and weight.numel() >= _SMALLEST_PACKED and torch.backends.mkldnn.is_available():
-        return PackedLinear(weight, bias)
+        return (SmallLinear if weight.numel() <= _LARGEST_IN_BOTH else PackedLinear)(weight, bias)
     return PlainLinear(weight, bias)
