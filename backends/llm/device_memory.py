@@ -26,19 +26,24 @@ class Reservation:
 
 
 class DeviceMemory:
-    """Reservations on one device. They count from when they are made, before memory is touched (zeroed pages are lazy).
+    """Reservations on one device. Threads that load models share it; the lock guards the sum.
 
-    Threads that load models share it; the lock guards the sum.
+    `is_lazy`: zeroed memory is free until it is touched, as on a CPU; so what is free now has been promised in part.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_lazy: bool = True) -> None:
         self._lock = threading.Lock()
+        self._is_lazy = is_lazy
         self._reserved = 0
 
-    def reserve(self, wanted: int, *, available: int, least: int, what: str) -> Reservation:
-        """As much of `wanted` bytes as `available` leaves after the others. UnavailableError below `least`."""
+    def reserve(self, wanted: int, *, available: int | None, least: int, what: str) -> Reservation:
+        """As much of `wanted` bytes as `available` leaves after the others; None: all of it, because somebody said so.
+
+        UnavailableError below `least`.
+        """
         with self._lock:
-            granted = min(wanted, available - self._reserved)
+            left = wanted if available is None else available - (self._reserved if self._is_lazy else 0)
+            granted = min(wanted, left)
             if granted < least:
                 raise UnavailableError(
                     f"{what} needs {least} bytes for its KV cache, and {max(granted, 0)} are left: unload a model, "
@@ -60,7 +65,7 @@ _DEVICES_LOCK = threading.Lock()
 
 def device_memory(device: torch.device) -> DeviceMemory:
     with _DEVICES_LOCK:
-        return _DEVICES.setdefault(str(device), DeviceMemory())
+        return _DEVICES.setdefault(str(device), DeviceMemory(is_lazy=device.type == "cpu"))
 
 
 def available_bytes(device: torch.device, gpu_memory_utilization: float) -> int:

@@ -36,9 +36,9 @@ def reserve_kv_memory(
     most = options.num_gpu_blocks_override or options.max_num_seqs * per_sequence + 1
     least = options.num_gpu_blocks_override or (1 if options.max_model_len is None else per_sequence) + 1
     wanted = most * block_bytes
-    available = available_bytes(device, options.gpu_memory_utilization)
+    available: int | None = available_bytes(device, options.gpu_memory_utilization)
     if options.kv_cache_memory_bytes is not None:
-        wanted, available = min(wanted, options.kv_cache_memory_bytes), max(available, options.kv_cache_memory_bytes)
+        wanted, available = min(wanted, options.kv_cache_memory_bytes), None
     reservation = device_memory(device).reserve(wanted, available=available, least=least * block_bytes, what=what)
     blocks = KvBlocks(shape, num_blocks=reservation.num_bytes // block_bytes, block_size=block_size, device=device)
     return KvMemory(blocks, reservation)

@@ -49,6 +49,13 @@ def test_engines_share_what_there_is() -> None:
     assert (first.num_bytes, second.num_bytes) == (700, 300)
     with pytest.raises(UnavailableError, match=r"third needs 100 bytes .* 0 are left: unload a model"):
         memory.reserve(700, available=1000, least=100, what="third")
+    assert memory.reserve(50, available=None, least=1, what="who was told a figure").num_bytes == 50
     first.release()
     first.release()
-    assert memory.reserve(1000, available=1000, least=100, what="third").num_bytes == 700
+    assert memory.reserve(1000, available=1000, least=100, what="third").num_bytes == 650
+
+
+def test_what_a_gpu_has_given_is_free_no_more() -> None:
+    memory = DeviceMemory(is_lazy=False)
+    memory.reserve(700, available=1000, least=100, what="first")
+    assert memory.reserve(700, available=300, least=100, what="second").num_bytes == 300
