@@ -50,6 +50,7 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         raise NotFoundError(f"{what}: no file {path}")
     _check_files(what, directory)
     parameters = {**described, **context.config.parameters}
+    _read(what, directory / CONFIG_JSON)
     if parameters.get("max_model_len") == str(longest_of(directory)):
         del parameters["max_model_len"]  # completed from the checkpoint, or as good as that: nobody insists on it
     try:
@@ -75,7 +76,7 @@ def _read(what: str, path: Path) -> dict[str, Any]:
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what}: {path} is not JSON: {error}") from None
     if not isinstance(described, dict):
-        raise ConfigError(f"{what}: {path}: expected an object with the key 'model', got {type(described).__name__}")
+        raise ConfigError(f"{what}: {path}: expected a JSON object, got {type(described).__name__}")
     return described
 
 

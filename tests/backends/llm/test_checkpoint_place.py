@@ -1,0 +1,110 @@
+"""Where a checkpoint is found, and its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modelserver_backends.llm.checkpoint_place import CheckpointPlace, find_checkpoint, longest_of
+from support.contexts import context_of
+
+from modelserver.backend import ModelConfig
+from modelserver.errors import ConfigError, NotFoundError, ServerError, UnsupportedError
+
+CONFIG = {"model_type": "llama", "max_position_embeddings": 64}
+
+
+def write(directory: Path, **files: object) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (directory / f"{name}.json").write_text(text)
+
+
+def find(root: Path, default_model_filename: str = "", **parameters: str) -> CheckpointPlace:
+    config = ModelConfig(name="m", backend="llm", parameters=parameters, default_model_filename=default_model_filename)
+    return find_checkpoint(context_of(root / "m", config=config))
+
+
+def test_the_version_directory_is_the_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "1", config=CONFIG)
+    place = find(tmp_path, max_num_seqs="4", enable_prefix_caching="false", tool_parser="hermes")
+    assert place.directory == tmp_path / "m" / "1"
+    assert (place.options.max_num_seqs, place.options.enable_prefix_caching) == (4, False)
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_model_json_names_a_directory(tmp_path: Path, is_relative: bool) -> None:
+    write(tmp_path / "weights", config=CONFIG)
+    name = "../../weights" if is_relative else str(tmp_path / "weights")
+    write(tmp_path / "m" / "1", model={"model": name, "max_num_seqs": 4, "seed": 3, "disable_log_stats": True})
+    place = find(tmp_path, max_num_seqs="8")
+    assert place.directory.resolve() == tmp_path / "weights"
+    assert (place.options.max_num_seqs, place.options.seed) == (8, 3)
+
+
+def test_model_json_may_stand_beside_the_checkpoint_and_have_another_name(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "1", config=CONFIG, engine={"max_num_seqs": 2})
+    place = find(tmp_path, default_model_filename="engine.json")
+    assert (place.directory, place.options.max_num_seqs) == (tmp_path / "m" / "1", 2)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("64", None), ("32", 32)])
+def test_the_checkpoints_own_length_is_not_insisted_on(tmp_path: Path, given: str, expected: int | None) -> None:
+    write(tmp_path / "m" / "1", config=CONFIG)
+    assert find(tmp_path, max_model_len=given).options.max_model_len == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"n_positions": 8}, 8),
+        ({"text_config": {"max_position_embeddings": 16}}, 16),
+        ({}, None),
+        ({"n_ctx": "x"}, None),
+    ],
+)
+def test_the_length_is_read_from_the_config(tmp_path: Path, config: Any, expected: int | None) -> None:
+    write(tmp_path, config=config)
+    assert longest_of(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "parameters", "kind", "message"),
+    [
+        ({}, {}, NotFoundError, "holds no config.json (there is nothing)"),
+        ({"other": {}}, {}, NotFoundError, "(there is other.json)"),
+        ({"model": "{"}, {}, ConfigError, "model.json is not JSON"),
+        ({"model": []}, {}, ConfigError, "expected a JSON object, got list"),
+        ({"model": {"model": 3}}, {}, ConfigError, "expected the path of a directory, got 3"),
+        ({"model": {"model": "Org/Name"}}, {}, NotFoundError, "Nothing is downloaded"),
+        ({"config": CONFIG, "model": {"max_num_seq": 3}}, {}, ConfigError, "did you mean 'max_num_seqs'?"),
+        ({"config": CONFIG}, {"max_num_seqs": "many"}, ConfigError, "'max_num_seqs' must be an integer"),
+        ({"config": CONFIG}, {"block_sise": "16"}, ConfigError, "did you mean 'block_size'?"),
+        ({"config": CONFIG}, {"gpu_memory_utilization": "2"}, ConfigError, "above 0 and at most 1"),
+        ({"config": "{"}, {}, ConfigError, "config.json is not JSON"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, files: dict[str, object], parameters: dict[str, str], kind: type[ServerError], message: str
+) -> None:
+    write(tmp_path / "m" / "1", **files)
+    with pytest.raises(kind) as caught:
+        find(tmp_path, **parameters)
+    assert message in caught.value.message
+    assert "model 'm' version 1" in caught.value.message
+
+
+def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "1", config=CONFIG)
+    with pytest.raises(NotFoundError, match=r"no file .*engine\.json"):
+        find(tmp_path, default_model_filename="engine.json")
+
+
+def test_gguf_is_for_later(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "1")
+    (tmp_path / "m" / "1" / "weights.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UnsupportedError, match="GGUF"):
+        find(tmp_path)
