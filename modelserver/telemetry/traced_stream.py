@@ -48,8 +48,9 @@ class TracedStream(RelayStream):
             return
         trace.note_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
         now_ns = time.monotonic_ns()
-        trace.note("INFER_RESPONSE_COMPLETE", now_ns)
         protocol = self._protocol
+        if protocol:  # Triton's frontends tell
+            trace.note("INFER_RESPONSE_COMPLETE", now_ns)
         if response.is_final:
             trace.note("REQUEST_END", now_ns)
         if not protocol:  # a request that was made for another one ends before that

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.differential.flag_cases import FLAG_MODELS, FLAGS, TRACE_FLAGS
 from support.differential.models import LOADED, write_repository
 from support.differential.servers import ours, triton
 from support.differential.tally import TALLY
@@ -20,17 +22,33 @@ _PARTS = ("add_sub", "echo_text")
 
 
 @contextmanager
-def _both(root: Path, loaded: Iterable[str]) -> Iterator[Pair]:
-    """Triton and ours, in explicit mode with the same models loaded."""
-    for name in ("triton", "ours"):
+def _both(
+    root: Path, loaded: Iterable[str], options: Mapping[str, Any] | None = None, trace: tuple[str, ...] = ()
+) -> Iterator[Pair]:
+    """Triton and ours, in explicit mode with the same models loaded and the same options, `trace` those of tracing."""
+    given = {name: dict(options or {}) for name in ("triton", "ours")}
+    for name, own_options in given.items():
         write_repository(root / name)
+        if trace:
+            own_options["trace_config"] = (*trace, f"triton,file={root / name}.trace")
     flags = (*(f"--load-model={name}" for name in loaded), "--exit-on-error=false", "--strict-readiness=false")
-    options = {"load_model": tuple(loaded), "strict_readiness": False}
+    own_options = {"load_model": tuple(loaded), "strict_readiness": False, **given["ours"]}
     with (
-        triton(root / "triton", root / "triton.log", mode="explicit", flags=flags) as theirs,
-        ours(root / "ours", mode="explicit", options=options) as own,
+        triton(
+            root / "triton", root / "triton.log", mode="explicit", flags=(*flags, *_flags(given["triton"]))
+        ) as theirs,
+        ours(root / "ours", mode="explicit", options=own_options) as own,
     ):
         yield theirs, own
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """The options as they are written on a command line."""
+    return [
+        f"--{name.replace('_', '-')}={value}"
+        for name, values in options.items()
+        for value in (values if isinstance(values, tuple) else (values,))
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +62,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def control_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Both with few, for cases that load and unload."""
     with _both(tmp_path_factory.mktemp("control"), _PARTS) as both:
+        yield both
+
+
+@pytest.fixture(scope="session")
+def flag_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both with flags, for cases that they change."""
+    root = tmp_path_factory.mktemp("flags")
+    with _both(root, FLAG_MODELS, FLAGS, TRACE_FLAGS) as both:
         yield both
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.differential import control_cases, document_cases, grpc_cases, http_cases, inference_cases
+from support.differential import control_cases, document_cases, flag_cases, grpc_cases, http_cases, inference_cases
 from support.differential.facts import Case, compare
 from support.differential.servers import LAUNCHER
 from support.differential.tally import TALLY
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.tool(LAUNCHER), pytest.mark.slow, pytest.mark.timeout(
 CASES = [
     case for table in (document_cases, inference_cases, http_cases, grpc_cases, control_cases) for case in table.CASES
 ]
-ALL = [*CASES, *control_cases.CONTROL_CASES]
+ALL = [*CASES, *control_cases.CONTROL_CASES, *flag_cases.FLAG_CASES]
 
 
 def _named(case: Case) -> str:
@@ -32,6 +32,13 @@ def test_the_same_answer(pair: tuple[Target, Target], case: Case) -> None:
 @pytest.mark.parametrize("case", [case for case in control_cases.CONTROL_CASES if not case.deadly], ids=_named)
 def test_the_same_control(control_pair: tuple[Target, Target], case: Case) -> None:
     theirs, ours = (case.ask(target) for target in control_pair)
+    unmeant = TALLY.judge(case.name, compare(theirs, ours))
+    assert not unmeant, "\n".join(unmeant)
+
+
+@pytest.mark.parametrize("case", flag_cases.FLAG_CASES, ids=_named)
+def test_the_same_with_flags(flag_pair: tuple[Target, Target], case: Case) -> None:
+    theirs, ours = (case.ask(target) for target in flag_pair)
     unmeant = TALLY.judge(case.name, compare(theirs, ours))
     assert not unmeant, "\n".join(unmeant)
 

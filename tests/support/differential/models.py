@@ -217,6 +217,16 @@ UNLOADED: dict[str, Entry] = {
         ("A FP32 4", "B FP32 4"),
         ("TWICE_A FP32 4", "TWICE_B FP32 4"),
     ),
+    "cached": Entry(config(**_ECHO, max_batch_size=8, more="response_cache { enable: true }"), "echo"),
+    "limited": Entry(
+        config(
+            **_ECHO,
+            max_batch_size=8,
+            more="instance_group [ { kind: KIND_CPU count: 2 rate_limiter "
+            '{ resources [ { name: "R1" count: 2 } ] priority: 2 } } ]',
+        ),
+        "echo",
+    ),
     "bad_initialize": Entry(config(**_ECHO), "broken"),
     "bad_syntax": Entry(config(**_ECHO), files={"1/model.py": "def broken(:\n"}),
     "bad_import": Entry(config(**_ECHO), files={"1/model.py": "import a_module_that_is_not_there\n"}),

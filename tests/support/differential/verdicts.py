@@ -138,7 +138,6 @@ RULES: tuple[Rule, ...] = (
         "*: config of *ensemble*",
         facts=("*model_transaction_policy*",),
     ),
-    _different("the file is named where it is chosen", "*: config of *", facts=("*.default_model_filename",)),
     # Statistics and metrics.
     _better("a response without its output has failed", "statistics: counted_failing", "metrics: counted_failing"),
     _better(
@@ -150,9 +149,23 @@ RULES: tuple[Rule, ...] = (
         "metrics: counted_sequence",
         facts=("*fail*",),
     ),
-    _different("an ensemble computes nothing itself", "statistics: counted_ensemble"),
+    _different(
+        "a request to an ensemble waits for nothing",
+        "statistics: counted_ensemble",
+        facts=("*.inference_stats.queue.ns",),
+    ),
+    _better("the memory of a model's processes is told", "statistics: *", facts=("*.memory_usage*",)),
     _better("the time of a load is told", "metrics: *", facts=("nv_model_load_duration_secs*",)),
+    _better(
+        "the time to the first response is told without being asked for",
+        "metrics: families",
+        facts=("nv_inference_first_response_histogram_ms",),
+    ),
     _different("there is no pinned memory", "metrics: families", facts=("nv_pinned_*",)),
+    # Flags.
+    _different("forwarded headers have lower case: HTTP/2 has no other", "forwarded: another case (http)"),
+    _better("an empty header is empty", "forwarded: an empty one (http)", pair=(" ", "")),
+    _better("what only grows is a counter", "cache: families", pair=("gauge", "counter")),
     # Model control.
     _better("an unknown repository is not all of them", "index: of a repository"),
     _better("what does not exist is missing", "control: nothing", facts=("*.status",), pair=(500, 404)),
@@ -165,7 +178,6 @@ RULES: tuple[Rule, ...] = (
     _better("a load that cannot be is the client's fault", "control: *", facts=("*.status",), pair=(500, 400)),
     _better("the index tells why a model did not load", "control: load bad_*", facts=("*.index*",)),
     _better("a model that cannot execute does not load", "control: load bad_no_execute"),
-    _different("batching needs a batch dimension", "control: load bad_no_batch"),
     # Settings.
     _better("settings that cannot be are refused", "extension: a bad *", "extension: an unknown *"),
 )
