@@ -13,7 +13,8 @@ import yaml
 from modelserver.config.suggestion import suggest
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
-from modelserver.options import ServerOptions, option_table
+from modelserver.option_table import option_table
+from modelserver.options import ServerOptions
 
 PREFIX = "MODELSERVER_"
 # Between the values of a repeated option in one environment variable.

@@ -7,11 +7,8 @@ docs/configuration.md is printed from this table by `python -m modelserver.optio
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelserver.access import Access, parse_access
@@ -21,10 +18,7 @@ from modelserver.config.rate_limit_resources import ResourceLimit, parse_resourc
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import (
     BOOL_EXPECTATION,
-    Flag,
     FlagState,
-    Option,
-    OptionValue,
     flag,
     nearest_hint,
     parse_bool,
@@ -50,11 +44,6 @@ _OLD = FlagState.DEPRECATED
 _PORT: dict[str, int] = {"minimum": 0, "maximum": 65535}
 _INT_MAX = 2**31 - 1
 _TRACE_RATE, _TRACE_COUNT = 1000, -1
-# Older flags that still do what they did.
-_OLD_IN_EFFECT = (
-    *("strict_model_config", "response_cache_byte_size"),
-    *("trace_file", "trace_level", "trace_rate", "trace_count", "trace_log_frequency"),
-)
 _MODES = ("none", "poll", "explicit")
 _LEVELS = ("none", "low", "medium", "high")
 # Families of --metrics-config and whether they are made; Triton leaves histograms out by default.
@@ -291,9 +280,14 @@ class ServerOptions:
         return settings
 
     @property
+    def metrics_settings(self) -> dict[str, str]:
+        """What `--metrics-config` says, by key."""
+        return dict(_split_metrics_setting(text) for text in self.metrics_config)
+
+    @property
     def metrics_switches(self) -> dict[str, bool]:
         """The families of metrics that can be switched, and whether they are on."""
-        given = dict(_split_metrics_setting(text) for text in self.metrics_config)
+        given = self.metrics_settings
         return {
             key: default if (switch := parse_bool(given.get(key, ""))) is None else switch
             for key, default in _METRICS_SWITCHES.items()
@@ -303,43 +297,6 @@ class ServerOptions:
     def auto_complete_config(self) -> bool:
         """Whether backends fill in what config.pbtxt leaves out."""
         return not (self.disable_auto_complete_config or self.strict_model_config)
-
-
-@cache
-def option_table() -> tuple[Option, ...]:
-    """The table in the order of the fields."""
-    hints = typing.get_type_hints(ServerOptions)
-    return tuple(
-        _describe(entry.name, hints[entry.name], entry.default, entry.metadata) for entry in fields(ServerOptions)
-    )
-
-
-def ineffective(options: ServerOptions) -> list[Option]:
-    """The options that were given and have no effect."""
-    silent = (FlagState.ACCEPTED, FlagState.DEPRECATED)
-    return [
-        option
-        for option in option_table()
-        if option.flag.state in silent
-        and option.name not in _OLD_IN_EFFECT
-        and getattr(options, option.name) != option.default
-    ]
-
-
-def ineffective_metrics_settings(options: ServerOptions) -> list[str]:
-    """The keys of --metrics-config that were given and have no effect: there are no summaries."""
-    given = dict(_split_metrics_setting(text) for text in options.metrics_config)
-    asks_for_summaries = options.metrics_switches["summary_latencies"]
-    return [key for key in given if key == "summary_quantiles" or (key == "summary_latencies" and asks_for_summaries)]
-
-
-def _describe(name: str, hint: object, default: object, metadata: typing.Mapping[str, Flag]) -> Option:
-    assert default is not MISSING, f"option {name} has no default"
-    is_repeated = typing.get_origin(hint) is tuple
-    is_nullable = isinstance(hint, types.UnionType)
-    kind = typing.get_args(hint)[0] if is_repeated or is_nullable else hint
-    assert isinstance(kind, type), f"option {name} has no plain type"
-    return Option(name, kind, is_repeated, is_nullable, typing.cast(OptionValue, default), metadata["flag"])
 
 
 def _check_ports(options: ServerOptions) -> None:
@@ -418,26 +375,3 @@ def _split_metrics_setting(text: str) -> tuple[str, str]:
     if key in _METRICS_SWITCHES and parse_bool(value) is None:
         raise InvalidArgumentError(f"--metrics-config={key} expects {BOOL_EXPECTATION}, got '{value}'")
     return key, value
-
-
-def markdown() -> str:
-    """The reference of all flags for docs/configuration.md."""
-    lines: list[str] = []
-    group = ""
-    for option in option_table():
-        if option.flag.group != group:
-            group = option.flag.group
-            lines += ["", f"### {group}", "", "| flag | value | default | meaning | state |", "|---|---|---|---|---|"]
-        names = " ".join(f"`--{name.replace('_', '-')}`" for name in (option.name, *option.flag.aliases))
-        is_bool = option.kind is bool
-        expected = "true or false" if is_bool else option.expectation.replace("|", "\\|")
-        expected += ", repeatable" if option.is_repeated else ""
-        value = str(option.default).lower() if is_bool else option.default
-        default = "" if value in ((), "", None) else f"`{value}`"
-        ours = " (ours)" if option.flag.is_ours else ""
-        lines.append(f"| {names} | {expected} | {default} | {option.flag.help} | {option.flag.state.value}{ours} |")
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")  # noqa: T201 - the command's answer

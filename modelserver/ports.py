@@ -13,7 +13,8 @@ from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.logs import own_level
-from modelserver.options import ServerOptions, option_table
+from modelserver.option_table import option_table
+from modelserver.options import ServerOptions
 from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.address import Address

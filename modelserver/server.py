@@ -29,7 +29,8 @@ from modelserver.frontends.http.clouds import CloudFrontend, sagemaker_frontend,
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
 from modelserver.logs import log_settings
-from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings
+from modelserver.option_table import ineffective, ineffective_metrics_settings
+from modelserver.options import ServerOptions
 from modelserver.plane_calls import PlaneCalls
 from modelserver.ports import (
     GRPC,

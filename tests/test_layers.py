@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.flags",
         "modelserver.options",
         "modelserver.option_sources",
+        "modelserver.option_table",
         "modelserver.access",
         "modelserver.logs",
         "modelserver.allocator",

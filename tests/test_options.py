@@ -13,7 +13,8 @@ import pytest
 from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.option_sources import resolve_options, unknown_variables
-from modelserver.options import ServerOptions, ineffective, ineffective_metrics_settings, markdown, option_table
+from modelserver.option_table import ineffective, ineffective_metrics_settings, markdown, option_table
+from modelserver.options import ServerOptions
 from modelserver.telemetry.trace_settings import TraceSettings
 
 
@@ -276,7 +277,7 @@ def test_the_reference_lists_every_flag_with_its_state() -> None:
 
 def test_the_reference_is_printed_by_the_module() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "modelserver.options"],
+        [sys.executable, "-m", "modelserver.option_table"],
         capture_output=True,
         text=True,
         check=True,

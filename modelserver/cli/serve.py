@@ -17,7 +17,8 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.flags import Option
 from modelserver.logs import LogWriter, start_logs
 from modelserver.option_sources import ResolvedOptions, resolve_options, unknown_variables
-from modelserver.options import ServerOptions, markdown, option_table
+from modelserver.option_table import markdown, option_table
+from modelserver.options import ServerOptions
 
 if TYPE_CHECKING:
     from modelserver.server import Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from modelserver.errors import InternalError, ServerError, UnavailableError
@@ -133,3 +133,10 @@ class OperationQueue:
             raise
         else:
             operation.settle(None)
+
+
+async def all_of(operations: Iterable[Awaitable[None]]) -> None:
+    """Wait for all; then raise what the first that failed raised."""
+    for result in await asyncio.gather(*operations, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from modelserver.errors import UnavailableError
 from modelserver.repository.cloud_uri import CloudUri
 
 
@@ -16,6 +17,16 @@ class ControlMode(enum.Enum):
     NONE = "none"
     POLL = "poll"
     EXPLICIT = "explicit"
+
+    def check_explicit(self, verb: str) -> None:
+        """Raise UnavailableError unless models may be loaded and unloaded on request."""
+        if self is ControlMode.EXPLICIT:
+            return
+        how = "while polling is enabled" if self is ControlMode.POLL else "while model control is off"
+        raise UnavailableError(
+            f"explicit model load / unload is not allowed {how}: to {verb} models on request start the server "
+            f"with --model-control-mode=explicit (it is '{self.value}')"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from modelserver.backend import ServerCalls
 from modelserver.errors import (
-    AlreadyExistsError,
     InvalidArgumentError,
     ServerError,
     UnavailableError,
@@ -31,10 +30,11 @@ from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.namespaces import Namespaces
 from modelserver.repository.opening import open_roots
+from modelserver.repository.operations import all_of
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
-from modelserver.repository.roots import duplicate_reason
+from modelserver.repository.startup import load_all, names_at_start
 from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts
 from modelserver.repository.table import ModelTable
@@ -233,7 +233,7 @@ class ModelRepository:
         for key in keys:
             if not request.files and (version is not None or key not in self._lifecycles):
                 await self._check_exists(key, version)
-        await _all(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
+        await all_of(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
 
     async def unload(
         self, name: str, *, unload_dependents: bool = False, version: int | None = None, repository: str = ""
@@ -251,7 +251,7 @@ class ModelRepository:
         keys = self._table.namespaces.keys(named, self._lifecycles)
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
-        await _all(asyncio.shield(self._lifecycles[key].unload(version)) for key in dict.fromkeys(keys))
+        await all_of(asyncio.shield(self._lifecycles[key].unload(version)) for key in dict.fromkeys(keys))
 
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
@@ -333,45 +333,15 @@ class ModelRepository:
         return self._lifecycles[name]
 
     async def _load_at_start(self, found: Sequence[str]) -> dict[str, ServerError]:
-        names = self._names_to_load(found)
+        keys = names_at_start(self._options, self._table.namespaces, found)
         if self._overrides is not None:
-            names = sorted({*names, *await self._in_scan_pool(self._overrides.names)})
-        duplicates = self._catalog.scan.duplicates
-        failures: dict[str, ServerError] = {
-            name: AlreadyExistsError(duplicate_reason(name, duplicates[name])) for name in names if name in duplicates
-        }
-        loads = {name: self._lifecycle(name).load(_AS_KEPT) for name in names if name not in duplicates}
-        results = await asyncio.gather(*loads.values(), return_exceptions=True)
-        for name, result in zip(loads, results, strict=True):
-            if isinstance(result, ServerError):
-                failures[name] = result
-            elif isinstance(result, BaseException):
-                raise result
-        return dict(sorted(failures.items()))
-
-    def _names_to_load(self, found: Sequence[str]) -> list[str]:
-        if self._options.control_mode is not ControlMode.EXPLICIT:
-            return list(found)
-        names = sorted(set(self._options.load_models))
-        if "*" not in names:
-            for name in names:
-                check_model_name(name)
-            return sorted({key for name in names for key in self._table.namespaces.keys(name, found) or [name]})
-        if len(names) > 1:
-            raise InvalidArgumentError("--load-model=* loads every model: name no other model beside it")
-        return list(found)
+            keys = sorted({*keys, *await self._in_scan_pool(self._overrides.names)})
+        return await load_all(keys, self._catalog.scan.duplicates, lambda key: self._lifecycle(key).load(_AS_KEPT))
 
     def _check_explicit(self, verb: str) -> None:
         if not self._is_started or self._is_stopping:
             raise UnavailableError("the server is starting" if not self._is_stopping else "the server is shutting down")
-        mode = self._options.control_mode
-        if mode is ControlMode.EXPLICIT:
-            return
-        how = "while polling is enabled" if mode is ControlMode.POLL else "while model control is off"
-        raise UnavailableError(
-            f"explicit model load / unload is not allowed {how}: to {verb} models on request start the server "
-            f"with --model-control-mode=explicit (it is '{mode.value}')"
-        )
+        self._options.control_mode.check_explicit(verb)
 
     def _check_storable(self, name: str) -> None:
         if self._overrides is None:
@@ -418,13 +388,6 @@ class ModelRepository:
 
     async def _in_scan_pool(self, function: Callable[..., Result], *args: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._scan_pool, function, *args)
-
-
-async def _all(operations: Iterable[Awaitable[None]]) -> None:
-    """Wait for all; then raise what the first that failed raised."""
-    for result in await asyncio.gather(*operations, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
 
 
 async def _wait(tasks: Mapping[asyncio.Future[None], str], timeout_s: float) -> dict[asyncio.Future[None], str]:

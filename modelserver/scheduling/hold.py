@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from modelserver.core.request import InferRequest
 from modelserver.scheduling.batch import Batch, FormBatch
 from modelserver.scheduling.bucket import BucketKey
+from modelserver.scheduling.instance_slots import InstanceSlots
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import RequestQueue
 from modelserver.scheduling.sequence import SequenceEntry
 from modelserver.scheduling.sequence_rules import SequenceRules
-from modelserver.scheduling.sequence_table import InstanceSlots, SequenceTable
+from modelserver.scheduling.sequence_table import SequenceTable
 
 _VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 _BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from modelserver.core.request import Delivery
 from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.instance_slots import InstanceSlots
 from modelserver.scheduling.seat import Seat, ThreadSeat
 from modelserver.scheduling.sequence_batch import SequenceBatch
-from modelserver.scheduling.sequence_table import EndHook, InstanceSlots
+from modelserver.scheduling.sequence_table import EndHook
 
 if TYPE_CHECKING:
     from modelserver.scheduling.sequence_batcher import SequenceBatcher
