@@ -203,9 +203,9 @@ class Engine:
         """
         refused = self._take_grammars() if self._grammars else []
         plan = self._scheduler.plan()
-        launched = self.runner.launch(plan) if plan.chunks else None
         if plan.admitted:
             self._observe_admitted(plan.admitted)
+        launched = self.runner.launch(plan) if plan.chunks else None
         if self.runner.is_asynchronous:
             taken, self._inflight = self._inflight, (plan, launched) if launched is not None else None
         else:

@@ -8,9 +8,10 @@ import pytest
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.engine_statistics import Histogram, length_boundaries
 from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.plan import StepPlan
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import FinishReason
-from support.fake_runner import EOS, FakeRunner, ScriptedRunner
+from support.fake_runner import EOS, FakeLaunched, FakeRunner, ScriptedRunner
 
 SECOND = 10**9
 
@@ -73,6 +74,27 @@ def test_times_of_a_request() -> None:
     assert found.decode_time_s.total == found.inference_time_s.total == pytest.approx(3)
     assert found.time_per_output_token_s.total == pytest.approx(1)
     assert found.e2e_latency_s.total == pytest.approx(7)
+
+
+class SlowRunner(FakeRunner):
+    """Computes a step for two seconds before `launch` returns, as a CPU does."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def launch(self, plan: StepPlan) -> FakeLaunched:
+        self._clock.now_ns += 2 * SECOND
+        return super().launch(plan)
+
+
+def test_what_the_first_step_takes_is_no_time_in_the_queue() -> None:
+    clock = Clock()
+    engine = make(SlowRunner(clock), clock)
+    engine.add(request())
+    run(engine, clock)
+    assert engine.statistics.queue_time_s.total == pytest.approx(1)
+    assert engine.statistics.prefill_time_s.total == pytest.approx(2)
 
 
 def test_a_long_prompt_takes_several_steps() -> None:
