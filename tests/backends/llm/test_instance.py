@@ -1,0 +1,242 @@
+"""A language model as the server drives it, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from modelserver_backends.llm.backend import LlmBackend
+from modelserver_backends.llm.instance import LlmInstance
+from support.contexts import context_of, loaded, request_of
+from support.llm_models import arrays, write_llm
+
+from modelserver.backend import (
+    DeviceKind,
+    InferRequest,
+    InferResponse,
+    ModelConfig,
+    Placement,
+    ResponseSender,
+    ServerError,
+)
+from modelserver.errors import InvalidArgumentError
+
+PROMPT = "the model of a server answers"
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+class Recorder:
+    """The server's end of a request: keeps what is sent; `has_room` is set by the test."""
+
+    is_cancelled = False
+
+    def __init__(self) -> None:
+        self.has_room = True
+        self.responses: list[InferResponse] = []
+        self.error: ServerError | None = None
+        self.is_ended = False
+
+    def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:
+        assert not self.is_ended, "sent after the end"
+        assert not wait, "a step must not wait"
+        self.is_ended = is_final
+        if isinstance(response, ServerError):
+            self.error = response
+        elif response is not None:
+            self.error = self.error or response.error
+            self.responses.append(response)
+
+    def watch(self, **_: object) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def column(self, name: str) -> list[Any]:
+        """An output's elements, over all responses."""
+        found = [tensor for response in self.responses for tensor in response.outputs if tensor.name == name]
+        return [element for tensor in found for element in tensor.data.tolist()]
+
+    @property
+    def text(self) -> str:
+        return b"".join(self.column("text_output")).decode()
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]) -> LlmBackend:
+    root = tmp_path_factory.mktemp("llm")
+    write_llm(root, "m", checkpoint("llama"))
+    parameters = {"num_threads": "1", "block_size": "8", "max_num_seqs": "4", "num_gpu_blocks_override": "65"}
+    config = ModelConfig(name="m", backend="llm", parameters=parameters)
+    made = loaded(LlmBackend, context_of(root / "m", config=config))
+    assert isinstance(made, LlmBackend)
+    return made
+
+
+@pytest.fixture
+def instance(backend: LlmBackend) -> Iterator[LlmInstance]:
+    made = backend.create_instance(Placement("m_0", DeviceKind.MODEL))
+    yield made
+    made.close()
+
+
+def add(instance: LlmInstance, **inputs: Any) -> tuple[InferRequest, Recorder]:
+    recorder = Recorder()
+    request = request_of(**arrays(**{"sampling_parameters": GREEDY, **inputs}))
+    request.own_sender = ResponseSender(recorder)
+    instance.add(request)
+    request.own_sender = None
+    return request, recorder
+
+
+def finish(instance: LlmInstance) -> None:
+    while instance.has_work:
+        instance.step()
+    instance.engine.check_integrity()
+    assert instance.engine.num_free_blocks == instance.engine.num_usable_blocks
+
+
+def test_streams_bring_what_one_answer_has(instance: LlmInstance) -> None:
+    _, whole = add(instance, text_input=PROMPT, exclude_input_in_output=True, return_token_ids=True)
+    _, stream = add(instance, text_input=PROMPT, stream=True, return_token_ids=True, return_finish_reason=True)
+    finish(instance)
+    assert len(whole.responses) == 1
+    assert len(stream.responses) == 8
+    assert stream.text == whole.text
+    assert stream.column("token_ids") == whole.column("token_ids")
+    assert stream.column("finish_reason") == [b""] * 7 + [b"length"]
+    assert stream.is_ended
+    assert whole.is_ended
+
+
+def test_a_slow_reader_gets_fewer_responses_and_the_same_text(instance: LlmInstance) -> None:
+    _, quick = add(instance, text_input=PROMPT, stream=True)
+    _, slow = add(instance, text_input=PROMPT, stream=True, return_token_ids=True, return_logprobs=True)
+    instance.step()
+    slow.has_room = False
+    for _ in range(4):
+        instance.step()
+    assert len(slow.responses) == 1
+    slow.has_room = True
+    finish(instance)
+    assert slow.text == quick.text
+    assert len(slow.column("token_ids")) == 8
+    assert len(slow.responses) < 8
+
+
+def test_half_characters_are_sent_with_the_other_half(instance: LlmInstance) -> None:
+    parameters = {"max_tokens": 3, "temperature": 0, "allowed_token_ids": instance._tokenizer.encode("é")[:1]}
+    _, stream = add(instance, text_input="x", stream=True, sampling_parameters=parameters)
+    _, tokens = add(instance, text_input="x", stream=True, sampling_parameters=parameters, return_token_ids=True)
+    finish(instance)
+    assert len(tokens.responses) == 3
+    assert len(stream.responses) <= len(tokens.responses)
+    assert stream.text == tokens.text
+
+
+def test_choices_of_a_stream_are_told_apart(instance: LlmInstance) -> None:
+    parameters = {"max_tokens": 5, "n": 3, "seed": 1, "ignore_eos": True}
+    _, stream = add(instance, text_input=PROMPT, stream=True, sampling_parameters=parameters, return_token_ids=True)
+    _, whole = add(instance, text_input=PROMPT, sampling_parameters=parameters, exclude_input_in_output=True)
+    finish(instance)
+    texts = [b"", b"", b""]
+    for index, text in zip(stream.column("index"), stream.column("text_output"), strict=True):
+        texts[index] += text
+    assert texts == whole.column("text_output")
+    assert whole.column("index") == [0, 1, 2]
+
+
+def test_an_abort_frees_the_blocks_at_once(instance: LlmInstance) -> None:
+    request, gone = add(instance, text_input=PROMPT, stream=True)
+    _, stays = add(instance, text_input=PROMPT, stream=True)
+    instance.step()
+    num_sent = len(gone.responses)
+    instance.abort(request)
+    assert instance.engine.statistics.num_running == 1
+    finish(instance)
+    assert len(gone.responses) == num_sent
+    assert stays.is_ended
+    instance.abort(request)
+
+
+def test_a_failed_step_leaves_nothing_behind(instance: LlmInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, _ = add(instance, text_input=PROMPT)
+    instance.step()
+
+    def fail(_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(instance.engine.runner, "launch", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            instance.step()
+    instance.abort(request)
+    assert not instance.has_work
+    _, after = add(instance, text_input=PROMPT)
+    finish(instance)
+    assert after.is_ended
+
+
+def test_there_is_room_for_as_many_to_wait_as_can_run(instance: LlmInstance) -> None:
+    for _ in range(8):
+        add(instance, text_input=PROMPT)
+        if not instance.has_room:
+            break
+    assert instance.engine.statistics.num_waiting == 4
+    instance.step()
+    assert instance.has_room
+    finish(instance)
+
+
+def test_embeddings_are_made_between_steps(instance: LlmInstance) -> None:
+    _, generated = add(instance, text_input=PROMPT)
+    recorders = [add(instance, text_input=PROMPT, operation="embed")[1] for _ in range(3)]
+    gone, dropped = add(instance, text_input=PROMPT, operation="embed")
+    instance.abort(gone)
+    finish(instance)
+    vectors = [recorder.column("embedding") for recorder in recorders]
+    assert len(vectors[0]) == 48
+    np.testing.assert_allclose(vectors[0], vectors[1])
+    assert not dropped.responses
+    assert generated.is_ended
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"input_ids": [5000]}, "5000"),
+        ({"input_ids": [1] * 600}, "600"),
+        ({"input_ids": [5000], "operation": "embed"}, "5000 is no token"),
+        ({"input_ids": [1] * 600, "operation": "embed"}, "has 600 tokens, and this model takes 1 to 512"),
+        ({"text_input": "a", "operation": "embed", "dimensions": 0}, "expected 1 or more, got 0"),
+        ({"input_ids": [5000], "operation": "detokenize"}, "5000 is no token"),
+        ({"text_input": "a", "sampling_parameters": {"logprobs": 99}, "return_logprobs": True}, "logprobs"),
+        ({"messages": {"messages": [{"role": "user"}, {}]}}, ""),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(instance: LlmInstance, inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        add(instance, **inputs)
+    assert message in caught.value.message
+    assert not instance.has_work
+
+
+def test_too_many_dimensions_are_an_answer(instance: LlmInstance) -> None:
+    _, recorder = add(instance, text_input=PROMPT, operation="embed", dimensions=99)
+    finish(instance)
+    assert recorder.error is not None
+    assert "expected at most 48, got 99" in recorder.error.message
+
+
+def test_measurements_follow_the_engine(instance: LlmInstance) -> None:
+    before = {(each.name, *each.labels.values()): each for each in instance.measure()}
+    assert before["vllm:generation_tokens",].value == 0
+    add(instance, text_input=PROMPT)
+    finish(instance)
+    after = {(each.name, *each.labels.values()): each for each in instance.measure()}
+    assert after.keys() == before.keys()
+    assert after["vllm:generation_tokens",].value == 8
+    assert after["vllm:request_success", "length"].value == 1
+    histogram = after["vllm:time_to_first_token_seconds",]
+    assert (histogram.kind, sum(histogram.counts), len(histogram.counts)) == ("histogram", 1, len(histogram.bounds) + 1)
