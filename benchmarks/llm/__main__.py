@@ -22,8 +22,8 @@ from benchmarks.llm.shapes import SHAPES, write_checkpoint
 from benchmarks.llm.workload import Workload
 
 WORKLOADS = {
-    "tiny (2 M)": Workload(num_requests=128, shortest=32, longest=160, batch=32),
-    "100 M": Workload(num_requests=64, shortest=16, longest=96, batch=32),
+    "tiny (2 M)": Workload(num_requests=128, shortest=12, longest=128, batch=32),
+    "100 M": Workload(num_requests=64, shortest=10, longest=100, batch=32),
 }
 _NUM_STREAMS = 200
 _NUM_THREADS = torch.get_num_threads()
