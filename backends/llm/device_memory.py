@@ -39,11 +39,13 @@ class DeviceMemory:
     def reserve(self, wanted: int, *, available: int | None, least: int, what: str) -> Reservation:
         """As much of `wanted` bytes as `available` leaves after the others; None: all of it, because somebody said so.
 
+        Lazy memory is shared with models that come later: nobody gets more than half of what is left, but `least`.
         UnavailableError below `least`.
         """
         with self._lock:
             left = wanted if available is None else available - (self._reserved if self._is_lazy else 0)
-            granted = min(wanted, left)
+            share = max(least, left // 2) if self._is_lazy and available is not None else left
+            granted = min(wanted, left, share)
             if granted < least:
                 raise UnavailableError(
                     f"{what} needs {least} bytes for its KV cache, and {max(granted, 0)} are left: unload a model, "

@@ -45,14 +45,14 @@ def test_a_length_that_was_asked_for_must_fit() -> None:
 def test_engines_share_what_there_is() -> None:
     memory = DeviceMemory()
     first = memory.reserve(700, available=1000, least=100, what="first")
-    second = memory.reserve(700, available=1000, least=100, what="second")
-    assert (first.num_bytes, second.num_bytes) == (700, 300)
-    with pytest.raises(UnavailableError, match=r"third needs 100 bytes .* 0 are left: unload a model"):
-        memory.reserve(700, available=1000, least=100, what="third")
+    second = memory.reserve(700, available=1000, least=400, what="second")
+    assert (first.num_bytes, second.num_bytes) == (500, 400)
+    with pytest.raises(UnavailableError, match=r"third needs 200 bytes .* 100 are left: unload a model"):
+        memory.reserve(700, available=1000, least=200, what="third")
     assert memory.reserve(50, available=None, least=1, what="who was told a figure").num_bytes == 50
     first.release()
     first.release()
-    assert memory.reserve(1000, available=1000, least=100, what="third").num_bytes == 650
+    assert memory.reserve(1000, available=1000, least=100, what="third").num_bytes == 275
 
 
 def test_what_a_gpu_has_given_is_free_no_more() -> None:
