@@ -45,6 +45,14 @@ class ServerClient:
         self._port = parts.port
         self._timeout_s = timeout_s
 
+    def check_live(self) -> None:
+        """Return if the server runs; UnavailableError if nobody answers."""
+        self._request("GET", "/v2/health/live")
+
+    def check_ready(self) -> None:
+        """Return if the server is ready. Raises a ServerError if it says that it is not."""
+        self._request("GET", "/v2/health/ready")
+
     def index(self) -> list[dict[str, Any]]:
         """The rows of the repository index."""
         rows = self._request("POST", "/v2/repository/index", b"{}").document()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli import bench, chat, check, infer, models, serve
+from modelserver.cli import bench, chat, check, health, infer, models, serve
 from modelserver.cli.output import print_error
 from modelserver.errors import ServerError
 
@@ -35,6 +35,7 @@ def _common(
 serve.register(app)
 check.register(app)
 models.register(app)
+health.register(app)
 infer.register(app)
 chat.register(app)
 bench.register(app)
