@@ -20,6 +20,10 @@ from .program import Program
 # Configuration 0 has no place and is not complete: nothing can come of it.
 DEAD = 0
 _UNKNOWN = -1
+# Places of a configuration, or a share of all states if that is more. A text with more ways to be read than this (as by
+# (a|aa){9999}) goes on with some of them, each of which has an end. As many real alternatives take more states.
+_MAX_PLACES = 1024
+_PLACES_SHARE = 4
 # Where the root rule returns to.
 _DONE = (-1, 0)
 
@@ -43,6 +47,7 @@ class Automaton:
         self._closures: dict[int, tuple[int, ...]] = {}
         self._nodes: list[frozenset[Place]] = []
         self._node_numbers: dict[frozenset[Place], int] = {}
+        self._max_places = max(_MAX_PLACES, len(program.states) // _PLACES_SHARE)
         self.configurations: list[Configuration] = []
         self._numbers: dict[tuple[tuple[Place, ...], bool], int] = {}
         self.table: npt.NDArray[np.int32] = np.full((64, 256), _UNKNOWN, dtype=np.int32)
@@ -107,6 +112,9 @@ class Automaton:
         final_rule_of = self.program.final_rule_of
         waiting, is_complete = list(reached), False
         while waiting:
+            # What is left out would be more readings of the same text.
+            if len(reached) > self._max_places and any(state not in final_rule_of for state, _ in reached):
+                break
             state, node = waiting.pop()
             if state not in final_rule_of:
                 continue
@@ -143,10 +151,13 @@ class Automaton:
             take(state, node)
         while callers:
             number = min(callers, key=lambda rule: rules[rule].rank)
-            node = self._node(frozenset(callers.pop(number)))
+            node = self._node(frozenset(self._some(callers.pop(number))))
             for state in self._closure(rules[number].start):
                 take(state, node)
-        return self._intern(tuple(sorted(places)), is_complete)
+        return self._intern(tuple(sorted(self._some(places))), is_complete)
+
+    def _some(self, places: set[Place]) -> Iterable[Place]:
+        return places if len(places) <= self._max_places else sorted(places)[-self._max_places :]
 
     def _is_only_end(self, state: int) -> bool:
         closure = self._closure(state)

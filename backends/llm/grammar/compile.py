@@ -17,8 +17,9 @@ from .ebnf import grammar_rules
 from .expression import Expression, choice, literal
 from .json_schema import any_object_rules, schema_rules
 from .matcher import Grammar, ProgramGrammar
+from .pace import Pace
 from .pattern import parse_pattern
-from .program import ROOT, CompileLimits, Program
+from .program import ROOT, Program
 from .token_trie import TokenTrie
 
 if TYPE_CHECKING:
@@ -101,8 +102,11 @@ class GrammarCompiler:
         return compiler.compile(structured_outputs)
 
     def _compile(self, structured_outputs: Mapping[str, Any], deadline: float) -> Grammar:
-        program = Program(_rules(structured_outputs), CompileLimits(deadline=deadline))
-        grammar = ProgramGrammar(program, self._vocabulary(), self._tokenizer.eos_token_ids)
+        vocabulary = self._vocabulary()
+        with Pace(deadline) as pace:
+            pace.look()
+            program = Program(_rules(structured_outputs, pace), pace=pace)
+            grammar = ProgramGrammar(program, vocabulary, self._tokenizer.eos_token_ids)
         if grammar.is_unwritable:
             raise InvalidArgumentError("structured output: the model's vocabulary cannot write what is asked for")
         return grammar
@@ -127,7 +131,7 @@ def _key(structured_outputs: Mapping[str, Any]) -> bytes:
     return key
 
 
-def _rules(structured_outputs: Mapping[str, Any]) -> dict[str, Expression]:
+def _rules(structured_outputs: Mapping[str, Any], pace: Pace) -> dict[str, Expression]:
     given = {kind: what for kind, what in structured_outputs.items() if what is not None}
     if len(given) != 1:
         raise InvalidArgumentError(
@@ -135,7 +139,7 @@ def _rules(structured_outputs: Mapping[str, Any]) -> dict[str, Expression]:
         )
     ((kind, what),) = given.items()
     if kind == "json":
-        return schema_rules(orjson.loads(what) if isinstance(what, str | bytes) else what)
+        return schema_rules(orjson.loads(what) if isinstance(what, str | bytes) else what, pace)
     if kind == "json_object":
         return any_object_rules()
     if kind == "regex":

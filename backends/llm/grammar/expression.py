@@ -90,6 +90,34 @@ def optional(part: Expression) -> Expression:
     return EMPTY if part == NEVER else Repeat(part, 0, 1)
 
 
+def may_be_empty(expression: Expression) -> bool:
+    """Whether the empty text matches, as far as can be told without the rules."""
+    if isinstance(expression, Literal):
+        return not expression.text
+    if isinstance(expression, Concat):
+        return all(map(may_be_empty, expression.parts))
+    if isinstance(expression, Choice):
+        return any(map(may_be_empty, expression.options))
+    return isinstance(expression, Repeat) and (expression.least == 0 or may_be_empty(expression.part))
+
+
+def without_empty(expression: Expression) -> Expression:
+    """The same without the empty text; the very same if that does not match anyway."""
+    if not may_be_empty(expression):
+        return expression
+    if isinstance(expression, Concat):
+        # By halves: one option for each part would be too many.
+        half = len(expression.parts) // 2
+        first, last = concat(*expression.parts[:half]), concat(*expression.parts[half:])
+        return choice([concat(without_empty(first), last), without_empty(last)])
+    if isinstance(expression, Choice):
+        return choice(map(without_empty, expression.options))
+    if isinstance(expression, Repeat) and expression.most != 0:
+        most = None if expression.most is None else expression.most - 1
+        return concat(without_empty(expression.part), Repeat(expression.part, 0, most))
+    return NEVER
+
+
 def normalized(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Sorted, disjoint, without surrogates."""
     merged: list[tuple[int, int]] = []

@@ -18,6 +18,7 @@ from modelserver.backend import InvalidArgumentError
 from .expression import NEVER, Expression, Ref, choice, literal
 from .json_text import OBJECT, VALUE, json_literal, json_rules
 from .number_ranges import integers, numbers
+from .pace import Pace
 from .program import ROOT
 from .schema_containers import array_expression, object_expression
 from .schema_overlap import may_overlap
@@ -29,9 +30,9 @@ _MAX_DEPTH = 60
 _MAX_RULES = 10_000
 
 
-def schema_rules(schema: Any) -> dict[str, Expression]:
+def schema_rules(schema: Any, pace: Pace | None = None) -> dict[str, Expression]:
     """The rules of a schema; one is `root`."""
-    return SchemaCompiler(schema).compile()
+    return SchemaCompiler(schema, pace).compile()
 
 
 def any_object_rules() -> dict[str, Expression]:
@@ -42,8 +43,9 @@ class SchemaCompiler:
     """Of one document, whose `$ref`s lead to places in itself. Schemas inside objects and lists become rules of their
     own, which are made one after the other, so that documents may be as deep as they like."""
 
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, pace: Pace | None = None) -> None:
         self._document = document
+        self._pace = pace
         self._rules: dict[str, Expression] = {}
         self._waiting: deque[tuple[str, Any, str]] = deque()
         self._names: set[str] = set()
@@ -73,6 +75,8 @@ class SchemaCompiler:
 
     def expression(self, schema: Any, path: str, depth: int = 0) -> Expression:
         """What matches a schema."""
+        if self._pace is not None:
+            self._pace.look()
         if isinstance(schema, bool):
             return VALUE if schema else NEVER
         if depth > _MAX_DEPTH:

@@ -159,10 +159,10 @@ class PatternParser:
         is_first = True
         while is_first or self._peek() != "]":
             is_first = False
-            low = self._class_item()
+            low = self._class_item(is_negated)
             if self._peek() == "-" and self._peek(1) not in ("]", "") and len(low) == 1 and low[0][0] == low[0][1]:
                 self._place += 1
-                high = self._class_item()
+                high = self._class_item(is_negated)
                 if len(high) != 1 or high[0][0] != high[0][1] or high[0][0] < low[0][0]:
                     raise self._wrong("a range of characters that is none")
                 ranges.append((low[0][0], high[0][0]))
@@ -171,11 +171,14 @@ class PatternParser:
         self._place += 1
         return complement(ranges) if is_negated else normalized(ranges)
 
-    def _class_item(self) -> Ranges:
+    def _class_item(self, is_negated: bool) -> Ranges:
         character = self._next()
         if character == "\\":
             if self._take("b"):
                 return ((0x08, 0x08),)
+            if is_negated and self._peek() in CLASSES:
+                # All that any engine counts in, so that what is left is outside for every one.
+                return complement(CLASSES[self._next().swapcase()])
             return self._escape()
         return ((ord(character), ord(character)),)
 
@@ -220,6 +223,7 @@ class PatternParser:
         return False
 
     def _wrong(self, what: str) -> InvalidArgumentError:
+        shown = f"{self._text!r:.200}"
         return InvalidArgumentError(
-            f"structured output: regular expression {self._text!r}, at character {self._place}: {what} is not supported"
+            f"structured output: regular expression {shown}, at character {self._place}: {what} is not supported"
         )

@@ -7,26 +7,29 @@ edges from where no end can be reached are taken away, so that whatever is begun
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from modelserver.backend import InvalidArgumentError
 
-from .expression import Characters, Choice, Concat, Expression, Literal, Ref, Repeat
+from .expression import Characters, Choice, Concat, Expression, Literal, Ref, Repeat, may_be_empty, without_empty
+from .pace import Pace
 from .utf8 import byte_sequences
 
 ROOT = "root"
-# How many states are made between looks at the clock.
-_STATES_PER_LOOK = 1024
+# How many states are made, or looked at, between looks at the clock.
+_STATES_PER_LOOK = 256
+# A part that is repeated more often than this, and is larger than that, becomes a rule: a copy is then one call.
+_MAX_COPIES = 4
+_MAX_COPIED_STATES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """Of one grammar. `deadline` is a time of `time.monotonic()`."""
+    """Of one grammar. `num_free_steps` bounds, over all states, how many others are reached without a byte."""
 
     num_states: int = 200_000
-    deadline: float = float("inf")
+    num_free_steps: int = 1_000_000
 
 
 @dataclass(slots=True)
@@ -47,38 +50,62 @@ class State:
 class Program:
     """Built once, read by `Automaton`s from then on. `rules[0]` is the root."""
 
-    def __init__(self, rules: Mapping[str, Expression], limits: CompileLimits | None = None) -> None:
+    def __init__(
+        self, rules: Mapping[str, Expression], limits: CompileLimits | None = None, pace: Pace | None = None
+    ) -> None:
         """InvalidArgumentError: too large, takes too long, a rule that is not there, begins with itself, or that no
-        text matches."""
+        text matches. `pace` is entered already."""
         self._limits = limits or CompileLimits()
+        self._pace = pace
         self.states: list[State] = []
         names = [ROOT, *(name for name in rules if name != ROOT)]
         self._numbers = {name: number for number, name in enumerate(names)}
         self.rules = [Rule(self._new_state(), self._new_state()) for _ in names]
-        self.final_rule_of = {rule.end: number for number, rule in enumerate(self.rules)}
-        for name, rule in zip(names, self.rules, strict=True):
+        # Rules of repeated parts, by the id of the part, come after those that have names.
+        self._repeated: dict[int, int] = {}
+        self._parts: list[Expression] = []  # kept, so that ids stay theirs
+        for name, rule in zip(list(names), list(self.rules), strict=True):
             self._add(rules[name], rule.start, rule.end)
+            names.extend([name] * (len(self.rules) - len(names)))
+        self.final_rule_of = {rule.end: number for number, rule in enumerate(self.rules)}
         _pass_by_empty_rules(self)
         _take_away_dead_ends(self)
+        self._check_free_steps()
         root = self.states[self.rules[0].start]
         if not (root.byte_edges or root.free_edges or root.calls):
             raise InvalidArgumentError("structured output: no text matches what is asked for")
         _rank(self, names)
 
     def _new_state(self) -> int:
-        if len(self.states) >= self._limits.num_states:
+        self._check_room(1)
+        self.look(len(self.states))
+        self.states.append(State())
+        return len(self.states) - 1
+
+    def _check_room(self, num_states: int) -> None:
+        if len(self.states) + num_states > self._limits.num_states:
             raise InvalidArgumentError(
                 f"structured output: what is asked for needs more than {self._limits.num_states} states; "
                 "use smaller repetitions (maxLength, maxItems, {m,n}) or fewer alternatives"
             )
-        if len(self.states) % _STATES_PER_LOOK == 0:
-            self.check_time()
-        self.states.append(State())
-        return len(self.states) - 1
 
-    def check_time(self) -> None:
-        if time.monotonic() > self._limits.deadline:
-            raise InvalidArgumentError("structured output: compiling what is asked for takes too long")
+    def look(self, step: int) -> None:
+        """Look at the clock now and then; `step` counts them. InvalidArgumentError when time is over."""
+        if step % _STATES_PER_LOOK == 0 and self._pace is not None:
+            self._pace.look()
+
+    def _check_free_steps(self) -> None:
+        """Whoever follows a text takes them with each byte, so there must not be too many."""
+        num_steps = 0
+        for place in range(len(self.states)):
+            self.look(place)
+            if self.states[place].free_edges:
+                num_steps += len(_reached_freely(self, place, set()))
+            if num_steps > self._limits.num_free_steps:
+                raise InvalidArgumentError(
+                    "structured output: what is asked for leaves too much out; "
+                    "repeat what may be empty, or leave out one after the other, less often"
+                )
 
     def _add(self, expression: Expression, start: int, end: int) -> None:
         """Make ways from `start` to `end`."""
@@ -128,21 +155,48 @@ class Program:
                 self.states[start].byte_edges.append((*sequence[0], target))
 
     def _add_repeat(self, repeat: Repeat, start: int, end: int) -> None:
+        part = repeat.part
+        if repeat.most is not None and may_be_empty(part):
+            # Empty copies say nothing: what is left is as many others as one likes, up to the most.
+            part = without_empty(part)
+            repeat = Repeat(part, 0, repeat.most)
+        num_copies = repeat.least if repeat.most is None else repeat.most
+        self._check_room(num_copies)
+        if num_copies > _MAX_COPIES and _size(part) > _MAX_COPIED_STATES:
+            number = self._rule_of(part)
+            self._add_copies(
+                repeat, start, end, lambda before, after: self.states[before].calls.append((number, after))
+            )
+        else:
+            self._add_copies(repeat, start, end, lambda before, after: self._add(part, before, after))
+
+    def _rule_of(self, part: Expression) -> int:
+        """The rule of a part that is repeated."""
+        number = self._repeated.get(id(part))
+        if number is None:
+            number = self._repeated[id(part)] = len(self.rules)
+            rule = Rule(self._new_state(), self._new_state())
+            self.rules.append(rule)
+            self._parts.append(part)
+            self._add(part, rule.start, rule.end)
+        return number
+
+    def _add_copies(self, repeat: Repeat, start: int, end: int, add: Callable[[int, int], None]) -> None:
         for _ in range(repeat.least):
             middle = self._new_state()
-            self._add(repeat.part, start, middle)
+            add(start, middle)
             start = middle
         if repeat.most is None:
             # A state of its own, so that no other way through `start` or `end` gets into the circle.
             circle = self._new_state()
             self.states[start].free_edges.append(circle)
-            self._add(repeat.part, circle, circle)
+            add(circle, circle)
             self.states[circle].free_edges.append(end)
             return
         for _ in range(repeat.most - repeat.least):
             self.states[start].free_edges.append(end)
             middle = self._new_state()
-            self._add(repeat.part, start, middle)
+            add(start, middle)
             start = middle
         self.states[start].free_edges.append(end)
 
@@ -153,19 +207,30 @@ class Program:
         self.states[start].calls.append((number, end))
 
 
+def _size(expression: Expression) -> int:
+    """Roughly how many states an expression takes."""
+    if isinstance(expression, Literal):
+        return len(expression.text)
+    if isinstance(expression, Characters):
+        return 1 if expression.ranges and expression.ranges[-1][1] < 0x80 else _MAX_COPIED_STATES + 1
+    if isinstance(expression, Concat):
+        return sum(map(_size, expression.parts))
+    if isinstance(expression, Choice):
+        return sum(map(_size, expression.options))
+    return _MAX_COPIED_STATES + 1 if isinstance(expression, Repeat) else 1
+
+
 def _pass_by_empty_rules(program: Program) -> None:
     """Add a free edge beside every call of a rule that can be empty."""
     empty: set[int] = set()
     changed = True
     while changed:
-        program.check_time()
-        found = {
-            number
-            for number, rule in enumerate(program.rules)
-            if number not in empty and rule.end in _reached_freely(program, rule.start, empty)
-        }
-        empty |= found
-        changed = bool(found)
+        changed = False
+        for number, rule in enumerate(program.rules):
+            program.look(number)
+            if number not in empty and rule.end in _reached_freely(program, rule.start, empty):
+                empty.add(number)
+                changed = True
     for state in program.states:
         state.free_edges.extend(after for number, after in state.calls if number in empty)
 

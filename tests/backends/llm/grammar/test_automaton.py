@@ -17,6 +17,7 @@ from modelserver_backends.llm.grammar.expression import (
     concat,
     literal,
 )
+from modelserver_backends.llm.grammar.pace import Pace
 from modelserver_backends.llm.grammar.program import ROOT, CompileLimits, Program
 from support.grammars import automaton_of, ends, is_match
 
@@ -120,17 +121,51 @@ def test_configurations_move_to_a_new_automaton() -> None:
             },
             "begins with itself",
         ),
-        ({ROOT: Repeat(Repeat(literal("abc"), 0, 1000), 0, 1000)}, "more than 5000 states"),
+        ({ROOT: Repeat(literal("abcd"), 0, 6000)}, "more than 5000 states"),
+        ({ROOT: Repeat(literal("a"), 10**12, None)}, "more than 5000 states"),
+        ({ROOT: concat(*[Repeat(literal("a"), 0, 1)] * 2000)}, "leaves too much out"),
+        ({ROOT: Repeat(Ref("x"), 0, 2000), "x": Repeat(literal("a"), 0, 1)}, "leaves too much out"),
     ],
 )
 def test_what_is_refused(rules: dict[str, Expression], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        Program(rules, CompileLimits(num_states=5000))
+        Program(rules, CompileLimits(num_states=5000, num_free_steps=20_000))
 
 
 def test_compiling_ends_at_its_deadline() -> None:
-    with pytest.raises(InvalidArgumentError, match="takes too long"):
-        Program({ROOT: literal("a")}, CompileLimits(deadline=0.0))
+    with pytest.raises(InvalidArgumentError, match="takes too long"), Pace(0.0) as pace:
+        Program({ROOT: literal("a")}, pace=pace)
+
+
+def test_repeated_parts_are_made_once() -> None:
+    part = Repeat(Repeat(literal("abc"), 0, 1000), 0, 1000)
+    program = Program({ROOT: part})
+    assert len(program.states) < 3000
+    automaton = Automaton(program)
+    assert is_match(automaton, "abc" * 100)
+    assert not is_match(automaton, "abc" * 10 + "ab")
+
+
+def test_what_may_be_empty_is_repeated_without_it() -> None:
+    automaton = Automaton(
+        Program({ROOT: concat(Repeat(Repeat(Characters(((0x61, 0x62),)), 0, 1), 3, 5000), literal("c"))})
+    )
+    assert is_match(automaton, "c")
+    assert is_match(automaton, "ab" * 100 + "c")
+    assert max(len(configuration.places) for configuration in automaton.configurations) < 10
+    assert not is_match(automaton_of(Repeat(choice([literal(""), literal("a")]), 0, 3)), "aaaa")
+
+
+def test_a_text_of_many_readings_goes_on_with_some() -> None:
+    """Each `a` may belong to any of the copies."""
+    part = concat(Repeat(Characters(((0x61, 0x62),)), 0, None), literal("a"))
+    automaton = Automaton(Program({ROOT: concat(Repeat(part, 1100, 1100), literal("c"))}))
+    number = automaton.start
+    for _ in range(400):
+        number = automaton.next(number, ord("a"))
+    assert len(automaton.configurations[number].places) <= 1024
+    assert automaton.next(number, ord("b")) != DEAD
+    assert automaton.next(number, ord("c")) == DEAD
 
 
 def test_what_cannot_be_ended_is_not_begun() -> None:

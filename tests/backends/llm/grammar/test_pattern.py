@@ -31,6 +31,34 @@ def test_a_whole_text(pattern: str, texts: list[str]) -> None:
         assert is_match(automaton, text) == (re.fullmatch(pattern, text) is not None), text
 
 
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"[^\s]", "aé", " \u00a0\x1f"),
+        (r"[^\S]", " \t", "a\u00a0"),
+        (r"[^\d]", "a", "1"),
+        (r"[^\D]", "1", "aé"),
+        (r"[^\W]", "a_", "-é"),
+        (r"[^\w\s]", "-", "a \u3000"),
+    ],
+)
+def test_classes_in_negated_classes(pattern: str, good: str, bad: str) -> None:
+    """What engines disagree on is on neither side."""
+    automaton = automaton_of(parse_pattern(pattern))
+    assert [character for character in good + bad if is_match(automaton, character)] == list(good)
+
+
+def test_all_characters_leave_none() -> None:
+    with pytest.raises(InvalidArgumentError, match="no text matches"):
+        automaton_of(parse_pattern(r"[^\s\S]"))
+
+
+def test_errors_show_little_of_long_patterns() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_pattern("(" * 5000)
+    assert len(str(caught.value)) < 400
+
+
 @given(_PATTERNS, st.sampled_from(["", "^"]), st.sampled_from(["", "$"]), st.lists(_TEXTS, min_size=5, max_size=20))
 @settings(max_examples=100)
 @example("a", "^", "", ["ab", "ba", "a"])

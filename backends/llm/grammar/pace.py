@@ -1,0 +1,56 @@
+"""How long a grammar may take to compile, and how: compilers take turns, so that all of them together disturb no more
+than one does, and let go of the interpreter between slices, which other threads would have to wrest from them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+from modelserver.backend import InvalidArgumentError
+
+# Of a turn; what a thread that wants the interpreter waits for anyway.
+_SLICE_S = 0.005
+# Long enough for a thread that waits to be woken.
+_REST_S = 0.0005
+# Held by the compiler whose turn it is.
+_TURN = threading.Lock()
+
+
+class Pace:
+    """Used by one thread: `with pace:` around the work, and `pace.look()` within it, at least every few milliseconds.
+
+    Not to be entered within itself.
+    """
+
+    __slots__ = ("_deadline", "_turn_end")
+
+    def __init__(self, deadline: float = float("inf")) -> None:
+        """`deadline` is a time of `time.monotonic()`."""
+        self._deadline = deadline
+        self._turn_end = 0.0
+
+    def __enter__(self) -> Pace:
+        self._take_turn()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _TURN.release()
+
+    def look(self) -> None:
+        """InvalidArgumentError after the deadline. Lets others have their turn at the end of this one."""
+        now = time.monotonic()
+        if now > self._deadline:
+            raise InvalidArgumentError("structured output: compiling what is asked for takes too long")
+        if now > self._turn_end:
+            _TURN.release()
+            try:
+                time.sleep(_REST_S)
+            finally:
+                self._take_turn()
+
+    def _take_turn(self) -> None:
+        _TURN.acquire()
+        self._turn_end = time.monotonic() + _SLICE_S
