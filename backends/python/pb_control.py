@@ -7,6 +7,7 @@ from typing import Any
 from modelserver.backend import ServerError
 from modelserver.execution import child_server
 
+from .pb_argument import text_of
 from .pb_call import Execution, Phase
 from .pb_error import TritonModelException
 
@@ -16,19 +17,27 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 
     Works in `--model-control-mode=explicit` only. Raises TritonModelException.
     """
-    _ask("Failed to load model: ", "load_model", name=model_name, config=config, files=files or {})
+    wanted = {text_of("a key of files", path): content for path, content in (files or {}).items()}
+    _ask(
+        "Failed to load model: ",
+        "load_model",
+        name=text_of("model_name", model_name),
+        config=text_of("config", config),
+        files=wanted,
+    )
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model; it finishes what it has accepted. Raises TritonModelException."""
-    _ask("Failed to unload model: ", "unload_model", name=model_name, unload_dependents=unload_dependents)
+    name = text_of("model_name", model_name)
+    _ask("Failed to unload model: ", "unload_model", name=name, unload_dependents=bool(unload_dependents))
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
+def is_model_ready(model_name: str, model_version: str | int = "") -> bool:
     """Whether the model can answer now; false for one that nobody knows."""
-    return bool(
-        _ask("Failed to check model readiness: ", "is_model_ready", name=model_name, version=str(model_version))
-    )
+    name = text_of("model_name", model_name)
+    version = str(model_version) if isinstance(model_version, int) else text_of("model_version", model_version)
+    return bool(_ask("Failed to check model readiness: ", "is_model_ready", name=name, version=version))
 
 
 def _ask(failure: str, topic: str, **arguments: Any) -> Any:

@@ -14,6 +14,8 @@ from .pb_error import TritonModelException
 
 Array = np.ndarray[Any, Any]
 
+_TEXTS = {bytes, str}
+
 # In the order of TRITONSERVER_DataType, where 0 is "invalid".
 _ORDER = ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"]
 _ORDER += ["BYTES", "BF16"]
@@ -53,7 +55,18 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes:
     """Each element behind its length (uint32, little-endian), in row-major order."""
     if input_tensor.dtype.kind not in "OS":
         raise TritonModelException(f"cannot serialize bytes tensor: invalid datatype {input_tensor.dtype}")
-    return encode_bytes_elements(input_tensor.ravel().tolist())
+    return encode_bytes_elements(text_elements(input_tensor).ravel().tolist())
+
+
+def text_elements(array: Array) -> Array:
+    """An object array of bytes and str: of any other element, a number say, its `str`, as Triton sends it."""
+    array = array if array.dtype.kind == "O" else array.astype(object)
+    elements = array.ravel().tolist()
+    if _TEXTS.issuperset(map(type, elements)):
+        return array
+    texts = np.empty(len(elements), dtype=object)
+    texts[:] = [each if isinstance(each, bytes | str | bytearray | memoryview) else str(each) for each in elements]
+    return texts.reshape(array.shape)
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:

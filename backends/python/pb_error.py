@@ -6,6 +6,8 @@ import enum
 
 from modelserver.errors import ErrorCode, ServerError
 
+from .pb_argument import text_of
+
 
 class TritonModelException(Exception):
     """Raised by a model, or by these utilities; the text goes to the client."""
@@ -57,8 +59,8 @@ class TritonError:
 
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: int = _Code.INTERNAL) -> None:
-        self._message = str(message)
+    def __init__(self, message: str | bytes, code: int = _Code.INTERNAL) -> None:
+        self._message = text_of("message", message) if isinstance(message, bytes) else str(message)
         self._code = _Code(code)
 
     def message(self) -> str:

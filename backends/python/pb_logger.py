@@ -7,6 +7,8 @@ import logging
 
 from modelserver.execution.child_log import write_record
 
+from .pb_argument import text_of
+
 
 class LogLevel(enum.IntEnum):
     """Triton's levels."""
@@ -34,21 +36,22 @@ class Logger:
     VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: int = LogLevel.INFO) -> None:
-        write_record(_LEVELS[LogLevel(level)], str(message))
+    def log(message: str | bytes, level: int = LogLevel.INFO) -> None:
+        text = text_of("message", message) if isinstance(message, bytes) else str(message)
+        write_record(_LEVELS[LogLevel(level)], text)
 
     @staticmethod
-    def log_info(message: str) -> None:
+    def log_info(message: str | bytes) -> None:
         Logger.log(message, LogLevel.INFO)
 
     @staticmethod
-    def log_warn(message: str) -> None:
+    def log_warn(message: str | bytes) -> None:
         Logger.log(message, LogLevel.WARNING)
 
     @staticmethod
-    def log_error(message: str) -> None:
+    def log_error(message: str | bytes) -> None:
         Logger.log(message, LogLevel.ERROR)
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: str | bytes) -> None:
         Logger.log(message, LogLevel.VERBOSE)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from modelserver.backend import ServerError
 from modelserver.execution import child_server
 
+from .pb_argument import text_of
 from .pb_error import TritonModelException
 
 _Result = TypeVar("_Result")
@@ -34,10 +35,12 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: int) -> None:
         """Raises TritonModelException if the name is taken by another kind, or is no name of a metric."""
         self.kind = MetricKind(kind)
-        self._handle = _asked(
-            "Error when creating MetricFamily: ",
-            lambda: child_server.ask("metric_family", name=name, description=description, kind=self.kind.name.lower()),
-        )
+        wanted = {
+            "name": text_of("name", name),
+            "description": text_of("description", description),
+            "kind": self.kind.name.lower(),
+        }
+        self._handle = _asked("Error when creating MetricFamily: ", lambda: child_server.ask("metric_family", **wanted))
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
         """The metric with these labels; histograms need their buckets' upper bounds, ascending."""

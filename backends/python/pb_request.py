@@ -9,6 +9,7 @@ from typing import Any
 
 from modelserver.backend import InferRequest
 
+from .pb_argument import integer_of, text_of
 from .pb_call import ResponseIterator, call, call_async
 from .pb_error import TritonModelException
 from .pb_response import InferenceResponse, check_parameters
@@ -100,14 +101,19 @@ class InferenceRequest:
         self._convert: Convert | None = None
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._inputs: list[Tensor] | None = list(inputs)
-        self._outputs: Sequence[str] = list(requested_output_names)
+        self._outputs: Sequence[str] = [
+            text_of("a name of requested_output_names", name) for name in requested_output_names
+        ]
         self._parameters = parameters
-        self._model_name = model_name
-        self._model_version = model_version
-        self._request_id = request_id
-        self._correlation_id = correlation_id
-        self._flags = flags
-        self._timeout = timeout
+        self._model_name = text_of("model_name", model_name)
+        self._model_version = integer_of("model_version", model_version, lowest=-1)
+        self._request_id = text_of("request_id", request_id)
+        if isinstance(correlation_id, str):
+            self._correlation_id: int | str = text_of("correlation_id", correlation_id)
+        else:
+            self._correlation_id = integer_of("correlation_id", correlation_id)
+        self._flags = integer_of("flags", flags)
+        self._timeout = integer_of("timeout", timeout)
         self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
         self._trace = trace or InferenceTrace()
 
@@ -153,7 +159,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = integer_of("flags", flags)
 
     def timeout(self) -> int:
         """The request's patience in microseconds; 0 when it gave none."""

@@ -10,7 +10,8 @@ import numpy as np
 from modelserver.backend import Array, Datatype
 from modelserver.backend import Tensor as CoreTensor
 
-from .pb_datatype import NUMBERS
+from .pb_argument import text_of
+from .pb_datatype import NUMBERS, text_elements
 from .pb_device_tensor import DeviceTensor
 from .pb_error import TritonModelException
 
@@ -39,7 +40,7 @@ class Tensor:
         datatype = _DATATYPES.get(array.dtype)
         if datatype is None:
             datatype, array = _converted(name, array)
-        self._name = name
+        self._name = name if type(name) is str else text_of("the name of a Tensor", name)
         self._array = array
         self._datatype = datatype
         self._device_tensor: DeviceTensor | None = None
@@ -59,8 +60,8 @@ class Tensor:
         if self._device_tensor is not None:
             return self._device_tensor.on_host(self._name)
         array = self._array
-        if self._datatype is Datatype.BYTES and array.dtype.kind != "O":
-            array = array.astype(object)
+        if self._datatype is Datatype.BYTES:
+            array = text_elements(array)
         return CoreTensor(self._name, self._datatype, array)
 
     def name(self) -> str:
@@ -113,7 +114,7 @@ class Tensor:
     @classmethod
     def _on_device(cls, device_tensor: DeviceTensor, name: str) -> Tensor:
         self = cls.__new__(cls)
-        self._name = name
+        self._name = text_of("the name of a Tensor", name)
         self._array = np.empty(0, device_tensor.datatype.numpy)
         self._datatype = device_tensor.datatype
         self._device_tensor = device_tensor

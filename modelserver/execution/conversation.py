@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from modelserver.backend import InferRequest, InferResponse, ResponseSender, ServerError
 from modelserver.execution.channel import PeerGoneError
 from modelserver.execution.child_process import ChildProcess
@@ -156,6 +158,12 @@ class Conversation:
                     break  # nothing is expected: the loop tells if there is something all the same
         except PeerGoneError:
             self._stop_reading()
+            return
+        except msgspec.MsgspecError as error:
+            # Whom it answers cannot be known, so nobody may go on waiting: the end of the process tells everyone.
+            logger.error("%s said what cannot be understood, killing it: %s", self.child.name, error)
+            self._stop_reading()
+            self.child.kill()
             return
         if channel.num_unreturned > _MANY_LEASES:
             self.send(Released())

@@ -33,7 +33,10 @@ class ErrorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @classmethod
     def of(cls, error: ServerError) -> ErrorRecord:
-        return cls(error.code.value, error.message)
+        message = error.message
+        if not message.isascii():  # a lone surrogate, of a file's name say, has no UTF-8
+            message = message.encode(errors="backslashreplace").decode()
+        return cls(error.code.value, message)
 
     def error(self) -> ServerError:
         code = ErrorCode(self.code)

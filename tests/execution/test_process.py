@@ -191,6 +191,16 @@ def test_a_crash_fails_its_batch_only_and_the_child_comes_back(
     assert echo.is_ready()
 
 
+def test_a_child_that_cannot_be_understood_is_ended(
+    start: Callable[..., ProcessInstance], caplog: pytest.LogCaptureFixture
+) -> None:
+    instance = start()
+    with pytest.raises(InternalError, match="was killed by signal SIGKILL"):
+        instance.execute([request(do="mumble")])
+    assert "echo_0 said what cannot be understood, killing it: Expected `str`, got `bytes`" in caplog.text
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+
+
 def test_killed_while_executing(start: Callable[..., ProcessInstance]) -> None:
     instance = start()
     pid = instance.pid

@@ -170,6 +170,20 @@ class TritonPythonModel:
     def forgotten_decoupled(self, request, data):
         return respond(only(ask("repeater", data).exec()))
 
+    def as_pybind(self, request, data):
+        """What Triton takes too: bytes for text, integers and texts of NumPy's."""
+        call = pb_utils.InferenceRequest(
+            model_name=b"adder", requested_output_names=np.array(["Y"]), inputs=[pb_utils.Tensor(b"X", data)],
+            request_id=np.str_("a"), model_version=np.int64(1), flags=np.int32(0), timeout=np.uint64(0),
+            parameters={np.str_("key"): np.float64(0.5)},
+        )
+        assert pb_utils.is_model_ready(b"adder", b"1")
+        pb_utils.load_model(b"adder")
+        family = pb_utils.MetricFamily(name=b"as_pybind", description=b"of bytes", kind=pb_utils.MetricFamily.COUNTER)
+        family.Metric(labels={"a": "b"}).increment(1)
+        pb_utils.Logger.log_verbose(b"of bytes")
+        return respond(only(call.exec()))
+
     def unknown(self, request, data):
         response = ask("nobody", data).exec()
         return pb_utils.InferenceResponse(error=response.error())
@@ -281,6 +295,7 @@ def call(client: ProtocolClient, do: str, *values: float, model: str = "caller")
         ("stop_reading", [1.0]),
         ("ready", [1.0, 1.0, 0.0, 0.0]),
         ("control", [3.0, 6.0, 0.0]),
+        ("as_pybind", [2.0, 3.0]),
     ],
 )
 def test_a_model_calls_others(

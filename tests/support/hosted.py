@@ -52,6 +52,10 @@ class EchoInstance(BatchInstance):
         print("about to leave", file=sys.stderr)
         os._exit(int(status))
 
+    def mumble(self, _request: InferRequest, _argument: str) -> InferResponse:
+        """An answer whose record the server cannot read: an output's name is no text."""
+        return InferResponse([_tensor(b"x", np.zeros(1))])  # type: ignore[arg-type]  # that is the mischief
+
     def segfault(self, _request: InferRequest, _argument: str) -> None:
         ctypes.string_at(0)
 
