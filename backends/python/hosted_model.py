@@ -105,7 +105,6 @@ class PythonInstance(BatchInstance):
         self._outputs = outputs
         self._output_names = list(outputs)
         self._is_decoupled = is_decoupled
-        self._told: set[str] = set()  # outputs of another datatype than the config's, which the log has
         self._convert = self._response  # one bound method, not one per request
         # Runs the model's coroutines: to their end, or in a thread of its own, many at once.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -234,16 +233,8 @@ class PythonInstance(BatchInstance):
 
     def _output(self, tensor: pb_utils.Tensor) -> Tensor:
         made = tensor.core_tensor()
-        expected = self._outputs.get(made.name)
-        if expected is None or made.datatype is expected:
-            return made
-        if expected is Datatype.BF16 and made.datatype is Datatype.UINT16:
-            return Tensor(made.name, expected, made.data)  # bit patterns: NumPy has no other way to say BF16
-        if made.name not in self._told:
-            # Triton sends it as it is and says so to its client, and models of its own examples live by that.
-            self._told.add(made.name)
-            text = f"output '{made.name}' is {made.datatype.config_name}, its config says {expected.config_name}"
-            pb_utils.Logger.log_warn(f"model '{self._name}': {text}; it is sent as it is")
+        if made.datatype is Datatype.UINT16 and self._outputs.get(made.name) is Datatype.BF16:
+            return Tensor(made.name, Datatype.BF16, made.data)  # bit patterns: NumPy has no other way to say BF16
         return made
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -299,16 +300,26 @@ class Assembler:
         return entry
 
     def _check_tensor(self, tensor: Tensor) -> None:
-        """Raise InternalError for an output that the config does not know or describes differently."""
+        """Raise InternalError for an output that the config does not know, or whose array is not of its datatype.
+
+        One of another datatype than the config's is sent as it is: Triton does, and models live by that.
+        """
         spec = self._outputs.get(tensor.name)
         if spec is None:
             raise InternalError(
                 f"model '{self._model_name}': unexpected output '{tensor.name}', the config has {sorted(self._outputs)}"
             )
-        if tensor.datatype is not spec.datatype:
-            raise self._output_error(spec, f"has datatype {tensor.datatype.value}, expected {spec.datatype.value}")
-        if tensor.data.dtype != spec.datatype.numpy:
-            tensor.data = self._converted(spec, tensor.data)
+        if tensor.datatype is not spec.datatype and spec.name not in self._misdescribed:
+            self._misdescribed.add(spec.name)
+            logger.warning(
+                "model '%s': output '%s' is %s and its config says %s; it is sent as it is",
+                self._model_name,
+                spec.name,
+                tensor.datatype.config_name,
+                spec.datatype.config_name,
+            )
+        if tensor.data.dtype != tensor.datatype.numpy:
+            tensor.data = self._converted(replace(spec, datatype=tensor.datatype), tensor.data)
         self._reshape_output(spec, tensor)
 
     def _reshape_output(self, spec: TensorSpec, tensor: Tensor) -> None:

@@ -188,8 +188,8 @@ def test_execute_must_return_one_entry_for_each_request(entries: Any) -> None:
         (None, "NoneType"),
         (InferResponse(is_final=False), "not final"),
         (InferResponse([tensor("OTHER", f32([1]))]), "unexpected output 'OTHER'"),
-        (InferResponse([tensor("OUT", np.zeros((1, 1), np.int32))]), "has datatype INT32, expected FP32"),
         (InferResponse([Tensor("OUT", FP32, np.zeros((1, 1)))]), "has dtype float64"),
+        (InferResponse([Tensor("OUT", Datatype.INT32, np.zeros((1, 1)))]), "expected int32 for INT32"),
         (InferResponse([]), "output 'OUT' was asked for and is missing"),
     ],
 )
@@ -199,6 +199,17 @@ def test_a_wrong_entry_fails_its_request_alone(entry: Any, problem: str) -> None
     responses = assembler().collect(requests, [good[0], entry, good[1]])
     assert [response.error is None for response in responses] == [True, False, True]
     assert problem in responses[1].error.message
+
+
+def test_another_datatype_than_the_configs_is_sent_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    whole = assembler()
+    for _ in range(2):
+        sends = InferResponse([tensor("OUT", np.zeros((1, 1), np.int32))])
+        [response] = whole.collect([sent(("OUT",), IN=f32([1]))], [sends])
+        assert (response.error, response.outputs[0].datatype) == (None, Datatype.INT32)
+    assert [record.getMessage() for record in caplog.records] == [
+        "model 'm': output 'OUT' is TYPE_INT32 and its config says TYPE_FP32; it is sent as it is"
+    ]
 
 
 def test_a_batch_instance_may_leave_out_outputs_that_nobody_named() -> None:

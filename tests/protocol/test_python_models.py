@@ -58,19 +58,35 @@ input [ {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 output [ {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }}, {{ name: "PID" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 instance_group [ {{ kind: KIND_CPU count: {count} }} ]
 """
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+ensemble_scheduling {
+  step [
+    { model_name: "wide" model_version: -1
+      input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "BETWEEN" } },
+    { model_name: "steady" model_version: -1
+      input_map { key: "INPUT0" value: "BETWEEN" } output_map { key: "OUTPUT0" value: "OUTPUT0" } }
+  ]
+}
+"""
 # Three crashes within a minute are followed by pauses of a second; nothing here takes longer than this.
 RECOVERY_S = 20.0
 
 
-def _write(root: Path, name: str, count: int) -> None:
+def _write(root: Path, name: str, count: int, source: str = SOURCE) -> None:
     directory = write_model(root, name, CONFIG.format(count=count))
-    (directory / "1" / "model.py").write_text(SOURCE)
+    (directory / "1" / "model.py").write_text(source)
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("python")
     _write(root, "steady", 1)
+    _write(root, "wide", 1, SOURCE.replace('"OUTPUT0", data', '"OUTPUT0", data.astype(np.int64)'))
+    write_model(root, "wide_then_steady", ENSEMBLE)
     with running_server(root) as running:
         yield running
 
@@ -124,6 +140,14 @@ def test_errors_keep_their_code_and_text(protocol: type[ProtocolClient], python:
             _infer(client, RAISE)
         assert raised.value.code is ErrorCode.INTERNAL
         _infer(client, 5)
+
+
+def test_an_output_of_another_datatype_is_sent_as_it_is(protocol: type[ProtocolClient], python: RunningServer) -> None:
+    with protocol(python) as client:
+        answer = _infer(client, 7, model="wide")
+        assert (answer["OUTPUT0"].dtype, answer["PID"].dtype) == (np.int64, np.int32)
+        with pytest.raises(ClientError, match=r"step\[1\] \(model 'steady'\).*INT64"):
+            _infer(client, 7, model="wide_then_steady")
 
 
 async def test_each_request_of_a_batch_gets_its_own_answer_or_error(
