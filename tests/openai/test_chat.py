@@ -51,6 +51,8 @@ def merged(chunks: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]:
                 message["role"] = value
             elif name == "tool_calls":
                 add_calls(message.setdefault("tool_calls", []), value)
+            elif name == "function_call":
+                add_call(message.setdefault("function_call", {}), value)
             else:
                 message[name] = message.get(name, "") + value
         if part["logprobs"] is not None:
@@ -58,6 +60,11 @@ def merged(chunks: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]:
             choice["logprobs"] = {"content": content + part["logprobs"]["content"], "refusal": None}
         choice["finish_reason"] = part["finish_reason"]
     return found
+
+
+def add_call(call: dict[str, str], delta: dict[str, str]) -> None:
+    for name, value in delta.items():
+        call[name] = call.get(name, "") + value
 
 
 def add_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
@@ -122,6 +129,7 @@ def test_prompt_logprobs_and_token_ids(http: httpx.Client) -> None:
     assert http.post("/detokenize", json={"model": "mock", "tokens": ids}).json() == {"prompt": "a b"}
     streamed = events(http, {"model": "mock", "messages": user("a b"), "return_token_ids": True})
     assert [each for chunk in streamed for each in chunk["choices"][0].get("token_ids", [])] == ids
+    assert [chunk["prompt_token_ids"] for chunk in streamed if "prompt_token_ids" in chunk] == [ids]
 
 
 def test_usage_is_in_streams_that_ask_for_it(http: httpx.Client) -> None:
@@ -259,6 +267,39 @@ def test_a_named_function_is_called(http: httpx.Client, cut: int) -> None:
         {"name": "weather", "arguments": '{"city": "Paris"}'}
     ]
     assert structure(http, body) == {"json": WEATHER["function"]["parameters"]}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("cut", [1, 1000])
+def test_functions_are_what_tools_were(http: httpx.Client, cut: int) -> None:
+    functions = [WEATHER["function"], NOW["function"]]
+    text = say(text=f"I look.\n{CALL}\n{CALL_NOW}", cut=cut)
+    choice = ask_both(http, model="agent", messages=user(text), functions=functions)["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("function_call", "I look.")
+    assert choice["message"]["function_call"] == {"name": "weather", "arguments": '{"city": "Paris \\"P\\""}'}
+    body = {"model": "mock", "functions": functions, "function_call": {"name": "weather"}}
+    named = ask_both(http, **body, messages=user(say(text='{"city": "Paris"}', cut=cut)))["choices"][0]
+    assert (named["finish_reason"], named["message"]["content"]) == ("stop", None)
+    assert named["message"]["function_call"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+
+
+def test_only_allowed_tools_are_called(http: httpx.Client) -> None:
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    for choice in ({"type": "allowed_tools", "allowed_tools": allowed}, {"type": "allowed_tools", **allowed}):
+        body = {"model": "mock", "tools": [WEATHER, NOW], "tool_choice": choice}
+        names = structure(http, body)["json"]["items"]["properties"]["name"]["enum"]
+        assert names == ["now"]
+
+
+@pytest.mark.parametrize(("cut", "count"), [(1, 3), (1000, 1)])
+def test_tokens_of_reasoning_are_counted(http: httpx.Client, cut: int, count: int) -> None:
+    """Never as more than there were at all."""
+    body = {"model": "agent", "messages": user(say(text="<think>one two three</think>four", cut=cut))}
+    for given in ({}, {"include_reasoning": False}):
+        whole = http.post(CHAT, json=body | given).json()["usage"]
+        *_, last = events(http, body | given | {"stream_options": {"include_usage": True}})
+        assert last["usage"] == whole
+        assert whole["completion_tokens_details"] == {"reasoning_tokens": count}
+    assert "completion_tokens_details" not in http.post(CHAT, json=body | {"model": "mock"}).json()["usage"]
 
 
 @pytest.mark.parametrize("cut", [1, 7, 1000])

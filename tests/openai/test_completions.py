@@ -119,6 +119,9 @@ def test_token_ids(http: httpx.Client) -> None:
     ids = {text: tokens_of(http, text) for text in ("a b", "1: a b", "c", "1: c")}
     assert [choice["token_ids"] for choice in document["choices"]] == list(ids.values())
     assert [choice["prompt_token_ids"] for choice in document["choices"]] == [ids["a b"]] * 2 + [ids["c"]] * 2
+    parts = streamed(http, prompt=["a b", "c"], return_token_ids=True)
+    told = {index: choice["prompt_token_ids"] for index, choice in parts.items()}
+    assert told == {0: ids["a b"], 1: ids["c"]}
 
 
 def test_a_model_that_has_the_least(http: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -12,8 +13,15 @@ from support.mock_llm import say, user, write_mock_llm
 from support.serving import RunningServer, running_server
 from support.waiting import until_true
 
-from modelserver.errors import ErrorCode, InternalError, QueueFullError, ServerError, UnavailableError
-from modelserver.frontends.openai.errors import KINDS, describe, error_response
+from modelserver.errors import (
+    ErrorCode,
+    InternalError,
+    InvalidArgumentError,
+    QueueFullError,
+    ServerError,
+    UnavailableError,
+)
+from modelserver.frontends.openai.errors import KINDS, ParameterError, describe, error_response, named
 
 CHAT = "/v1/chat/completions"
 
@@ -114,3 +122,23 @@ def test_one_refused_prompt_is_the_answer_for_all(client: openai.OpenAI, llm_ser
     until_true(lambda: model.inflight == 0, "the others were cancelled")
     with pytest.raises(openai.InternalServerError, match="broke"):
         client.completions.create(model="mock", prompt=["fine", say(text="a b", error=1), "fine"])
+
+
+@pytest.mark.parametrize(
+    ("message", "document", "param"),
+    [
+        ("structured output: JSON schema at #: no", {"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            "structured output: JSON schema at #: no",
+            {"guided_json": {}, "structured_outputs": {"json": 1}},
+            "structured_outputs",
+        ),
+        ("structured output: no text matches", {"tools": [{}], "tool_choice": "required"}, "tools"),
+        ("input 'input_ids': 9 is no token", {"tokens": [9]}, "tokens"),
+        ("input 'input_ids': 9 is no token", {"prompt": [9]}, "prompt"),
+    ],
+)
+def test_words_of_a_model_are_laid_to_what_they_are_about(message: str, document: dict[str, Any], param: str) -> None:
+    error = named(InvalidArgumentError(message), document)
+    assert isinstance(error, ParameterError)
+    assert (error.message, error.param) == (message, param)

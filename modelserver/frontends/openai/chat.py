@@ -45,21 +45,38 @@ class Chat:
         is_streamed = chat.options.is_streamed
         kind = "chat.completion.chunk" if is_streamed else "chat.completion"
         frame = Frame(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
-        answer = ChatAnswer(chat, frame, tool_format, reasoning)
+        prompt_token_ids = await self._prompt_token_ids(model, chat) if chat.options.has_token_ids else None
+        answer = ChatAnswer(chat, frame, tool_format, reasoning, prompt_token_ids)
         with Generation(self._dataplane, [request]) as generation:
-            if is_streamed:
-                await _stream(call, answer, generation)
-                return
             async for arrivals in generation.arrivals():
-                for _, response in arrivals:
-                    answer.take(response)
-        document = answer.document()
-        if chat.options.has_token_ids:
-            conversation = {"messages": chat.conversation}
-            document["prompt_token_ids"] = await token_ids_of(
-                self._dataplane, model, conversation, adds_special_tokens=chat.adds_special_tokens
-            )
-        call.answer(document)
+                if is_streamed:
+                    events = b"".join(event(chunk) for _, response in arrivals for chunk in answer.chunks(response))
+                    if events:
+                        await call.send(events)
+                else:
+                    for _, response in arrivals:
+                        answer.take(response)
+        if not is_streamed or chat.options.has_usage:
+            await self._count_reasoning(model, answer)
+        if is_streamed:
+            await call.send(b"".join(event(chunk) for chunk in answer.last_chunks()))
+            await call.finish()
+        else:
+            call.answer(answer.document())
+
+    async def _prompt_token_ids(self, model: LanguageModel, chat: ChatRequest) -> list[int]:
+        prompt = {"messages": chat.conversation}
+        adds = chat.adds_special_tokens
+        return (await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds))[0]
+
+    async def _count_reasoning(self, model: LanguageModel, answer: ChatAnswer) -> None:
+        """Note how many tokens the reasoning is, where it was told apart and the model can say it."""
+        texts = answer.reasoning_texts()
+        if texts is None or "operation" not in model.inputs:
+            return
+        prompts = [{"text_input": text} for text in texts if text]
+        ids = await token_ids_of(self._dataplane, model, prompts, adds_special_tokens=False)
+        answer.usage.num_reasoning_tokens = sum(map(len, ids))
 
 
 def _request(model: LanguageModel, chat: ChatRequest) -> InferRequest:
@@ -115,24 +132,22 @@ def _with_marks(chat: ChatRequest, tools: ToolFormat | None, reasoning: Reasonin
     return replace(chat, options=replace(chat.options, sampling=sampling))
 
 
-async def _stream(call: Call, answer: ChatAnswer, generation: Generation) -> None:
-    async for arrivals in generation.arrivals():
-        events = b"".join(event(chunk) for _, response in arrivals for chunk in answer.chunks(response))
-        if events:
-            await call.send(events)
-    await call.send(b"".join(event(chunk) for chunk in answer.last_chunks()))
-    await call.finish()
-
-
 class ChatAnswer:
     """All choices of a call, as their pieces come."""
 
     def __init__(
-        self, chat: ChatRequest, frame: Frame, tool_format: ToolFormat | None, reasoning: ReasoningFormat | None
+        self,
+        chat: ChatRequest,
+        frame: Frame,
+        tool_format: ToolFormat | None,
+        reasoning: ReasoningFormat | None,
+        prompt_token_ids: list[int] | None,
     ) -> None:
+        """`prompt_token_ids` are told at the beginning, if at all."""
         self._options = chat.options
         self._frame = frame
-        self._usage = Usage()
+        self._prompt_token_ids = prompt_token_ids
+        self.usage = Usage()
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._choices = [ChatChoice(chat, index, tool_format, reasoning) for index in range(chat.options.num_choices)]
 
@@ -142,7 +157,7 @@ class ChatAnswer:
         for piece in read_pieces(response):
             if 0 <= piece.choice < len(self._choices):
                 choice = self._choices[piece.choice]
-                self._usage.take(0, piece)
+                self.usage.take(0, piece)
                 choice.take(piece)
                 touched.append(choice)
                 if piece.prompt_logprobs is not None:
@@ -157,19 +172,30 @@ class ChatAnswer:
 
     def chunks(self, response: InferResponse) -> list[dict[str, Any]]:
         """What a response adds to a stream."""
-        touched = self.take(response)
-        if not self._options.has_usage:
-            return [self._frame.around_part(part) for choice in touched for part in choice.chunks()]
-        usage = self._usage.document() if self._options.has_continuous_usage else None
-        return [self._frame.around([part], usage) for choice in touched for part in choice.chunks()]
+        parts = [part for choice in self.take(response) for part in choice.chunks()]
+        if self._options.has_usage:
+            usage = self.usage.document() if self._options.has_continuous_usage else None
+            found = [self._frame.around([part], usage) for part in parts]
+        else:
+            found = [self._frame.around_part(part) for part in parts]
+        if found and self._prompt_token_ids is not None:
+            found[0]["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
+        return found
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """What a stream has after all choices."""
-        return [self._frame.around([], self._usage.document())] if self._options.has_usage else []
+        return [self._frame.around([], self.usage.document())] if self._options.has_usage else []
 
     def document(self) -> dict[str, Any]:
         """The whole answer."""
-        document = self._frame.around([choice.choice() for choice in self._choices], self._usage.document())
+        document = self._frame.around([choice.choice() for choice in self._choices], self.usage.document())
         if self._options.num_prompt_logprobs is not None:
             document["prompt_logprobs"] = prompt_logprobs_document(self._prompt_logprobs)
+        if self._prompt_token_ids is not None:
+            document["prompt_token_ids"] = self._prompt_token_ids
         return document
+
+    def reasoning_texts(self) -> list[str] | None:
+        """The reasoning of each choice, told to the client or not; None of a model whose reasoning nobody knows."""
+        texts = [choice.reasoning for choice in self._choices]
+        return None if None in texts else [text or "" for text in texts]

@@ -35,6 +35,7 @@ class ChatChoice:
         self._token_ids: list[int] = []
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
+        self._reasonings: list[str] = []
         self._has_calls = False
         self._is_begun = False
 
@@ -58,8 +59,10 @@ class ChatChoice:
         if self._tools is not None:
             self._add(self._tools.finish())
         self.is_finished = True
-        is_call = self._has_calls and reason == "stop" and self._chat.tools.use is not ToolUse.NAMED
-        self._finish_reason, self._stop_reason = "tool_calls" if is_call else reason, stop_reason
+        tools = self._chat.tools
+        is_call = self._has_calls and reason == "stop" and tools.use is not ToolUse.NAMED
+        called = "function_call" if tools.is_legacy else "tool_calls"
+        self._finish_reason, self._stop_reason = called if is_call else reason, stop_reason
 
     def chunks(self) -> list[dict[str, Any]]:
         """What was noted since the last time, as choices of chunks; none while it is not certain what it is."""
@@ -81,7 +84,11 @@ class ChatChoice:
         delta = self._delta
         message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
         if delta.calls:
-            message["tool_calls"] = _joined(delta.calls)
+            calls = _joined(delta.calls)
+            if self._chat.tools.is_legacy:
+                message["function_call"] = calls[0]["function"]
+            else:
+                message["tool_calls"] = calls
             message["content"] = delta.content or None
         if self._reasoning is not None:
             if delta.reasoning and not delta.content:
@@ -99,7 +106,14 @@ class ChatChoice:
             choice["token_ids"] = self._token_ids
         return choice
 
+    @property
+    def reasoning(self) -> str | None:
+        """The reasoning so far, told or not; None if the model has none that could be told apart."""
+        return None if self._reasoning is None else "".join(self._reasonings)
+
     def _note(self, delta: Delta) -> None:
+        if delta.reasoning:
+            self._reasonings.append(delta.reasoning)
         if self._chat.has_reasoning:
             self._delta.reasoning += delta.reasoning
         if delta.content:
@@ -120,7 +134,9 @@ class ChatChoice:
             document["reasoning"] = document["reasoning_content"] = delta.reasoning
         if delta.content:
             document["content"] = delta.content
-        if delta.calls:
+        if delta.calls and self._chat.tools.is_legacy:
+            document["function_call"] = _legacy_call(delta.calls)
+        elif delta.calls:
             document["tool_calls"] = [call.document() for call in delta.calls]
         return document
 
@@ -161,6 +177,13 @@ def _reasoning_reader(chat: ChatRequest, tags: ReasoningFormat | None) -> Reason
     # Constrained text has no room for reasoning, and begins with the answer.
     is_inside = tags.is_implicit and not chat.is_structured and not chat.is_thinking_disabled
     return ReasoningReader(tags, is_inside=is_inside)
+
+
+def _legacy_call(calls: list[ToolDelta]) -> dict[str, str]:
+    """More of the one call of a function."""
+    arguments = "".join(call.arguments for call in calls)
+    name = next((call.name for call in calls if call.name), "")
+    return {"name": name, "arguments": arguments} if name else {"arguments": arguments}
 
 
 def _joined(calls: list[ToolDelta]) -> list[dict[str, Any]]:

@@ -10,15 +10,19 @@ from modelserver.frontends.openai.piece import Piece, TokenLogprob
 
 
 class CompletionChoice:
-    """`index` is the choice's in the answer, `echo` the prompt's text if that is to precede it."""
+    """`index` is the choice's in the answer, `echo` the prompt's text if that is to precede it; `prompt_token_ids` are
+    told at the beginning."""
 
-    def __init__(self, request: CompletionRequest, index: int, echo: str | None) -> None:
+    def __init__(
+        self, request: CompletionRequest, index: int, *, echo: str | None, prompt_token_ids: list[int] | None
+    ) -> None:
         self.index = index
         self.cumulative_logprob = 0.0
         self.num_tokens = 0
         self.is_finished = False
         self._request = request
         self._echo = echo
+        self._prompt_token_ids = prompt_token_ids
         self._is_begun = False
         self._logprobs = CompletionLogprobs(by_id=request.options.names_tokens_by_id)
         self._texts: list[str] = []
@@ -60,6 +64,8 @@ class CompletionChoice:
         }
         if options.has_token_ids:
             choice["token_ids"] = self._token_ids
+        if self._prompt_token_ids is not None:
+            choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
         if options.num_prompt_logprobs is not None and not options.is_streamed:
             choice["prompt_logprobs"] = prompt_logprobs_document(self._prompt_logprobs)
         self._texts, self._entries, self._token_ids = [], [], []

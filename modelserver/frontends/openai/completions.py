@@ -14,7 +14,7 @@ from modelserver.frontends.openai.generation_options import generation_inputs
 from modelserver.frontends.openai.language_model import LanguageModel, find_model
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.piece import Piece, read_pieces
-from modelserver.frontends.openai.tokens import token_ids_of, token_text_of
+from modelserver.frontends.openai.tokens import token_ids_of, token_texts_of
 from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ class Completions:
         model = find_model(self._dataplane, call.fields.text("model"))
         completion = read_completion(call.fields, self._limits)
         requests = [call.adopt(_request(model, completion, prompt)) for prompt in completion.prompts]
-        echoes = [await self._echo(model, prompt) if completion.is_echoed else None for prompt in completion.prompts]
+        echoes = await self._echoes(model, completion) if completion.is_echoed else None
+        ids = await self._token_ids(model, completion) if completion.options.has_token_ids else None
         frame = Frame(call.make_id("cmpl-"), "text_completion", call.created_s, model.name)
-        answer = CompletionAnswer(completion, frame, echoes)
+        answer = CompletionAnswer(completion, frame, echoes, ids)
         with Generation(self._dataplane, requests) as generation:
             if completion.options.is_streamed:
                 await _stream(call, answer, generation)
@@ -43,23 +44,20 @@ class Completions:
             async for arrivals in generation.arrivals():
                 for arrival in arrivals:
                     answer.take(arrival)
-        document = answer.document()
-        if completion.options.has_token_ids:
-            ids = [await self._token_ids(model, completion, prompt) for prompt in completion.prompts]
-            for choice in document["choices"]:
-                choice["prompt_token_ids"] = ids[choice["index"] // completion.options.num_returned]
-        call.answer(document)
+        call.answer(answer.document())
 
-    async def _token_ids(self, model: LanguageModel, completion: CompletionRequest, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
+    async def _token_ids(self, model: LanguageModel, completion: CompletionRequest) -> list[list[int]]:
+        """The tokens of each prompt."""
+        texts = [{"text_input": prompt} for prompt in completion.prompts if isinstance(prompt, str)]
         adds = None if completion.adds_special_tokens else False
-        return await token_ids_of(self._dataplane, model, {"text_input": prompt}, adds_special_tokens=adds)
+        found = iter(await token_ids_of(self._dataplane, model, texts, adds_special_tokens=adds))
+        return [next(found) if isinstance(prompt, str) else prompt for prompt in completion.prompts]
 
-    async def _echo(self, model: LanguageModel, prompt: Prompt) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return await token_text_of(self._dataplane, model, prompt)
+    async def _echoes(self, model: LanguageModel, completion: CompletionRequest) -> list[str]:
+        """The text of each prompt."""
+        ids = [prompt for prompt in completion.prompts if not isinstance(prompt, str)]
+        found = iter(await token_texts_of(self._dataplane, model, ids))
+        return [prompt if isinstance(prompt, str) else next(found) for prompt in completion.prompts]
 
 
 def _request(model: LanguageModel, completion: CompletionRequest, prompt: Prompt) -> InferRequest:
@@ -82,17 +80,29 @@ async def _stream(call: Call, answer: CompletionAnswer, generation: Generation) 
 class CompletionAnswer:
     """All choices of a call, as their pieces come."""
 
-    def __init__(self, completion: CompletionRequest, frame: Frame, echoes: list[str | None]) -> None:
+    def __init__(
+        self,
+        completion: CompletionRequest,
+        frame: Frame,
+        echoes: list[str] | None,
+        token_ids: list[list[int]] | None,
+    ) -> None:
+        """`echoes` and `token_ids` are what is told of each prompt."""
         options = completion.options
         self._options = options
         self._frame = frame
         self._usage = Usage()
         self._choices = [
             [
-                CompletionChoice(completion, prompt * options.num_choices + choice, echo)
+                CompletionChoice(
+                    completion,
+                    prompt * options.num_choices + choice,
+                    echo=None if echoes is None else echoes[prompt],
+                    prompt_token_ids=None if token_ids is None else token_ids[prompt],
+                )
                 for choice in range(options.num_choices)
             ]
-            for prompt, echo in enumerate(echoes)
+            for prompt in range(len(completion.prompts))
         ]
 
     def take(self, arrival: Arrival) -> list[CompletionChoice]:

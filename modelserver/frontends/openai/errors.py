@@ -23,6 +23,16 @@ _RETRY_AFTER_S = "1"
 _PARAMETER = re.compile(r"(?:unknown )?(?:parameter|input) '(?P<name>[\w.\[\]]+)'|(?P<message>messages\[\d+\])")
 _PROMPT = re.compile(r"the (?:prompt|text to embed) (?P<too_long>has \d+ tokens\b)?")
 _PROMPT_INPUTS = ("text_input", "input_ids")
+_STRUCTURE = "structured output: "
+# What a request may have said it by; forced calls of tools are the last guess.
+_STRUCTURES = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,8 @@ KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.CANCELLED: ErrorKind(499, _FAILED, "cancelled"),
     ErrorCode.OVERLOADED: ErrorKind(429, _OVERLOADED, "rate_limit_exceeded"),
     ErrorCode.TIMED_OUT: ErrorKind(504, _FAILED, "timeout"),
+    ErrorCode.UNAUTHENTICATED: ErrorKind(401, _INVALID, "invalid_api_key"),
+    ErrorCode.PERMISSION_DENIED: ErrorKind(403, _INVALID, "permission_denied"),
 }
 
 
@@ -73,11 +85,14 @@ def named(error: Exception, document: Mapping[str, Any]) -> Exception:
         return error
     if isinstance(error, ParameterError | MediaTypeError):
         return error
-    prompt = next((name for name in ("messages", "prompt", "input") if name in document), None)
+    prompt = next((name for name in ("messages", "prompt", "input", "tokens") if name in document), None)
     match = _PARAMETER.match(error.message)
     if match is not None:
         name = match["name"] or match["message"]
         return ParameterError(error.message, prompt if name in _PROMPT_INPUTS else name)
+    if error.message.startswith(_STRUCTURE):
+        names = (*_STRUCTURES, "functions", "tools")
+        return ParameterError(error.message, next((name for name in names if document.get(name)), None))
     match = _PROMPT.match(error.message)
     if match is not None:
         return ParameterError(error.message, prompt, "context_length_exceeded" if match["too_long"] else None)

@@ -22,9 +22,14 @@ class Range:
     def holds(self, value: float) -> bool:
         return (value > self.low if self.is_open else value >= self.low) and value <= self.high
 
-    def __str__(self) -> str:
-        begin = f"{'greater than' if self.is_open else 'at least'} {self.low:g}"
-        return begin if self.high >= MAX_INT64 else f"{begin} and at most {self.high:g}"
+    def told(self, value: float = 0) -> str:
+        """The range in words, for someone who gave `value`: a bound that nobody comes near is left out."""
+        begin = f"{'greater than' if self.is_open else 'at least'} {_exact(self.low)}"
+        return begin if value <= self.high >= MAX_INT64 else f"{begin} and at most {_exact(self.high)}"
+
+
+def _exact(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
 class Fields:
@@ -64,7 +69,7 @@ class Fields:
         if type(value) is not int:
             raise self.wrong(name, "an integer", value)
         if not bounds.holds(value):
-            raise self.wrong(name, str(bounds), value)
+            raise self.wrong(name, bounds.told(value), value)
         return value
 
     def number(self, name: str, bounds: Range) -> float | None:
@@ -74,7 +79,7 @@ class Fields:
         if type(value) is not int and type(value) is not float:
             raise self.wrong(name, "a number", value)
         if not bounds.holds(value):
-            raise self.wrong(name, str(bounds), value)
+            raise self.wrong(name, bounds.told(value), value)
         return value
 
     def text(self, name: str) -> str | None:
@@ -132,7 +137,7 @@ class Fields:
             return None
         for index, item in enumerate(items):
             if type(item) is not int or not bounds.holds(item):
-                raise self.wrong(f"{name}[{index}]", f"an integer, {bounds}", item)
+                raise self.wrong(f"{name}[{index}]", f"an integer, {bounds.told()}", item)
         return items
 
     def texts(self, name: str, max_len: int) -> list[str] | None:

@@ -112,12 +112,16 @@ class _Line(ResponseStream):
 
 async def only_response(dataplane: DataPlane, request: InferRequest) -> InferResponse:
     """The response of a request that has one. Raises its error, or CancelledError when there is none."""
-    found: InferResponse | None = None
-    with Generation(dataplane, [request]) as generation:
+    return (await only_responses(dataplane, [request]))[0]
+
+
+async def only_responses(dataplane: DataPlane, requests: Sequence[InferRequest]) -> list[InferResponse]:
+    """The same of several, sent together."""
+    found: dict[int, InferResponse] = {}
+    with Generation(dataplane, requests) as generation:
         async for batch in generation.arrivals():
-            for _, response in batch:
-                if response.outputs:
-                    found = response
-    if found is None:
-        raise CancelledError(f"model '{request.model_name}' ended without an answer")
-    return found
+            found.update({index: response for index, response in batch if response.outputs})
+    for index, request in enumerate(requests):
+        if index not in found:
+            raise CancelledError(f"model '{request.model_name}' ended without an answer")
+    return [found[index] for index in range(len(requests))]

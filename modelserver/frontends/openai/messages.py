@@ -9,9 +9,10 @@ import orjson
 from modelserver.frontends.openai.errors import ParameterError
 from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.limits import OpenAiLimits
-from modelserver.frontends.openai.sampling import unsupported
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+# What OpenAI calls developer now is the system of every template, and what it called function their tool.
+_RENAMED = {"developer": "system", "function": "tool"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "input_file")
 _MAX_PARTS = 4096
@@ -33,8 +34,7 @@ def read_messages(fields: Fields, limits: OpenAiLimits) -> list[Message]:
 def _read_message(fields: Fields) -> Message:
     fields.need("role", f"one of {', '.join(_ROLES)}")
     role = fields.word("role", _ROLES)
-    # What OpenAI calls developer now is the system of every template.
-    message: Message = {"role": "system" if role == "developer" else role, "content": _read_content(fields)}
+    message: Message = {"role": _RENAMED.get(role or "", role), "content": _read_content(fields)}
     for name in ("name", "tool_call_id"):
         text = fields.text(name)
         if text is not None:
@@ -60,8 +60,9 @@ def _read_assistant(fields: Fields, message: Message) -> None:
     calls = fields.objects("tool_calls", _MAX_CALLS)
     if calls:
         message["tool_calls"] = [_read_call(call) for call in calls]
-    if fields.has("function_call"):
-        raise unsupported(fields, "function_call", "use tool_calls")
+    legacy = fields.fields("function_call")
+    if legacy is not None and not calls:
+        message["tool_calls"] = [{"id": "", "type": "function", "function": _read_called(legacy)}]
 
 
 def _read_call(fields: Fields) -> dict[str, Any]:
@@ -69,12 +70,12 @@ def _read_call(fields: Fields) -> dict[str, Any]:
     fields.word("type", ("function",))
     function = fields.fields("function")
     assert function is not None, "it is there"
+    return {"id": fields.text("id") or "", "type": "function", "function": _read_called(function)}
+
+
+def _read_called(function: Fields) -> dict[str, Any]:
     function.need("name", "a string")
-    return {
-        "id": fields.text("id") or "",
-        "type": "function",
-        "function": {"name": function.text("name"), "arguments": _read_arguments(function)},
-    }
+    return {"name": function.text("name"), "arguments": _read_arguments(function)}
 
 
 def _read_arguments(function: Fields) -> dict[str, Any]:

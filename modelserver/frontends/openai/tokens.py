@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelserver.core.response import InferResponse
@@ -9,7 +10,7 @@ from modelserver.errors import InternalError
 from modelserver.frontends.openai.call import Call
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.generation import only_response
+from modelserver.frontends.openai.generation import only_response, only_responses
 from modelserver.frontends.openai.language_model import LanguageModel, find_model
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID
@@ -53,27 +54,30 @@ class Tokens:
         model = find_model(self._dataplane, fields.text("model"))
         fields.need("tokens", "an array of token ids")
         ids = fields.integers("tokens", self._limits.max_token_ids, TOKEN_ID) or []
-        call.answer({"prompt": await token_text_of(self._dataplane, model, ids) if ids else ""})
+        call.answer({"prompt": (await token_texts_of(self._dataplane, model, [ids]))[0] if ids else ""})
 
 
-async def token_text_of(dataplane: DataPlane, model: LanguageModel, ids: list[int]) -> str:
-    """What these tokens say. Raises ServerError."""
-    request = model.request({"operation": "detokenize", "input_ids": ids}, {})
-    response = await only_response(dataplane, request)
-    texts = _column(response, "text_output")
-    if not texts:
-        raise InternalError(f"model '{model.name}' answered no text_output to the operation detokenize")
-    return _text(texts[0])
+async def token_texts_of(dataplane: DataPlane, model: LanguageModel, prompts: Sequence[list[int]]) -> list[str]:
+    """What the tokens of each prompt say. Raises ServerError."""
+    requests = [model.request({"operation": "detokenize", "input_ids": ids}, {}) for ids in prompts]
+    found = []
+    for response in await only_responses(dataplane, requests):
+        texts = _column(response, "text_output")
+        if not texts:
+            raise InternalError(f"model '{model.name}' answered no text_output to the operation detokenize")
+        found.append(_text(texts[0]))
+    return found
 
 
 async def token_ids_of(
-    dataplane: DataPlane, model: LanguageModel, prompt: dict[str, Any], *, adds_special_tokens: bool | None
-) -> list[int]:
-    """The tokens of a prompt, which is one of the inputs that have it, as the model reads it. Raises ServerError."""
-    needed = {"operation": "tokenize", **prompt}
+    dataplane: DataPlane, model: LanguageModel, prompts: Sequence[dict[str, Any]], *, adds_special_tokens: bool | None
+) -> list[list[int]]:
+    """The tokens of each prompt, which is one of the inputs that have it, as the model reads it. Raises ServerError."""
+    common: dict[str, Any] = {"operation": "tokenize"}
     if adds_special_tokens is not None:
-        needed["add_special_tokens"] = adds_special_tokens
-    return _numbers(model, await only_response(dataplane, model.request(needed, {})), "token_ids")
+        common["add_special_tokens"] = adds_special_tokens
+    responses = await only_responses(dataplane, [model.request(common | prompt, {}) for prompt in prompts])
+    return [_numbers(model, response, "token_ids") for response in responses]
 
 
 def _numbers(model: LanguageModel, response: InferResponse, name: str) -> list[int]:

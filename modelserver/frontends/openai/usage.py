@@ -14,6 +14,8 @@ class Usage:
         self._num_inputs: dict[int, int] = {}
         self._num_cached: dict[int, int] = {}
         self._num_outputs: dict[tuple[int, int], int] = {}
+        # How many of the outputs were reasoning; None of models that do not tell it from the rest.
+        self.num_reasoning_tokens: int | None = None
 
     def take(self, prompt: int, piece: Piece) -> None:
         """Note what a piece says of prompt number `prompt` and its choice."""
@@ -32,9 +34,12 @@ class Usage:
     def document(self) -> dict[str, Any]:
         """As `usage` of an answer."""
         num_inputs, num_outputs = sum(self._num_inputs.values()), sum(self._num_outputs.values())
-        return {
+        document: dict[str, Any] = {
             "prompt_tokens": num_inputs,
             "completion_tokens": num_outputs,
             "total_tokens": num_inputs + num_outputs,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached.values())},
         }
+        if self.num_reasoning_tokens is not None:
+            document["completion_tokens_details"] = {"reasoning_tokens": min(num_outputs, self.num_reasoning_tokens)}
+        return document
