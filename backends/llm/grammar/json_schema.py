@@ -17,6 +17,7 @@ from modelserver.backend import InvalidArgumentError
 
 from .expression import NEVER, Expression, Ref, choice, literal
 from .json_text import OBJECT, VALUE, json_literal, json_rules
+from .multiples import multiples
 from .number_ranges import integers, numbers
 from .pace import Pace
 from .program import ROOT
@@ -105,8 +106,22 @@ class SchemaCompiler:
         if kind == "string":
             return string_expression(schema, path)
         if kind in ("number", "integer"):
-            return _number(kind, schema, path)
+            return self._number(kind, schema, path)
         return literal("null") if kind == "null" else choice([literal("true"), literal("false")])
+
+    def _number(self, kind: str, schema: Schema, path: str) -> Expression:
+        factor = _factor(schema, path)
+        if factor is None:
+            return _number(kind, schema, path)
+        low, high = _whole_bounds(schema, path)
+        found = multiples(factor, low, high, self._rules.__setitem__)
+        if found is None:
+            raise wrong(
+                path,
+                f"multipleOf {factor} is not supported with these bounds: they must leave at most 1000 multiples, "
+                "or be 0, and without bounds it may be 100",
+            )
+        return found
 
     def _listed(self, schema: Schema, path: str) -> Expression:
         """`enum` and `const`."""
@@ -214,7 +229,36 @@ class SchemaCompiler:
 _COMPOUND = APPLICATORS | {"properties", "items", "prefixItems", "additionalProperties", "patternProperties"}
 
 
+def _factor(schema: Schema, path: str) -> int | None:
+    """What numbers must be multiples of; None if that says nothing."""
+    given = schema.get("multipleOf")
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or given <= 0:
+        raise wrong(path, f"multipleOf must be a number above 0, it is {given!r}")
+    if given != int(given):
+        raise wrong(path, f"multipleOf {given!r} is not supported: only whole numbers are")
+    is_whole = types_of(schema) == ("integer",)
+    return None if given == 1 and is_whole else int(given)
+
+
 def _number(kind: str, schema: Schema, path: str) -> Expression:
+    if kind == "integer":
+        return integers(*_whole_bounds(schema, path))
+    low, high, is_low_open, is_high_open = _bounds(schema, path)
+    return numbers(low, high, is_low_open=is_low_open, is_high_open=is_high_open)
+
+
+def _whole_bounds(schema: Schema, path: str) -> tuple[int | None, int | None]:
+    """The least and the largest integer."""
+    low, high, is_low_open, is_high_open = _bounds(schema, path)
+    least = None if low is None else _ceil(low) + (is_low_open and low == _ceil(low))
+    most = None if high is None else -_ceil(-high) - (is_high_open and high == _ceil(high))
+    return least, most
+
+
+def _bounds(schema: Schema, path: str) -> tuple[Decimal | None, Decimal | None, bool, bool]:
+    """The lower and the upper bound, and whether each is open."""
     bounds: dict[str, Decimal | None] = {}
     for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         value = schema.get(keyword)
@@ -227,11 +271,7 @@ def _number(kind: str, schema: Schema, path: str) -> Expression:
     high, is_high_open = bounds["maximum"], False
     if (below := bounds["exclusiveMaximum"]) is not None and (high is None or below <= high):
         high, is_high_open = below, True
-    if kind == "number":
-        return numbers(low, high, is_low_open=is_low_open, is_high_open=is_high_open)
-    least = None if low is None else _ceil(low) + (is_low_open and low == _ceil(low))
-    most = None if high is None else -_ceil(-high) - (is_high_open and high == _ceil(high))
-    return integers(least, most)
+    return low, high, is_low_open, is_high_open
 
 
 def _ceil(value: Decimal) -> int:

@@ -20,7 +20,7 @@ from .expression import (
 )
 from .json_text import COLON, COMMA, SPACE, STRING, VALUE, in_braces, in_brackets, json_literal, listed, string_of
 from .pattern import parse_search
-from .schema_terms import Schema, count, pointer_step, wrong
+from .schema_terms import Schema, count, has_type, is_equal, pointer_step, types_of, wrong
 
 # Characters of a name that keys of other properties are kept apart from it by.
 _MAX_PREFIX = 64
@@ -45,8 +45,8 @@ def object_expression(inner: InnerSchemas, schema: Schema, path: str) -> Express
         if other is None:
             return NEVER if least else in_braces(EMPTY)
         return in_braces(listed(other, least, most))
-    if least > max(1, len(required)) or (least == 1 and not required):
-        raise wrong(path, "minProperties above the number of required properties is not supported")
+    if least > max(1, len(required)):
+        raise wrong(path, "minProperties above 1 and the number of required properties is not supported")
     if most is not None and (other is not None or most < len(properties)):
         raise wrong(path, "maxProperties below the number of properties is not supported")
     members: list[tuple[Expression, bool]] = []
@@ -56,7 +56,7 @@ def object_expression(inner: InnerSchemas, schema: Schema, path: str) -> Express
             members.append((member, name in required))
         elif name in required:
             return NEVER
-    return in_braces(_members(inner, members, other, path))
+    return in_braces(_members(inner, members, other, path, is_empty_allowed=least == 0))
 
 
 def _properties(schema: Schema, path: str) -> tuple[dict[str, Any], set[str]]:
@@ -73,8 +73,10 @@ def _properties(schema: Schema, path: str) -> tuple[dict[str, Any], set[str]]:
 def _other_member(inner: InnerSchemas, schema: Schema, named: Mapping[str, Any], path: str) -> Expression | None:
     """A member that is not named; None if there is to be none."""
     patterns, additional = schema.get("patternProperties"), schema.get("additionalProperties")
+    keys = _key(inner, schema, named, path)
     if patterns:
-        if not isinstance(patterns, Mapping) or len(patterns) > 1 or named or additional not in (None, False):
+        is_alone = not named and not keys and additional in (None, False)
+        if not isinstance(patterns, Mapping) or len(patterns) > 1 or not is_alone:
             raise wrong(path, "patternProperties is supported only alone, and with one pattern")
         ((pattern, value),) = patterns.items()
         key = string_of(parse_search(pattern, written_in_json))
@@ -85,7 +87,17 @@ def _other_member(inner: InnerSchemas, schema: Schema, named: Mapping[str, Any],
         value = VALUE
     else:
         value = inner.inner(additional, f"{path}/additionalProperties")
-    return _present(concat(string_of(_not_named(named)) if named else STRING, COLON, value))
+    return _present(concat(keys or (string_of(_not_named(named)) if named else STRING), COLON, value))
+
+
+def _key(inner: InnerSchemas, schema: Schema, named: Mapping[str, Any], path: str) -> Expression | None:
+    """What `propertyNames` says of keys; None if nothing."""
+    names = schema.get("propertyNames", True)
+    if names is True or names == {}:
+        return None
+    if named or not isinstance(names, Mapping):
+        raise wrong(path, "propertyNames beside properties, or that is no object, is not supported")
+    return inner.inner({"type": "string", **names}, f"{path}/propertyNames")
 
 
 def _present(member: Expression) -> Expression | None:
@@ -93,14 +105,19 @@ def _present(member: Expression) -> Expression | None:
 
 
 def _members(
-    inner: InnerSchemas, members: list[tuple[Expression, bool]], other: Expression | None, path: str
+    inner: InnerSchemas,
+    members: list[tuple[Expression, bool]],
+    other: Expression | None,
+    path: str,
+    *,
+    is_empty_allowed: bool,
 ) -> Expression:
     """Those that are not required may be left out; commas stand between those that are there."""
     others = EMPTY if other is None else Repeat(concat(COMMA, other), 0, None)
     # What may follow a member that is there, from the last member to the first.
     following = concat(others, SPACE)
     options: list[Expression] = []
-    is_empty_allowed = not any(is_required for _, is_required in members)
+    has_required = any(is_required for _, is_required in members)
     first_required = next((place for place, (_, is_required) in enumerate(members) if is_required), len(members))
     for place in range(len(members) - 1, -1, -1):
         member, is_required = members[place]
@@ -111,10 +128,11 @@ def _members(
         if 0 < place <= first_required:
             # Every member that may be the first goes on with it.
             following = inner.share(path, following)
-    if is_empty_allowed:
+    if not has_required:
         if other is not None:
             options.append(concat(other, others, SPACE))
-        options.append(EMPTY)
+        if is_empty_allowed:
+            options.append(EMPTY)
     return choice(reversed(options))
 
 
@@ -155,10 +173,10 @@ def array_expression(inner: InnerSchemas, schema: Schema, path: str) -> Expressi
         first, rest = items, schema.get("additionalItems")
     if not isinstance(first, list):
         raise wrong(path, f"prefixItems must be a list of schemas, it is {first!r}")
-    if schema.get("uniqueItems") and (most is None or most > 1):
-        raise wrong(path, "keyword 'uniqueItems' is not supported")
     if most is not None and most < least:
         return NEVER
+    if schema.get("uniqueItems") and (most is None or most > 1):
+        return _distinct(inner, items, least, most, path)
     first = first[:most]
     if rest is None and first and least <= len(first):
         rest = False  # more may follow, and need not
@@ -175,3 +193,20 @@ def array_expression(inner: InnerSchemas, schema: Schema, path: str) -> Expressi
     elif least > len(first):
         return NEVER
     return in_brackets(concat(*parts, SPACE))
+
+
+def _distinct(inner: InnerSchemas, items: Any, least: int, most: int | None, path: str) -> Expression:
+    """A list without an entry twice: some of an `enum`, in its order."""
+    values = items.get("enum") if isinstance(items, Mapping) and items.keys() <= {"enum", "type"} else None
+    if not isinstance(values, list) or least > 1 or (most is not None and most < len(values)):
+        raise wrong(
+            path,
+            "keyword 'uniqueItems' is not supported, but for items that are an enum, minItems of at most 1 and no "
+            "maxItems below the number of its values",
+        )
+    kept = [value for value in values if has_type(value, types_of(items))]
+    entries: list[tuple[Expression, bool]] = []
+    for place, value in enumerate(kept):
+        if not any(is_equal(value, before) for before in kept[:place]):
+            entries.append((json_literal(value, path), False))
+    return in_brackets(_members(inner, entries, None, path, is_empty_allowed=least == 0))

@@ -14,11 +14,12 @@ TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 # Keywords that say of which type a value is that they concern.
 TYPE_OF_KEYWORD = {
     "properties": "object", "required": "object", "additionalProperties": "object", "minProperties": "object",
-    "maxProperties": "object", "patternProperties": "object",
+    "maxProperties": "object", "patternProperties": "object", "propertyNames": "object",
     "items": "array", "prefixItems": "array", "additionalItems": "array", "minItems": "array", "maxItems": "array",
     "uniqueItems": "array",
     "minLength": "string", "maxLength": "string", "pattern": "string", "format": "string",
     "minimum": "number", "maximum": "number", "exclusiveMinimum": "number", "exclusiveMaximum": "number",
+    "multipleOf": "number",
 }  # fmt: skip
 APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 CONSTRAINTS = frozenset(TYPE_OF_KEYWORD) | APPLICATORS | {"type", "enum", "const"}
@@ -26,7 +27,7 @@ CONSTRAINTS = frozenset(TYPE_OF_KEYWORD) | APPLICATORS | {"type", "enum", "const
 REFUSED = frozenset(
     {
         "$anchor", "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas",
-        "else", "if", "maxContains", "minContains", "multipleOf", "not", "propertyNames", "then", "unevaluatedItems",
+        "else", "if", "maxContains", "minContains", "not", "then", "unevaluatedItems",
         "unevaluatedProperties",
     }
 )  # fmt: skip
