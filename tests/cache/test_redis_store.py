@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from support.certificates import Authority
 from support.layouts import free_port
 from support.redis_server import redis_server
 
@@ -75,6 +76,26 @@ async def test_what_is_kept_is_found_by_other_servers_too(tmp_path: Path) -> Non
                     np.testing.assert_array_equal(tensor.data, kept.data)
                 assert answer.parameters == RESPONSE.parameters
             assert (store.counts.lookups, store.counts.hits, store.counts.failures) == (3, 1, 0)
+
+
+@pytest.mark.tool("redis-server")
+async def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.pair("client")
+    trusts = {"is_tls": True, "ca_file": str(authority.certificate)}
+    shows = {"certificate": str(pair.certificate), "key": str(pair.key)}
+    with redis_server(tmp_path, free_port(), authority) as server:
+        async with opened(server.port, **trusts, **shows) as store:
+            await put(store, "a")
+            answer = await find(store, "a")
+            assert answer is not None
+            assert [tensor.name for tensor in answer.outputs] == ["A", "B", "C", "D"]
+            assert store.counts.failures == 0
+        stranger = Authority(tmp_path, "stranger")
+        for refused in (trusts, {**trusts, **shows, "ca_file": str(stranger.certificate)}, {}):
+            async with opened(server.port, **refused) as store:
+                assert await find(store, "a") is None
+                assert store.counts.failures == 1
 
 
 @pytest.mark.tool("redis-server")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -168,7 +169,19 @@ def test_a_cancelled_call_cancels_its_requests(served: RunningServer) -> None:
     until_true(lambda: inflight(served) == 0, "both requests ended")
 
 
-def test_a_slow_reader_slows_the_model_down(served: RunningServer) -> None:
+@pytest.fixture(params=[0, 1])
+def log_verbose_level(request: pytest.FixtureRequest, served: RunningServer) -> Iterator[int]:
+    """With 1, a line in the log for each request, another stream stands before the reader."""
+    with GrpcClient(served) as asking:
+        asking.raw.update_log_settings({"log_verbose_level": request.param})
+        yield request.param
+        asking.raw.update_log_settings({"log_verbose_level": 0})
+
+
+def test_a_slow_reader_slows_the_model_down(
+    served: RunningServer, caplog: pytest.LogCaptureFixture, log_verbose_level: int
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="modelserver.telemetry.request_log")
     scripted.events.clear()
     many = 3000
     with StreamPeer(served) as peer:
@@ -184,6 +197,7 @@ def test_a_slow_reader_slows_the_model_down(served: RunningServer) -> None:
         until_true(stands, "the model waits", interval_s=0.3)
         assert len(scripted.events) < many - 500
     until_true(lambda: inflight(served) == 0, "the request ended")
+    assert ("infer 'many'" in caplog.text) == bool(log_verbose_level)
 
 
 def inflight(served: RunningServer, model: str = "many") -> int:

@@ -12,6 +12,7 @@ import pytest
 from support.async_clients import AsyncClient
 from support.clients import ClientError
 from support.gate import BACKEND_DIRECTORY, GatedModel, gate_of, until, write_gated
+from support.model_files import write_model
 from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
@@ -28,6 +29,18 @@ MODELS = {
     "half": limited("R", 1),
     "sequences": limited("R", 2, "sequence_batching { }"),
 }
+# In child processes.
+CHILDREN = {"child": "", "child_sequences": "sequence_batching { oldest { max_candidate_sequences: 2 } }"}
+SOURCE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.echo(request)]) for request in requests]
+
+    def echo(self, request):
+        return pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())
+"""
 CONFIG = """
 backend: "gate"
 max_batch_size: 4
@@ -43,6 +56,9 @@ def running(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     for name, more in {**MODELS, "hungry": limited("R", 3), "lost": limited("S", 1)}.items():
         write_gated(root, name)
         (root / name / "config.pbtxt").write_text(CONFIG.format(more=more))
+    for name, more in CHILDREN.items():
+        directory = write_model(root, name, CONFIG.replace('"gate"', '"python"').format(more=limited("R", 2, more)))
+        (directory / "1" / "model.py").write_text(SOURCE)
     with running_server(
         root, backend_directory=(BACKEND_DIRECTORY,), rate_limit="execution_count", rate_limit_resource=("R:2",)
     ) as server:
@@ -84,6 +100,25 @@ async def test_a_request_that_waits_for_resources_can_leave(client: AsyncClient,
         later = await first.send("c")
         await later
         assert second.gate.batches == []
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+async def test_a_model_in_a_child_process_waits_as_any_other(
+    client: AsyncClient, running: RunningServer, name: str
+) -> None:
+    limiter = running.server.limiter
+    assert limiter is not None
+    async with GatedModel(running, client, "first") as first:
+        await first.block("a")
+        position = {"sequence_id": 9, "sequence_start": True, "sequence_end": True} if "sequences" in name else {}
+        infer = client.infer(name, {"INPUT0": np.array([[5]], np.int32)}, **position)
+        asked = asyncio.create_task(infer)
+        await until(lambda: limiter.num_waiting == 1, "the child's instance waits")
+        assert not asked.done()
+        first.gate.release()
+        assert (await asked).outputs["OUTPUT0"].tolist() == [[5]]
+    await until(lambda: limiter.num_waiting == 0, "nobody waits")
+    limiter.check_integrity()
 
 
 async def test_all_are_answered_however_they_contend(client: AsyncClient, running: RunningServer) -> None:
