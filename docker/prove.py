@@ -174,6 +174,7 @@ class Builder:
 
 def serve(stage: Stage) -> None:
     """Start the image as an engine would: its user, entry point and command, nothing to write to but the volumes."""
+    (stage.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")  # engines give one, too
     user, _, group = stage.words["USER"].partition(":")
     words = json.loads(stage.words["ENTRYPOINT"]) + json.loads(stage.words["CMD"])
     health = " ".join(json.loads(stage.words["HEALTHCHECK"].partition("CMD ")[2]))
@@ -183,6 +184,7 @@ def serve(stage: Stage) -> None:
     command += ["--die-with-parent", "--chdir", stage.workdir, "--clearenv"]
     for name, value in stage.environment.items():
         command += ["--setenv", name, value]
+    command += ["--setenv", "TINI_SUBREAPER", "1"]  # it is not the first process here, as it is in a container
     command += ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--inh-caps=-all"]
     command += ["--bounding-set=-all", "--no-new-privs"]
     subprocess.run([*command, "/bin/sh", "-c", QUESTIONS.replace("{health}", health), "sh", *words], check=True)

@@ -1,0 +1,130 @@
+"""Dashboard and rules ask for what the server really tells: compared with a scrape of it, example models loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.deployment import CHART, DOCKER, metrics_of, read_yaml
+from support.serving import RunningServer
+from support.tools import run_tool
+
+DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
+GROUPS = read_yaml(CHART / "files" / "alerts.yaml")["groups"]
+RULES = [rule for group in GROUPS for rule in group["rules"]]
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+# Families without samples until a decoupled model has answered, or a peer has broken a rule: their HELP is enough.
+QUERIES = {
+    **{f"panel {panel['title']}, {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]},
+    **{f"rule {rule.get('alert') or rule.get('record')}": rule["expr"] for rule in RULES},
+}
+
+
+def post(server: RunningServer, path: str, document: object) -> None:
+    request = urllib.request.Request(f"http://{server.http_url}{path}", json.dumps(document).encode())
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 200
+
+
+@pytest.fixture(scope="module")
+def scrape(server: RunningServer) -> str:
+    """The metrics of a server that has answered a model and a language model."""
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
+    post(server, "/v2/models/identity/infer", {"inputs": [tensor]})
+    message = {"role": "user", "content": "hello"}
+    post(server, "/v1/chat/completions", {"model": "tiny_chat", "messages": [message], "max_tokens": 8})
+    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.fixture(scope="module")
+def told(scrape: str) -> dict[str, set[str]]:
+    """The names of samples and families, each with the labels it has been seen with."""
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(scrape):
+        for suffix in {"counter": ["", "_total"], "histogram": ["_bucket", "_count", "_sum"]}.get(family.type, [""]):
+            labels.setdefault(family.name + suffix, set())
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_metric_of_a_query_is_told_by_the_server(query: str, told: dict[str, set[str]]) -> None:
+    records = {rule["record"] for rule in RULES if "record" in rule}
+    names = metrics_of(QUERIES[query]) - records
+    assert names <= set(told), QUERIES[query]
+    assert names or metrics_of(QUERIES[query]) or "up{" in QUERIES[query]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_label_of_a_selector_is_one_that_the_metric_has(query: str, told: dict[str, set[str]]) -> None:
+    of_prometheus = {"job", "instance", "namespace", "pod"}
+    for name, selector in re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", QUERIES[query]):
+        wanted = set(re.findall(r"(\w+)\s*[=!]~?", selector)) - of_prometheus
+        if told.get(name):  # a family without samples has shown no labels yet
+            assert wanted <= told[name], f"{name}: {wanted}"
+
+
+def test_a_metric_that_there_is_not_is_found_missing(told: dict[str, set[str]]) -> None:
+    names = metrics_of('sum by (model) (rate(nv_inference_invented{model=~"$model"}[5m])) / 1e6')
+    assert names == {"nv_inference_invented"}
+    assert not names <= set(told)
+
+
+def test_the_endpoint_picker_of_the_gateway_finds_its_gauges(told: dict[str, set[str]]) -> None:
+    for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
+        assert "model_name" in told[name]
+
+
+def test_panels_have_ids_of_their_own_and_ask_the_chosen_source() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in PANELS:
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+
+
+def test_variables_of_queries_are_defined() -> None:
+    defined = {variable["name"] for variable in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
+    used = {name for query in QUERIES.values() for name in re.findall(r"\$(\w+)", query)}
+    assert used <= defined
+
+
+def test_every_alert_is_tested_raised_and_not_raised() -> None:
+    tested = read_yaml(DOCKER / "prometheus" / "alerts_test.yaml")["tests"]
+    alerts = {rule["alert"] for rule in RULES if "alert" in rule}
+    raised = {case["alertname"] for test in tested for case in test["alert_rule_test"] if case["exp_alerts"]}
+    quiet = {case["alertname"] for case in tested[0]["alert_rule_test"] if not case["exp_alerts"]}
+    assert raised == alerts
+    assert quiet == alerts
+
+
+def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
+    for rule in RULES:
+        if "alert" in rule:
+            assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+            assert set(rule["annotations"]) == {"summary", "description"}
+
+
+@pytest.mark.tool("promtool")
+def test_promtool_accepts_rules_and_their_tests() -> None:
+    run_tool("promtool", "check", "rules", str(CHART / "files" / "alerts.yaml"))
+    run_tool("promtool", "test", "rules", str(DOCKER / "prometheus" / "alerts_test.yaml"))
+
+
+@pytest.mark.tool("promtool")
+def test_promtool_parses_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel:{number}", "expr": query.replace("$__rate_interval", "5m")}
+        for number, query in enumerate(QUERIES.values())
+    ]
+    path = tmp_path / "panels.json"  # JSON is YAML
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    run_tool("promtool", "check", "rules", str(path))
