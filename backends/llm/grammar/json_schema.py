@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from modelserver.backend import InvalidArgumentError
 
 from .expression import NEVER, Expression, Ref, choice, literal
-from .json_text import OBJECT, VALUE, json_literal, json_rules
+from .json_text import ANY_INTEGER, ANY_NUMBER, OBJECT, VALUE, json_literal, json_rules
 from .multiples import multiples
 from .number_ranges import integers, numbers
 from .pace import Pace
@@ -243,9 +243,11 @@ def _factor(schema: Schema, path: str) -> int | None:
 
 
 def _number(kind: str, schema: Schema, path: str) -> Expression:
+    low, high, is_low_open, is_high_open = _bounds(schema, path)
+    if low is None and high is None:
+        return ANY_INTEGER if kind == "integer" else ANY_NUMBER
     if kind == "integer":
         return integers(*_whole_bounds(schema, path))
-    low, high, is_low_open, is_high_open = _bounds(schema, path)
     return numbers(low, high, is_low_open=is_low_open, is_high_open=is_high_open)
 
 

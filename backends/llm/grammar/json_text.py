@@ -9,7 +9,7 @@ from modelserver.backend import InvalidArgumentError
 
 from .character_sets import JSON_CHARACTER
 from .expression import Characters, Expression, Literal, Ref, Repeat, choice, concat, literal, normalized, optional
-from .number_ranges import NUMBER
+from .number_ranges import INTEGER, NUMBER
 
 # Where a model may break a line it may indent, but not for ever.
 _MAX_INDENT = 40
@@ -20,6 +20,8 @@ STRING = Ref("json string")
 VALUE = Ref("json value")
 OBJECT = Ref("json object")
 _ARRAY = Ref("json array")
+ANY_INTEGER = Ref("json integer")
+ANY_NUMBER = Ref("json number")
 
 COMMA = concat(literal(","), SPACE)
 COLON = concat(literal(":"), SPACE)
@@ -50,7 +52,9 @@ def json_rules() -> dict[str, Expression]:
         STRING.rule: string_of(Repeat(JSON_CHARACTER, 0, None)),
         OBJECT.rule: in_braces(listed(member, 0, None)),
         _ARRAY.rule: in_brackets(listed(VALUE, 0, None)),
-        VALUE.rule: choice([OBJECT, _ARRAY, STRING, NUMBER, literal("true"), literal("false"), literal("null")]),
+        ANY_INTEGER.rule: INTEGER,
+        ANY_NUMBER.rule: NUMBER,
+        VALUE.rule: choice([OBJECT, _ARRAY, STRING, ANY_NUMBER, literal("true"), literal("false"), literal("null")]),
     }
 
 
