@@ -32,6 +32,9 @@ from . import triton_python_backend_utils as pb_utils
 from .pb_call import Execution, Phase, current_requests
 from .pb_request import InferenceRequest
 
+# What a model raises fails its requests; `sys.exit` in a library of its does not end the process either.
+_FAILURES = (Exception, SystemExit, KeyboardInterrupt)
+
 
 def create_instance(
     path: str,
@@ -121,7 +124,7 @@ class PythonInstance(BatchInstance):
                 self._spawn(result, requests)
             elif result is not None:
                 raise self._returned_value()
-        except Exception as error:
+        except _FAILURES as error:
             traceback.print_exc()
             raise self._failure(error) from error
         if any(request.is_rescheduled for request in wrapped):
@@ -173,7 +176,7 @@ class PythonInstance(BatchInstance):
                 result = await coroutine
                 if result is not None:
                     raise self._returned_value()
-            except Exception as error:
+            except _FAILURES as error:
                 traceback.print_exc()
                 failure = self._failure(error)
                 for sender in senders:

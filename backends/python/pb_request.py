@@ -78,12 +78,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        *,
-        model_name: str,
-        requested_output_names: Sequence[str],
-        inputs: Sequence[Tensor],
         request_id: str = "",
         correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -91,6 +90,9 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
+        # The order is Triton's, and there these three have no default.
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError("an InferenceRequest needs inputs, requested_output_names and model_name")
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
                 raise TritonModelException(f"inputs of an InferenceRequest must be Tensor objects, got {tensor!r}")
@@ -167,7 +169,9 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """The request's parameters as a JSON object."""
-        return json.dumps((self._parameters or {}) if self._request is None else dict(self._request.parameters))
+        if self._request is None:
+            return json.dumps(self._parameters or {})
+        return json.dumps(dict(self._request.parameters), separators=(",", ":"))  # as Triton's core writes it
 
     def requested_output_names(self) -> set[str]:
         return set(self._outputs)

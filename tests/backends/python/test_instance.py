@@ -87,6 +87,12 @@ OBEDIENT = """
         def raise_error(self, request):
             raise RuntimeError("out of luck")
 
+        def leave_by_exit(self, request):
+            raise SystemExit("out of here")
+
+        def interrupt(self, request):
+            raise KeyboardInterrupt
+
         def raise_model_exception(self, request):
             raise pb_utils.TritonModelException("as the author wants")
 
@@ -328,6 +334,8 @@ def test_an_output_of_another_datatype_is_sent_as_it_is(model: ProcessInstance) 
     ("do", "message"),
     [
         ("raise_error", r"RuntimeError: out of luck\n\nAt:\n  .*/1/model\.py\(\d+\): raise_error\n  .*execute"),
+        ("leave_by_exit", "SystemExit: out of here"),
+        ("interrupt", "KeyboardInterrupt"),
         ("raise_model_exception", r"TritonModelException: as the author wants\n\nAt:"),
         ("wrong_type", "object in the execute function return list, found type '<class 'dict'>'"),
         ("no_list", "Expected a list in the execute return, found type '<class 'NoneType'>'"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -33,12 +32,27 @@ def test_a_request_shows_what_the_client_sent() -> None:
     assert pb_utils.get_input_tensor_by_name(request, "x") is not None
     assert pb_utils.get_input_tensor_by_name(request, "nope") is None
     assert (request.request_id(), request.correlation_id(), request.timeout(), request.flags()) == ("r-1", 7, 99, 3)
-    assert json.loads(request.parameters()) == {"a": 1, "b": "two", "c": 0.5, "d": True}
+    assert request.parameters() == '{"a":1,"b":"two","c":0.5,"d":true}'
     assert request.requested_output_names() == {"y", "z"}
     assert (request.model_name(), request.model_version()) == ("m", 2)
     assert request.preferred_memory().memory_type() == pb_utils.TRITONSERVER_MEMORY_CPU
     assert request.trace().get_context() is None
     assert request.is_cancelled() is False
+
+
+def test_the_order_of_arguments_is_tritons() -> None:
+    inputs = [pb_utils.Tensor("x", np.zeros(1, np.int32))]
+    request = pb_utils.InferenceRequest("id", 7, inputs, ["y"], "other", 3, 1, 99)
+    assert (request.request_id(), request.correlation_id(), request.requested_output_names()) == ("id", 7, {"y"})
+    assert (request.model_name(), request.model_version(), request.flags(), request.timeout()) == ("other", 3, 1, 99)
+
+
+@pytest.mark.parametrize("missing", ["inputs", "requested_output_names", "model_name"])
+def test_what_a_request_must_have_is_told(missing: str) -> None:
+    arguments = {"inputs": [], "requested_output_names": [], "model_name": "m"}
+    del arguments[missing]
+    with pytest.raises(TypeError, match="needs inputs, requested_output_names and model_name"):
+        pb_utils.InferenceRequest(**arguments)
 
 
 def test_a_model_can_make_requests_of_its_own() -> None:
