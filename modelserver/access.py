@@ -27,6 +27,8 @@ RESERVED_PARAMETERS = frozenset(
     }
 )
 RESERVED_PREFIX = "triton_"
+# Where clients send an API key: no model gets to see one.
+KEY_HEADERS = ("authorization", "x-api-key")
 
 
 class ApiGroup(enum.Enum):
@@ -64,12 +66,14 @@ class Restriction:
 class Access:
     """The rules of one protocol. `forward_pattern` is a regular expression for names of headers.
 
-    `reads_context`: traces are parts of those of clients, which name them in a header.
+    `reads_context`: traces are parts of those of clients, which name them in a header. `keys_file` has the API keys of
+    which every call needs one (`api_keys`); empty: none does.
     """
 
     restrictions: tuple[Restriction, ...] = ()
     forward_pattern: str = ""
     reads_context: bool = False
+    keys_file: str = ""
 
     def restriction(self, group: ApiGroup) -> Restriction | None:
         """What calls of that group need, if anything."""
@@ -97,13 +101,21 @@ class Access:
         # `re` remembers what it has compiled.
         if re.search(self.forward_pattern, name, re.IGNORECASE) is None:
             return False
+        if self.keys_file and name in KEY_HEADERS:
+            return False
         if name in RESERVED_PARAMETERS or name.startswith(RESERVED_PREFIX):
             raise InvalidArgumentError(f"header '{name:.100}' cannot be forwarded: that parameter's name is reserved")
         return True
 
 
 def parse_access(
-    flag: str, restrictions: Sequence[str], forward_pattern: str, *, prefix: str = "", reads_context: bool = False
+    flag: str,
+    restrictions: Sequence[str],
+    forward_pattern: str,
+    *,
+    prefix: str = "",
+    reads_context: bool = False,
+    keys_file: str = "",
 ) -> Access:
     """The rules that flags write; `prefix` precedes each key on the wire, `flag` is named in errors.
 
@@ -123,7 +135,7 @@ def parse_access(
         raise InvalidArgumentError(
             f"the pattern of headers to forward, '{forward_pattern}', is no regular expression: {error}"
         ) from None
-    return Access(rules, forward_pattern, reads_context)
+    return Access(rules, forward_pattern, reads_context, keys_file)
 
 
 def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:

@@ -12,6 +12,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.telemetry.audit import audited
 from modelserver.telemetry.log_settings import LogControl
 
 ControlParameter = bool | int | str | bytes
@@ -56,11 +57,17 @@ class ControlPlane:
         keeps them for later starts; false forgets what was kept.
         Raises InvalidArgumentError for parameters that do not make sense, else as `ModelRepository.load`.
         """
+        with audited("load", name):
+            await self._load(name, parameters or {}, repository_name, version)
+
+    async def _load(
+        self, name: str, parameters: Mapping[str, ControlParameter], repository_name: str, version: int | None
+    ) -> None:
         check_model_name(name)
         config_json: str | None = None
         files: dict[str, bytes] = {}
         persists: bool | None = None
-        for key, value in (parameters or {}).items():
+        for key, value in parameters.items():
             if key == _CONFIG:
                 config_json = _as_text(key, value)
             elif key.startswith(_FILE_PREFIX):
@@ -93,9 +100,15 @@ class ControlPlane:
 
         Returns when it takes no more requests. What is not loaded is no error.
         """
+        with audited("unload", name):
+            await self._unload(name, parameters or {}, repository_name, version)
+
+    async def _unload(
+        self, name: str, parameters: Mapping[str, ControlParameter], repository_name: str, version: int | None
+    ) -> None:
         check_model_name(name)
         unload_dependents = False
-        for key, value in (parameters or {}).items():
+        for key, value in parameters.items():
             if key == _UNLOAD_DEPENDENTS:
                 unload_dependents = _as_bool("unload", key, value)
             elif key == _VERSION:
@@ -115,11 +128,13 @@ class ControlPlane:
 
         Raises InvalidArgumentError for a path of no use, else as `ModelRepository.add_archive`.
         """
-        await self._repository.add_archive(name, _as_directory(directory))
+        with audited("load", name):
+            await self._repository.add_archive(name, _as_directory(directory))
 
     async def remove_archive(self, name: str) -> None:
         """Unload what `add_archive` has loaded; returns when it is closed."""
-        await self._repository.remove_archive(name)
+        with audited("unload", name):
+            await self._repository.remove_archive(name)
 
     def archives(self) -> dict[str, str]:
         """The models that were loaded so and serve, and where they are from."""

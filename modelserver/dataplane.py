@@ -17,6 +17,7 @@ from modelserver.overload import OverloadStream, tell_overload
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.shared_memory import CudaSharedMemory, Region, SharedMemory
+from modelserver.telemetry.audit import audited
 from modelserver.telemetry.log_settings import LogSettings
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.request_log import LoggedStream, log_refusal
@@ -178,8 +179,9 @@ class DataPlane:
 
     def update_trace_settings(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]:
         """Change some; the settings then. Raises ServerError as `Tracer.update` and `trace_settings` do."""
-        self._check_traced_model(model_name)
-        settings = self.tracer.update(changes, model_name)
+        with audited("trace settings", model_name):
+            self._check_traced_model(model_name)
+            settings = self.tracer.update(changes, model_name)
         self._observe()
         return settings
 

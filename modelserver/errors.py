@@ -11,6 +11,8 @@
      │   └─ QueueTimeoutError     ... because its time was over before it was executed
      ├─ UnsupportedError          the request is valid, the model or server cannot do it
      ├─ CancelledError            the caller went away or asked to stop
+     ├─ UnauthenticatedError      the call has no API key, or one that nobody knows
+     ├─ PermissionDeniedError     the API key is known, and not meant for this
      └─ InternalError             our fault, or a backend's
 
 The frontends map `ErrorCode` to a status in one table each; nothing below them knows a status.
@@ -22,7 +24,7 @@ import enum
 
 
 class ErrorCode(enum.Enum):
-    """What kind of failure it is; Triton's set of codes, one more for size limits, and two more for overload."""
+    """What kind of failure it is; Triton's codes, one for size limits, two for overload and two for API keys."""
 
     UNKNOWN = "unknown"
     INTERNAL = "internal"
@@ -36,6 +38,8 @@ class ErrorCode(enum.Enum):
     # What the two errors of queues become with --overload-statuses; UNAVAILABLE without, as Triton's.
     OVERLOADED = "overloaded"
     TIMED_OUT = "timed_out"
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
 
 
 class ServerError(Exception):
@@ -106,6 +110,18 @@ class CancelledError(ServerError):
     """The request was cancelled before it had its answer."""
 
     code = ErrorCode.CANCELLED
+
+
+class UnauthenticatedError(ServerError):
+    """The call has no API key, or one that nobody knows."""
+
+    code = ErrorCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(ServerError):
+    """The API key is known, and not meant for this."""
+
+    code = ErrorCode.PERMISSION_DENIED
 
 
 class InternalError(ServerError):

@@ -23,7 +23,7 @@ SEPARATOR = ";"
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 # What the commands that talk to a server read.
-_CLIENT_VARIABLES = frozenset({"MODELSERVER_URL"})
+_CLIENT_VARIABLES = frozenset({"MODELSERVER_URL", "MODELSERVER_API_KEY"})
 
 Values = dict[str, OptionValue]
 

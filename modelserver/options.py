@@ -71,6 +71,8 @@ class ServerOptions:
     tls_key: str = field(default="", metadata=flag(PORTS, "Private key of --tls-cert.", metavar="FILE", is_ours=True))
     tls_client_ca: str = field(default="", metadata=flag(PORTS, "Certificates of the authorities one of which must have signed every client's certificate.", metavar="FILE", is_ours=True))
 
+    api_keys_file: str = field(default="", metadata=flag(PORTS, "API keys, hashed, as `modelserver keys create` writes them: then every call but those of health needs one, over HTTP, gRPC and on the port of the metrics (docs/security.md). Read again when it changes.", metavar="FILE", is_ours=True))
+
     log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs what only helps to find faults, and a line per inference request.", minimum=0))
     log_info: bool = field(default=True, metadata=flag(LOGGING, "Log what happens in the life of server and models."))
     log_warning: bool = field(default=True, metadata=flag(LOGGING, "Log warnings."))
@@ -226,6 +228,7 @@ class ServerOptions:
             self.http_restricted_api,
             self.http_header_forward_pattern,
             reads_context=self.trace_options.mode == OPENTELEMETRY,
+            keys_file=self.api_keys_file,
         )
 
     @property
@@ -237,6 +240,7 @@ class ServerOptions:
             self.grpc_header_forward_pattern,
             prefix="triton-grpc-protocol-",
             reads_context=self.trace_options.mode == OPENTELEMETRY,
+            keys_file=self.api_keys_file,
         )
 
     @property

@@ -18,16 +18,21 @@ from importlib import metadata
 from pathlib import Path
 
 from modelserver.allocator import tune_malloc
+from modelserver.api_keys import open_keys
 from modelserver.cache.opening import open_store
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import InvalidArgumentError
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.host_policy import HostCores
-from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.clouds import CloudFrontend, sagemaker_frontend, vertex_ai_frontend
+from modelserver.frontends.grpc.keyed import grpc_frontend
+from modelserver.frontends.http.clouds import sagemaker_frontend, vertex_ai_frontend
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.frontends.http.keyed import http_frontend, keyed_cloud, keyed_metrics
 from modelserver.frontends.http.metrics import MetricsFrontend
-from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
+from modelserver.frontends.http.routes import EXTENSIONS
+from modelserver.frontends.http.routes import HttpFrontend as KServeFrontend
+from modelserver.keyed_planes import keyed_planes
 from modelserver.logs import log_settings
 from modelserver.option_table import ineffective, ineffective_metrics_settings
 from modelserver.options import ServerOptions
@@ -76,6 +81,7 @@ class Server:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.version = metadata.version("modelserver")
+        self.keys = open_keys(options.api_keys_file)
         self.answers = open_store(options.cache_settings)
         self.limiter = RateLimiter(options.resource_limits) if options.rate_limit == "execution_count" else None
         self.repository = ModelRepository(repository_options(options), facilities=self._facilities())
@@ -202,21 +208,32 @@ class Server:
         options = self.options
         return Frontends(
             dataplane=self.dataplane,
-            http=HttpFrontend(self.dataplane, self.controlplane, http_limits(options)) if options.allow_http else None,
-            grpc=GrpcFrontend(self.dataplane, self.controlplane, grpc_limits(options)) if options.allow_grpc else None,
-            metrics=MetricsFrontend(self._metrics().collect) if options.allow_metrics else None,
+            http=self._http() if options.allow_http else None,
+            grpc=grpc_frontend(self.dataplane, self.controlplane, grpc_limits(options), self.keys)
+            if options.allow_grpc
+            else None,
+            metrics=keyed_metrics(MetricsFrontend(self._metrics().collect), self.keys)
+            if options.allow_metrics
+            else None,
             sagemaker=self._sagemaker() if options.allow_sagemaker else None,
             vertex_ai=self._vertex_ai() if options.allow_vertex_ai else None,
             logs=self.controlplane.logs,
         )
 
-    def _sagemaker(self) -> CloudFrontend:
-        http = HttpFrontend(self.dataplane, self.controlplane, http_limits(self.options))
-        model = os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
-        return sagemaker_frontend(http, self.dataplane, self.controlplane, model)
+    def _http(self) -> KServeFrontend:
+        return http_frontend(self.dataplane, self.controlplane, http_limits(self.options), self.keys)
 
-    def _vertex_ai(self) -> CloudFrontend:
-        http = HttpFrontend(self.dataplane, self.controlplane, http_limits(self.options))
+    def _cloud_planes(self) -> tuple[DataPlane, ControlPlane]:
+        """What the endpoints of clouds ask by themselves; the rest they leave to a frontend of KServe's routes."""
+        if self.keys is None:
+            return self.dataplane, self.controlplane
+        return keyed_planes(self.dataplane, self.controlplane, self.keys)
+
+    def _sagemaker(self) -> HttpFrontend:
+        model = os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
+        return keyed_cloud(sagemaker_frontend(self._http(), *self._cloud_planes(), model), self.keys, "/ping")
+
+    def _vertex_ai(self) -> HttpFrontend:
         paths = [os.environ.get(f"AIP_{name}_ROUTE", "").rstrip("/") for name in ("HEALTH", "PREDICT")]
         if not all(path.startswith("/") for path in paths):
             raise InvalidArgumentError(
@@ -224,13 +241,14 @@ class Server:
                 "that Vertex AI asks"
             )
         health_path, predict_path = paths
-        return vertex_ai_frontend(
-            http,
-            self.dataplane,
+        frontend = vertex_ai_frontend(
+            self._http(),
+            self._cloud_planes()[0],
             health_path=health_path,
             predict_path=predict_path,
             model=self.options.vertex_ai_default_model,
         )
+        return keyed_cloud(frontend, self.keys, health_path)
 
     def _metrics(self) -> ServerMetrics:
         options = self.options

@@ -22,6 +22,7 @@ from modelserver.errors import (
     ServerError,
     UnsupportedError,
 )
+from modelserver.telemetry.audit import audited
 
 # POSIX shared memory objects are files of this directory.
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open of the C library looks, no temporary file of ours
@@ -113,6 +114,10 @@ class SharedMemory:
 
         Raises UnsupportedError without the flag, AlreadyExistsError, or InvalidArgumentError.
         """
+        with audited("register shared memory", name):
+            self._register(name, key, offset, num_bytes)
+
+    def _register(self, name: str, key: str, offset: int, num_bytes: int) -> None:
         self.check_allowed()
         if not name or name.startswith(RESERVED_PREFIX) or key.removeprefix("/").startswith(RESERVED_PREFIX):
             raise InvalidArgumentError(
@@ -128,8 +133,9 @@ class SharedMemory:
 
         A name that is not known is none to forget. Raises UnsupportedError without the flag for a name.
         """
-        if name:
-            self.check_allowed()
+        with audited("unregister shared memory", name):
+            if name:
+                self.check_allowed()
         for region in [region for region in self._regions.values() if name in ("", region.status.name)]:
             region.is_leaving = True
             self._close_unused(region)

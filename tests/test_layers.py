@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.option_sources",
         "modelserver.option_table",
         "modelserver.access",
+        "modelserver.api_keys",
         "modelserver.logs",
         "modelserver.allocator",
     ),
@@ -38,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "modelserver.dataplane",
         "modelserver.controlplane",
+        "modelserver.keyed_planes",
         "modelserver.overload",
         "modelserver.plane_calls",
         "modelserver.shared_memory",

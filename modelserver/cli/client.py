@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, S
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 300.0
+# The API key of every command that asks a server; not a flag, since other users of the machine see those.
+KEY_VARIABLE = "MODELSERVER_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class ServerClient:
         self._host = parts.hostname
         self._port = parts.port
         self._timeout_s = timeout_s
+        key = os.environ.get(KEY_VARIABLE, "")
+        self._key_headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def check_live(self) -> None:
         """Return if the server runs; UnavailableError if nobody answers."""
@@ -140,7 +145,7 @@ class ServerClient:
         kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self._timeout_s)
         try:
-            connection.request(method, path, body, dict(headers or {}))
+            connection.request(method, path, body, {**self._key_headers, **(headers or {})})
             response = connection.getresponse()
             if response.status >= 400:
                 raise _error_of(response.status, response.read(), f"{self.url}{path}")

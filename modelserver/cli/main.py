@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli import bench, chat, check, health, infer, models, serve
+from modelserver.cli import bench, chat, check, health, infer, keys, models, serve
 from modelserver.cli.output import print_error
 from modelserver.errors import ServerError
 
@@ -39,6 +39,7 @@ health.register(app)
 infer.register(app)
 chat.register(app)
 bench.register(app)
+keys.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

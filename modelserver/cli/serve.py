@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 USAGE = "Usage: modelserver serve [DIRECTORY ...] [--FLAG=VALUE ...]"
 # The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
+# Options whose values have a secret after the first =.
+_SECRET = frozenset({"http_restricted_api", "grpc_restricted_protocol"})
 _RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -118,6 +120,8 @@ def _print_config(resolved: ResolvedOptions) -> None:
     rows = []
     for option in option_table():
         value = getattr(resolved.options, option.name)
+        if option.name in _SECRET:
+            value = tuple(f"{text.partition('=')[0]}=***" for text in value)
         text = ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
         rows.append(
             (option.flag_name, text.lower() if isinstance(value, bool) else text, resolved.origins[option.name])

@@ -8,6 +8,7 @@ from typing import Any
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.flags import nearest_hint
+from modelserver.telemetry.audit import audited
 
 FORMATS = ("default", "ISO8601", "json")
 _MAX_UINT32 = 2**32 - 1
@@ -58,7 +59,8 @@ class LogControl:
 
     def update(self, changes: Mapping[str, Any]) -> LogSettings:
         """Change some settings, all or none; the settings then. Raises as `LogSettings.changed` does."""
-        settings = self.settings.changed(changes)
+        with audited("log settings", ", ".join(changes)):
+            settings = self.settings.changed(changes)
         if settings != self.settings:
             self.settings = settings
             for follower in self._followers:

@@ -18,10 +18,12 @@ class Status(enum.IntEnum):
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 STATUS_OF: dict[ErrorCode, Status] = {
@@ -36,6 +38,8 @@ STATUS_OF: dict[ErrorCode, Status] = {
     ErrorCode.CANCELLED: Status.CANCELLED,
     ErrorCode.OVERLOADED: Status.RESOURCE_EXHAUSTED,
     ErrorCode.TIMED_OUT: Status.DEADLINE_EXCEEDED,
+    ErrorCode.UNAUTHENTICATED: Status.UNAUTHENTICATED,
+    ErrorCode.PERMISSION_DENIED: Status.PERMISSION_DENIED,
 }
 
 # Status messages travel percent-encoded in trailers, and clients refuse trailers over 8 KiB: an error

@@ -63,7 +63,12 @@ class HttpFrontend:
             *LogRoutes(controlplane, self.limits).routes(),
             *TraceRoutes(dataplane, self.limits).routes(),
         )
-        self._router = Router((*restricted(routes, self.limits.access), *OpenAi(dataplane, self.limits).routes()))
+        every = (*restricted(routes, self.limits.access), *OpenAi(dataplane, self.limits).routes())
+        self._router = Router(tuple(self._guard(route) for route in every))
+
+    def _guard(self, route: Route) -> Route:
+        """What stands before a route; here nothing."""
+        return route
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
         return (

@@ -24,6 +24,8 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.CANCELLED: 400,
     ErrorCode.OVERLOADED: 429,
     ErrorCode.TIMED_OUT: 504,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.PERMISSION_DENIED: 403,
 }
 
 JSON_TYPE = ("Content-Type", "application/json")

@@ -8,11 +8,12 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from modelserver.api_keys import open_keys
 from modelserver.execution.shared_buffer import SharedBuffer
 from modelserver.frontends.grpc.codec import GrpcLimits
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.grpc.keyed import grpc_frontend
+from modelserver.frontends.http.keyed import http_frontend
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.logs import set_own_level
 from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
 from modelserver.wire.processes.link import Link
@@ -53,8 +54,10 @@ class Core:
         self.dataplane = RemoteDataPlane(self.link, numbers)
         # Their handlers of other calls than inference never run here: the forwarders see to it.
         planes = cast(Any, self.dataplane)
-        self.http = HttpForwarder(HttpFrontend(planes, planes, http_limits), self._calls)
-        self.grpc = GrpcForwarder(GrpcFrontend(planes, planes, grpc_limits), self._calls)
+        # What is forwarded, the core looks at.
+        keys = open_keys(http_limits.access.keys_file)
+        self.http = HttpForwarder(http_frontend(planes, planes, http_limits, keys), self._calls)
+        self.grpc = GrpcForwarder(grpc_frontend(planes, planes, grpc_limits, keys), self._calls)
 
     @property
     def num_inflight(self) -> int:

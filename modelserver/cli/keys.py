@@ -1,0 +1,76 @@
+"""`modelserver keys create | list`: API keys, and the file of their hashes that `--api-keys-file` names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modelserver.api_keys import Scope, create_key, parse_scopes, read_keys
+from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError
+
+_SCOPES = ", ".join(scope.value for scope in Scope)
+
+
+def register(app: typer.Typer) -> None:
+    commands = typer.Typer(no_args_is_help=True, help="Create and list API keys (--api-keys-file).")
+    commands.command()(create)
+    commands.command("list")(list_keys)
+    app.add_typer(commands, name="keys")
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is; the audit log has this name.")],
+    scope: Annotated[list[str], typer.Option("--scope", help=f"What it is for: {_SCOPES}. Repeat for several.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Models that it is for, with * and ?; without: all. Repeat for several."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Append the entry to this file, made if need be.")] = None,
+) -> None:
+    """Make a key and print it, this once: nobody can read it from the file's entry, which is printed too."""
+    text, key = create_key(name, parse_scopes(scope), tuple(model or ()))
+    if file is not None:
+        _append(file, name, key.line)
+    print_line(f"key: {text}")
+    print_line(f"{f'in {file}' if file is not None else 'line for the file'}: {key.line.strip()}")
+
+
+def list_keys(
+    file: Annotated[Path, typer.Argument(help="File of keys.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the entries of a file of keys, and so check it."""
+    rows = [
+        (key.name, key.id, sorted(scope.value for scope in key.scopes), list(key.models))
+        for key in read_keys(file).values()
+    ]
+    if as_json:
+        print_json([dict(zip(("name", "id", "scopes", "models"), row, strict=True)) for row in rows])
+        return
+    cells = [(name, key_id, ", ".join(scopes), ", ".join(models) or "*") for name, key_id, scopes, models in rows]
+    print_table(("name", "id", "scopes", "models"), cells)
+
+
+def _append(file: Path, name: str, line: str) -> None:
+    """Replace the file by one with another entry, in one step: a server that reads it meanwhile sees a whole one."""
+    kept, mode = b"", 0o600
+    if file.exists():
+        if any(key.name == name for key in read_keys(file).values()):
+            raise AlreadyExistsError(f"'{file}' has a key of the name '{name}'; choose another, or remove its line")
+        kept, mode = file.read_bytes(), file.stat().st_mode & 0o777
+    if kept and not kept.endswith(b"\n"):
+        kept += b"\n"
+    new = file.with_name(f".{file.name}.new")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except OSError as error:
+        raise InvalidArgumentError(f"--file: cannot write '{new}': {error.strerror}") from None
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(kept + line.encode())
+        stream.flush()
+        os.fsync(descriptor)
+    new.replace(file)

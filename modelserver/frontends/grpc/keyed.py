@@ -1,0 +1,96 @@
+"""gRPC where API keys are set: every method needs a key with a scope, but those of the server's health."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from modelserver.access import KEY_HEADERS
+from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
+from modelserver.errors import ServerError
+from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.codec import GrpcLimits
+from modelserver.frontends.grpc.edge import fail
+from modelserver.frontends.grpc.restricted import group_of
+from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
+from modelserver.frontends.grpc.status import status_of
+from modelserver.keyed_planes import keyed_planes
+from modelserver.telemetry.audit import record
+
+if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
+    from modelserver.dataplane import DataPlane
+
+# What load balancers ask, who have no key. With a key, grpc.health.v1 tells of its models as well.
+OPEN_METHODS: Final = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})
+OPEN_UNLESS_KEYED: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+
+
+def grpc_frontend(
+    dataplane: DataPlane, controlplane: ControlPlane, limits: GrpcLimits, keys: KeyRing | None
+) -> GrpcFrontend:
+    """The frontend that these keys ask for; without any, nothing stands before a call."""
+    if keys is None:
+        return GrpcFrontend(dataplane, controlplane, limits)
+    return KeyedGrpcFrontend(dataplane, controlplane, limits, keys)
+
+
+class KeyedGrpcFrontend(GrpcFrontend):
+    """Answers those who have a key for what they call."""
+
+    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: GrpcLimits, keys: KeyRing) -> None:
+        super().__init__(*keyed_planes(dataplane, controlplane, keys), limits)
+        self.methods = keyed(self.methods, keys)
+
+
+def keyed(methods: Mapping[str, Method], keys: KeyRing) -> dict[str, Method]:
+    """The methods with a guard before each that needs one."""
+    return {path: method if path in OPEN_METHODS else _guarded(path, method, keys) for path, method in methods.items()}
+
+
+def _guarded(path: str, method: Method, keys: KeyRing) -> Method:
+    unary, stream = method.unary, method.stream
+    scope = SCOPE_OF[group_of(path)]
+    is_optional = path in OPEN_UNLESS_KEYED
+
+    def caller_of(call: UnaryCall | StreamCall) -> ApiKey | None:
+        if is_optional and all(call.metadata.get(name) is None for name in KEY_HEADERS):
+            return None
+        caller = keys.caller(call.metadata)
+        _check_scope(caller, scope, path)
+        return caller
+
+    def check(call: UnaryCall) -> None:
+        assert unary is not None, "a method is one or the other"
+        try:
+            caller = caller_of(call)
+        except ServerError as error:
+            fail(call, error)
+            return
+        token = CALLER.set(caller)
+        try:
+            unary(call)
+        finally:
+            CALLER.reset(token)
+
+    async def check_stream(call: StreamCall) -> None:
+        assert stream is not None, "a method is one or the other"
+        try:
+            caller = caller_of(call)
+        except ServerError as error:
+            raise RpcError(*status_of(error)) from None
+        CALLER.set(caller)  # of the call's own Task
+        await stream(call)
+
+    return Method(unary=check) if unary is not None else Method(stream=check_stream)
+
+
+def _check_scope(caller: ApiKey, scope: Scope, path: str) -> None:
+    try:
+        caller.check_scope(scope)
+    except ServerError as error:
+        if scope is Scope.ADMIN:
+            token = CALLER.set(caller)
+            record(path, "", error)
+            CALLER.reset(token)
+        raise

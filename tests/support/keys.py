@@ -1,0 +1,34 @@
+"""Files of API keys, and the keys themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modelserver.api_keys import ApiKey, Scope, create_key
+
+
+class KeyFile:
+    """A file of keys at `path`; `texts` has what their owners send, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.texts: dict[str, str] = {}
+        self._keys: dict[str, ApiKey] = {}
+        self.write()
+
+    def add(self, name: str, *scopes: Scope, models: tuple[str, ...] = ()) -> str:
+        """Make a key, and have it in the file; what its owner sends."""
+        self.texts[name], self._keys[name] = create_key(name, frozenset(scopes), models)
+        self.write()
+        return self.texts[name]
+
+    def remove(self, name: str) -> None:
+        """Take a key back."""
+        del self._keys[name]
+        self.write()
+
+    def write(self, text: str | None = None) -> None:
+        """Replace the file in one step, by its entries or by `text`."""
+        new = self.path.with_suffix(".new")
+        new.write_text("".join(key.line for key in self._keys.values()) if text is None else text)
+        new.replace(self.path)
