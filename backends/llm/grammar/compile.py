@@ -14,7 +14,7 @@ from modelserver.backend import InvalidArgumentError
 
 from . import guidance
 from .ebnf import grammar_rules
-from .expression import Expression, choice, literal
+from .expression import Expression, one_of
 from .json_schema import any_object_rules, schema_rules
 from .matcher import Grammar, ProgramGrammar
 from .pace import Pace
@@ -105,7 +105,10 @@ class GrammarCompiler:
         vocabulary = self._vocabulary()
         with Pace(deadline) as pace:
             pace.look()
-            program = Program(_rules(structured_outputs, pace), pace=pace)
+            try:
+                program = Program(_rules(structured_outputs, pace), pace=pace)
+            except RecursionError:
+                raise InvalidArgumentError("structured output: what is asked for nests too deeply") from None
             grammar = ProgramGrammar(program, vocabulary, self._tokenizer.eos_token_ids)
         if grammar.is_unwritable:
             raise InvalidArgumentError("structured output: the model's vocabulary cannot write what is asked for")
@@ -145,7 +148,7 @@ def _rules(structured_outputs: Mapping[str, Any], pace: Pace) -> dict[str, Expre
     if kind == "regex":
         return {ROOT: parse_pattern(what)}
     if kind == "choice":
-        return {ROOT: choice(literal(text) for text in what)}
+        return {ROOT: one_of(text.encode() for text in what)}
     if kind == "grammar":
         return grammar_rules(what)
     raise InvalidArgumentError(f"structured output: {kind!r} is none of json, json_object, regex, choice, grammar")

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 LAST_CHARACTER = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
+# Beginnings within beginnings: deeper ones would exhaust Python's stack where they are read.
+_MAX_SHARED_DEPTH = 32
+
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -84,6 +87,23 @@ def concat(*parts: Expression) -> Expression:
 def choice(options: Iterable[Expression]) -> Expression:
     kept = tuple(dict.fromkeys(option for option in options if option != NEVER))
     return kept[0] if len(kept) == 1 else Choice(kept)
+
+
+def one_of(texts: Iterable[bytes], depth: int = 0) -> Expression:
+    """One of many texts, with beginnings that they share made once."""
+    groups: dict[bytes, list[bytes]] = {}
+    for text in dict.fromkeys(texts):
+        groups.setdefault(text[:1], []).append(text)
+    options: list[Expression] = []
+    for group in groups.values():
+        if len(group) == 1 or depth >= _MAX_SHARED_DEPTH:
+            options += map(Literal, group)
+        else:
+            # What the first and the last in order share all between them do.
+            first, last = min(group), max(group)
+            length = next((at for at, byte in enumerate(first) if byte != last[at]), len(first))
+            options.append(concat(Literal(first[:length]), one_of((text[length:] for text in group), depth + 1)))
+    return choice(options)
 
 
 def optional(part: Expression) -> Expression:

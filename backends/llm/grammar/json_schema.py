@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from modelserver.backend import InvalidArgumentError
 
-from .expression import NEVER, Expression, Ref, choice, literal
+from .expression import NEVER, Expression, Ref, choice, literal, one_of
 from .json_text import ANY_INTEGER, ANY_NUMBER, OBJECT, VALUE, json_literal, json_rules
 from .multiples import multiples
 from .number_ranges import integers, numbers
@@ -135,7 +135,7 @@ class SchemaCompiler:
             values = [value for value in values if is_equal(value, schema["const"])]
         if "type" in schema:
             values = [value for value in values if has_type(value, types_of(schema))]
-        return choice(json_literal(value, path) for value in values)
+        return one_of(json_literal(value, path).text for value in values)
 
     def _alternatives(self, schema: Schema, keyword: str, path: str, depth: int) -> Expression:
         rest = {key: value for key, value in schema.items() if key != keyword}
@@ -155,6 +155,8 @@ class SchemaCompiler:
         flat = [self._flat(option, path) for option in options]
         for place, first in enumerate(flat):
             for other in range(place + 1, len(flat)):
+                if self._pace is not None:
+                    self._pace.look()
                 if may_overlap(first, flat[other], lambda schema: self._flat(schema, path)):
                     raise wrong(
                         path,

@@ -62,7 +62,7 @@ def string_of(content: Expression) -> Expression:
     return concat(Literal(b'"'), content, Literal(b'"'))
 
 
-def json_literal(value: Any, path: str) -> Expression:
+def json_literal(value: Any, path: str) -> Literal:
     """A value written in one way, without white space."""
     try:
         return literal(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))

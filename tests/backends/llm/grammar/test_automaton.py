@@ -16,6 +16,7 @@ from modelserver_backends.llm.grammar.expression import (
     choice,
     concat,
     literal,
+    one_of,
 )
 from modelserver_backends.llm.grammar.pace import Pace
 from modelserver_backends.llm.grammar.program import ROOT, CompileLimits, Program
@@ -166,6 +167,15 @@ def test_a_text_of_many_readings_goes_on_with_some() -> None:
     assert len(automaton.configurations[number].places) <= 1024
     assert automaton.next(number, ord("b")) != DEAD
     assert automaton.next(number, ord("c")) == DEAD
+
+
+def test_many_texts_share_their_beginnings() -> None:
+    texts = ["", "a", "ab", "abc", "b", "é", "è", *("word" + "x" * length for length in range(100))]
+    automaton = automaton_of(one_of(text.encode() for text in texts))
+    assert [text for text in texts if not is_match(automaton, text)] == []
+    assert [text for text in ["ac", "abcd", "wor", "ê", "word" + "x" * 100] if is_match(automaton, text)] == []
+    after = automaton.next(automaton.start, ord("w"))
+    assert len(automaton.configurations[after].places) == 1
 
 
 def test_what_cannot_be_ended_is_not_begun() -> None:

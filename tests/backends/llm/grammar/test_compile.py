@@ -90,6 +90,17 @@ def test_length_and_time_are_bounded() -> None:
         compile_grammar({"choice": ["x" * 2**20]}, tokenizer)
 
 
+def test_what_nests_too_deeply_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="nests too deeply"):
+        compile_grammar({"grammar": 'root ::= "a"' + "*" * 5000}, json_tokenizer())
+
+
+def test_the_deadline_is_that_of_reading_a_schema_too() -> None:
+    alternatives = {"oneOf": [{"const": number} for number in range(2000)]}
+    with pytest.raises(InvalidArgumentError, match="takes too long"):
+        compile_grammar({"json": alternatives}, json_tokenizer(), deadline_s=0.05)
+
+
 def test_what_is_right_but_cannot_be_refused_earlier() -> None:
     with pytest.raises(InvalidArgumentError, match="no text matches"):
         compile_grammar({"json": False}, json_tokenizer())
