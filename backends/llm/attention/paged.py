@@ -21,8 +21,7 @@ class Rotation:
         """Turn [tokens, heads, head_dim] in place, each by its position (halves of a head are a pair's coordinates)."""
         width = self.cosines.shape[-1]
         turned = heads if width == heads.shape[-1] else heads[..., :width]
-        halves = turned.unflatten(-1, (2, width // 2)).flip(-2).flatten(-2)
-        torch.addcmul(turned * self.cosines, halves, self.sines, out=turned)
+        torch.addcmul(turned * self.cosines, turned.roll(width // 2, -1), self.sines, out=turned)
 
 
 class PagedAttention(Protocol):
