@@ -23,7 +23,9 @@ _VARIABLES = {
 # A directory with node_modules/@grpc/grpc-js in it.
 _NODE_VARIABLE = "MODELSERVER_NODE"
 # Libraries of Python that tests use where they are installed.
-_PYTHON_LIBRARIES = frozenset({"llguidance", "triton"})
+_PYTHON_LIBRARIES = frozenset({"helm_python", "kubernetes_validate", "llguidance", "triton"})
+# A directory with the definitions of KServe's resources, serving.kserve.io_*.yaml.
+_KSERVE_VARIABLE = "MODELSERVER_KSERVE_CRDS"
 # Where Debian keeps Go libraries; tests build with them, and without modules.
 GO_LIBRARIES = "/usr/share/gocode"
 
@@ -36,6 +38,9 @@ def find_tool(name: str) -> str | None:
     if name == "grpc-js":
         directory = os.environ.get(_NODE_VARIABLE, "")
         return directory if directory and Path(directory, "node_modules", "@grpc", "grpc-js").is_dir() else None
+    if name == "kserve-crds":
+        directory = os.environ.get(_KSERVE_VARIABLE, "")
+        return directory if directory and Path(directory).is_dir() else None
     if name == "grpc-go":
         return GO_LIBRARIES if Path(GO_LIBRARIES, "src/google.golang.org/grpc").is_dir() else None
     variable = _VARIABLES.get(name)
