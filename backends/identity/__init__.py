@@ -30,11 +30,10 @@ class IdentityInstance(BatchInstance):
         if self._delay_s:
             time.sleep(self._delay_s)
         names = self._names
-        responses = []
-        for request in requests:
-            inputs = request.inputs.values()
-            responses.append(InferResponse([Tensor(names[given.name], given.datatype, given.data) for given in inputs]))
-        return responses
+        return [
+            InferResponse([Tensor(names[given.name], given.datatype, given.data) for given in request.inputs.values()])
+            for request in requests
+        ]
 
 
 class IdentityBackend(Backend):

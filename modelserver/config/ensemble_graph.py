@@ -65,15 +65,24 @@ class EnsembleGraph:
 
     def order(self) -> tuple[int, ...]:
         """The steps, each after those that it waits for. Of a graph without cycles."""
-        done: dict[int, None] = {}
-        left = dict.fromkeys(range(len(self.steps)))
-        while left:
-            ready = [index for index in left if all(writer in done for writer in self.before(index))]
-            assert ready, "the graph was checked for cycles"
+        num_missing = {index: len(self.before(index)) for index in range(len(self.steps))}
+        after: dict[int, list[int]] = {index: [] for index in num_missing}
+        for index in num_missing:
+            for writer in self.before(index):
+                after[writer].append(index)
+        order: list[int] = []
+        ready = [index for index, count in num_missing.items() if not count]
+        while ready:
+            order += ready
+            following = []
             for index in ready:
-                done[index] = None
-                del left[index]
-        return tuple(done)
+                for reader in after[index]:
+                    num_missing[reader] -= 1
+                    if not num_missing[reader]:
+                        following.append(reader)
+            ready = sorted(following)
+        assert len(order) == len(self.steps), "the graph was checked for cycles"
+        return tuple(order)
 
     def guards(self, is_required: IsRequired) -> dict[int, Guards]:
         """For each step the conditions that hold whenever it runs. Of a graph without cycles."""

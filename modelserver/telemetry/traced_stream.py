@@ -25,8 +25,8 @@ class TracedStream(RelayStream):
 
     __slots__ = ("_protocol", "_trace", "_tracer")
 
-    def __init__(self, request: InferRequest, trace: Trace, tracer: Tracer, protocol: str) -> None:
-        """`protocol` is that of the reader behind all others."""
+    def __init__(self, request: InferRequest, trace: Trace, tracer: Tracer, protocol: str | None) -> None:
+        """`protocol` is that of the reader behind all others, "" in another process; None: it was made for another."""
         super().__init__(request.stream)
         self._trace: Trace | None = trace
         self._tracer = tracer
@@ -38,7 +38,7 @@ class TracedStream(RelayStream):
         trace.request_id = request.id
         now_ns = request.arrival_ns
         # A wire hands over whole requests: when their first bytes came is not known here.
-        for name in (*_READ_EVENTS.get(protocol, ()), "REQUEST_START", "QUEUE_START"):
+        for name in (*_READ_EVENTS.get(protocol or "", ()), "REQUEST_START", "QUEUE_START"):
             trace.note(name, now_ns)
         trace.note_tensors("TENSOR_QUEUE_INPUT", request.inputs.values())
 
@@ -49,11 +49,11 @@ class TracedStream(RelayStream):
         trace.note_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
         now_ns = time.monotonic_ns()
         protocol = self._protocol
-        if protocol:  # Triton's frontends tell
+        if protocol is not None:  # Triton's frontends tell
             trace.note("INFER_RESPONSE_COMPLETE", now_ns)
         if response.is_final:
             trace.note("REQUEST_END", now_ns)
-        if not protocol:  # a request that was made for another one ends before that
+        if not protocol:  # a request that was made for another one ends before that; others' sending is not seen here
             self._finish_after(response, trace)
             super().deliver(response)
             return

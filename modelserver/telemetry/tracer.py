@@ -121,7 +121,7 @@ class Tracer:
     def follow(self, caller: Trace, request: InferRequest) -> None:
         """Trace a request that is about to be made for another one, which is traced."""
         request.arrival_ns = time.monotonic_ns()
-        request.stream = TracedStream(request, self._add(self._child(caller)), self, "")
+        request.stream = TracedStream(request, self._add(self._child(caller)), self, None)
 
     def _child(self, caller: Trace) -> Trace:
         has_times, has_tensors = caller.has_times, caller.has_tensors

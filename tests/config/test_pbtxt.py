@@ -163,10 +163,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
 def test_hostile_text_is_refused_in_bounded_time(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     problems = problems_of(text)
     assert 1 <= len(problems) <= MAX_PROBLEMS
-    assert time.perf_counter() - start < 2.0
+    # Some tenths of a second; what grows with the square of the length takes minutes.
+    assert time.process_time() - start < 10.0
 
 
 PIECES = [
