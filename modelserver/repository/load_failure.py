@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
+
+_KNOWN = ("failed to load", "load failed for model")
 
 
 class CompletionError(InvalidArgumentError):
@@ -29,6 +32,21 @@ class VersionsFailedError(InvalidArgumentError):
         self.needs_change = needs_change
         chain = " ".join(f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in reasons.items())
         super().__init__(f"load failed for model '{name}': {chain}")
+
+
+@contextmanager
+def named_failure(name: str) -> Iterator[None]:
+    """Begin the message of what is raised with "failed to load", by which clients of Triton's know it.
+
+    The error itself stays: others may wait for the same load, and hear the same.
+    """
+    try:
+        yield
+    except ServerError as error:
+        if not error.message.startswith(_KNOWN):
+            error.message = f"failed to load '{name}', {error.message}"
+            error.args = (error.message,)
+        raise
 
 
 def describe_failure(error: ServerError) -> str:

@@ -25,6 +25,7 @@ from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
+from modelserver.repository.load_failure import named_failure
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.model_name import check_model_name
@@ -229,11 +230,12 @@ class ModelRepository:
         request = LoadRequest(config_json, dict(files) if files else None, version, persists)
         if persists:
             self._check_storable(name)
-        keys = await self._keys_to_load(name, repository, is_new=bool(request.files))
-        for key in keys:
-            if not request.files and (version is not None or key not in self._lifecycles):
-                await self._check_exists(key, version)
-        await all_of(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
+        with named_failure(name):
+            keys = await self._keys_to_load(name, repository, is_new=bool(request.files))
+            for key in keys:
+                if not request.files and (version is not None or key not in self._lifecycles):
+                    await self._check_exists(key, version)
+            await all_of(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
 
     async def unload(
         self, name: str, *, unload_dependents: bool = False, version: int | None = None, repository: str = ""

@@ -378,8 +378,10 @@ def test_model_control(client: Any) -> None:
         if not client.is_model_ready("later"):
             break
     assert not client.is_model_ready("later")
-    with pytest.raises(InferenceServerException, match="wrong_model_name"):
+    with pytest.raises(InferenceServerException, match="failed to load 'wrong_model_name'"):
         client.load_model("wrong_model_name")
+    with pytest.raises(InferenceServerException, match="failed to load 'later'"):
+        client.load_model("later", config='"parameters": {"config": {{"max_batch_size": "16"}}}')
 
 
 def test_keepalive(served: RunningServer) -> None:

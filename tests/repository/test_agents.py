@@ -138,7 +138,7 @@ async def test_an_agent_that_fails_fails_the_load(
         with pytest.raises(ServerError) as failed:
             await repository.load("m")
         assert failed.value.code is code
-        assert failed.value.message.startswith(f"repository agent 'bad' of model 'm': {words}")
+        assert failed.value.message.startswith(f"failed to load 'm', repository agent 'bad' of model 'm': {words}")
         assert repository.get("m", None) is model
         assert "unload m\n" in bench.log.read_text(), "the good one before it is told"
         assert words in reason(repository)
