@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 from support.deployment import CHART, DOCKER, ROOT, read_yaml
+from support.tools import run_tool
 
 from modelserver.option_sources import read_file
 from modelserver.option_table import option_table
@@ -102,7 +104,7 @@ def test_helm_lints_the_chart() -> None:
 
 @helm
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_options_file_is_one_that_the_server_reads(variant: str, tmp_path: Any) -> None:
+def test_the_options_file_is_one_that_the_server_reads(variant: str, tmp_path: Path) -> None:
     path = tmp_path / "options.yaml"
     path.write_text(rendered(variant)["ConfigMap", NAME]["data"]["options.yaml"])
     options = read_file(path)
@@ -185,6 +187,17 @@ def test_replicas_are_left_to_whoever_scales() -> None:
     for variant, kind in (("full", "HorizontalPodAutoscaler"), ("keda", "ScaledObject")):
         assert "replicas" not in rendered(variant)["Deployment", NAME]["spec"]
         assert rendered(variant)[kind, NAME]["spec"]["scaleTargetRef"]["name"] == NAME
+
+
+@helm
+@pytest.mark.tool("promtool")
+def test_promtool_parses_the_queries_that_keda_asks(tmp_path: Path) -> None:
+    triggers = rendered("keda")["ScaledObject", NAME]["spec"]["triggers"]
+    rules = [{"record": f"keda:{number}", "expr": each["metadata"]["query"]} for number, each in enumerate(triggers)]
+    path = tmp_path / "keda.json"  # JSON is YAML
+    path.write_text(json.dumps({"groups": [{"name": "keda", "rules": rules}]}))
+    run_tool("promtool", "check", "rules", str(path))
+    assert len(rules) == 2
 
 
 @helm

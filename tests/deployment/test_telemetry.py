@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.deployment import CHART, DOCKER, metrics_of, read_yaml
+from support.deployment import CHART, DOCKER, ROOT, metrics_of, read_yaml
 from support.serving import RunningServer
 from support.tools import run_tool
 
@@ -17,7 +17,6 @@ DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 GROUPS = read_yaml(CHART / "files" / "alerts.yaml")["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"]]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-# Families without samples until a decoupled model has answered, or a peer has broken a rule: their HELP is enough.
 QUERIES = {
     **{f"panel {panel['title']}, {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]},
     **{f"rule {rule.get('alert') or rule.get('record')}": rule["expr"] for rule in RULES},
@@ -75,6 +74,15 @@ def test_a_metric_that_there_is_not_is_found_missing(told: dict[str, set[str]]) 
     names = metrics_of('sum by (model) (rate(nv_inference_invented{model=~"$model"}[5m])) / 1e6')
     assert names == {"nv_inference_invented"}
     assert not names <= set(told)
+
+
+@pytest.mark.parametrize(
+    "path", [CHART / "templates" / "autoscaling.yaml", ROOT / "docs" / "operations.md"], ids=lambda path: path.name
+)
+def test_what_scales_the_server_is_told_by_it(path: Path, told: dict[str, set[str]]) -> None:
+    names = set(re.findall(r"\b(nv_\w+)\{", path.read_text()))
+    assert {"nv_inference_pending_request_count", "nv_inference_queue_duration_us"} <= names
+    assert names <= set(told)
 
 
 def test_the_endpoint_picker_of_the_gateway_finds_its_gauges(told: dict[str, set[str]]) -> None:
