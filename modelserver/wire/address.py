@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from dataclasses import dataclass
@@ -52,3 +53,9 @@ class Address:
 def authority(host: str, port: int) -> str:
     """`host:port` as URLs write it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """Who is at the other end, as `host:port`; empty where the transport does not know."""
+    name = transport.get_extra_info("peername")
+    return authority(name[0], name[1]) if isinstance(name, tuple) and len(name) >= 2 else ""

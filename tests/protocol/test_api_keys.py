@@ -277,6 +277,7 @@ def test_no_key_is_in_a_log_line_an_error_or_a_parameter_and_admin_actions_are_a
     written = caplog.text + "".join(answer.text for answer in answers)
     assert not any(text in written or text[13:] in written for text in texts)
     lines = [record.getMessage() for record in caplog.records if record.name == "modelserver.audit"]
+    assert all(re.search(r" peer=127\.0\.0\.1:\d+ ", line) for line in lines), lines
     found = [re.sub(r" peer=\S+", "", line).removeprefix("audit: key=") for line in lines]
     assert found == [
         '"admin" action="load" target="echo" result=ok',

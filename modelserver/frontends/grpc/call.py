@@ -33,6 +33,11 @@ class UnaryCall:
     deadline_ns: int | None
     on_cancel: Callable[[], None] | None
 
+    @property
+    def peer(self) -> str:
+        """The address that the call comes from; empty where the wire does not know."""
+        return ""
+
     def reply(self, parts: Parts) -> None:
         """End the call with this message. Exactly one of `reply` and `fail` is called, once."""
         raise NotImplementedError

@@ -39,8 +39,11 @@ class KeyedGrpcFrontend(GrpcFrontend):
     """Answers those who have a key for what they call."""
 
     def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: GrpcLimits, keys: KeyRing) -> None:
+        self._keys = keys  # first: the methods are made in there
         super().__init__(*keyed_planes(dataplane, controlplane, keys), limits)
-        self.methods = keyed(self.methods, keys)
+
+    def _guard(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
+        return keyed(methods, self._keys)
 
 
 def keyed(methods: Mapping[str, Method], keys: KeyRing) -> dict[str, Method]:

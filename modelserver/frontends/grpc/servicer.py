@@ -18,6 +18,7 @@ from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import answered, awaited, fail, streamed
 from modelserver.frontends.grpc.head import decode_version
 from modelserver.frontends.grpc.health import Health
+from modelserver.frontends.grpc.peers import with_peers
 from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from modelserver.frontends.grpc.reflection import Reflection
 from modelserver.frontends.grpc.regions import Regions
@@ -71,7 +72,11 @@ class GrpcFrontend:
         )
         own = {f"/{SERVICE}/{name}": method for name, method in self._own_methods().items()}
         methods = {**own, **health.methods, **reflection.methods}
-        self.methods: Mapping[str, Method] = restricted(methods, limits.access)
+        self.methods: Mapping[str, Method] = with_peers(self._guard(restricted(methods, limits.access)))
+
+    def _guard(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
+        """What stands before the methods; here nothing."""
+        return methods
 
     def drain(self) -> None:
         """Open streams take no more requests and end when what is in flight is answered. Called once, at shutdown."""

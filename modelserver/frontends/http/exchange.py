@@ -68,6 +68,11 @@ class HttpExchange:
     body: Buffer
     on_disconnect: Callable[[], None] | None
 
+    @property
+    def peer(self) -> str:
+        """The address that the request comes from; empty where the wire does not know, and once it is answered."""
+        return ""
+
     def respond(self, response: HttpResponse) -> None:
         """Answer completely. Exactly one of `respond` and `start` is called, once; in vain if the client left."""
         raise NotImplementedError

@@ -25,6 +25,10 @@ class RelayedExchange(HttpExchange):
     def on_disconnect(self, callback: Callable[[], None] | None) -> None:
         self._exchange.on_disconnect = callback
 
+    @property
+    def peer(self) -> str:
+        return self._exchange.peer
+
     def respond(self, response: HttpResponse) -> None:
         response.headers = self.change(list(response.headers))
         self._exchange.respond(response)

@@ -14,6 +14,7 @@ from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.log_settings import LogRoutes
+from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
@@ -64,7 +65,7 @@ class HttpFrontend:
             *TraceRoutes(dataplane, self.limits).routes(),
         )
         every = (*restricted(routes, self.limits.access), *OpenAi(dataplane, self.limits).routes())
-        self._router = Router(tuple(self._guard(route) for route in every))
+        self._router = Router(tuple(with_peer(self._guard(route)) for route in every))
 
     def _guard(self, route: Route) -> Route:
         """What stands before a route; here nothing."""

@@ -16,6 +16,7 @@ from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoun
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.peers import knowing_peer
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.frontends.http.restricted import guarded
 from modelserver.frontends.http.router import Route, Router, allowed_methods, call_for
@@ -134,7 +135,8 @@ async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None]) 
 
 
 def _restricted(access: Access, *routes: Route) -> tuple[Route, ...]:
-    return guarded(routes, access.restriction(ApiGroup.MODEL_REPOSITORY))
+    found = guarded(routes, access.restriction(ApiGroup.MODEL_REPOSITORY))
+    return tuple(Route(route.method, route.pattern, knowing_peer(route.call)) for route in found)
 
 
 def _document(name: str, url: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.status import message_response
 from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.wire.address import peer_of
 from modelserver.wire.context import WireContext
 from modelserver.wire.http1.answer import (
     BODYLESS,
@@ -75,6 +76,11 @@ class Http1Connection(RequestReader):
             self._receive(data)
         else:
             self._settle()
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        return peer_of(self._transport)
 
     # Called by the transport.
 

@@ -93,6 +93,11 @@ class RequestReader(asyncio.BufferedProtocol):
         # When the head that is awaited began; None while none is.
         self._head_since_s: float | None = None
 
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        raise NotImplementedError
+
     def answer(self, request: RequestHead, response: HttpResponse) -> None:
         """Called by the turn."""
         raise NotImplementedError

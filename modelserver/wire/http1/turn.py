@@ -12,6 +12,10 @@ from modelserver.wire.http1.head import RequestHead
 class Answering(Protocol):
     """The connection, as its turns see it."""
 
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+
     def answer(self, request: RequestHead, response: HttpResponse) -> None:
         """Send the whole answer to the request whose turn it is."""
 
@@ -33,6 +37,11 @@ class Turn(HttpExchange):
         self.on_disconnect = None
         self.request = request
         self._connection: Answering | None = connection
+
+    @property
+    def peer(self) -> str:
+        connection = self._connection
+        return "" if connection is None else connection.peer
 
     def respond(self, response: HttpResponse) -> None:
         """Answer completely; nothing happens when the client has left or the answer was given."""

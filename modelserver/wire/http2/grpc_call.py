@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.call import Metadata, Parts, RpcError, UnaryCall
 from modelserver.frontends.grpc.status import Status
+from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.compression import belongs_off_loop, compress, decompress, decompress_on_loop
 from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
 from modelserver.wire.http2.frame import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, pack_u32, window_update
@@ -67,6 +68,10 @@ class GrpcCall(UnaryCall, Http2Stream):
     @property
     def metadata(self) -> Metadata:  # type: ignore[override]  # nobody sets it: it is read when asked for
         return self.route.head.metadata
+
+    @property
+    def peer(self) -> str:
+        return peer_of(self.connection.transport)
 
     # The answer.
 

@@ -11,6 +11,7 @@ from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import error_response, message_response
 from modelserver.telemetry.wire import Violation
+from modelserver.wire.address import peer_of
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.answer import BODYLESS
 from modelserver.wire.http1.head import json_length
@@ -64,6 +65,10 @@ class RestExchange(HttpExchange, Http2Stream):
         self._is_started = False
 
     # The request.
+
+    @property
+    def peer(self) -> str:
+        return peer_of(self.connection.transport)
 
     def receive(self, data: memoryview) -> None:
         collector = self._collect()

@@ -111,7 +111,7 @@ class ForwardedExchanges:
 class _Exchange(HttpExchange):
     """An HTTP request, whose answer goes to the front."""
 
-    __slots__ = ("_exchanges", "_is_started", "_number", "window")
+    __slots__ = ("_exchanges", "_is_started", "_number", "_peer", "window")
 
     def __init__(self, exchanges: ForwardedExchanges, message: Exchange) -> None:
         self.head = HttpHead(message.method, message.path, message.headers, message.query)
@@ -120,7 +120,12 @@ class _Exchange(HttpExchange):
         self.window = Window()
         self._exchanges = exchanges
         self._number = message.call
+        self._peer = message.peer
         self._is_started = False
+
+    @property
+    def peer(self) -> str:
+        return self._peer
 
     def respond(self, response: HttpResponse) -> None:
         self._exchanges.end(self._number)
@@ -169,7 +174,7 @@ class _Writer:
 class _Call(UnaryCall):
     """A gRPC call, whose reply goes to the front."""
 
-    __slots__ = ("_exchanges", "_number")
+    __slots__ = ("_exchanges", "_number", "_peer")
 
     def __init__(self, exchanges: ForwardedExchanges, message: Unary) -> None:
         self.message = exchanges.bytes_of(message.content)
@@ -178,6 +183,11 @@ class _Call(UnaryCall):
         self.on_cancel = None
         self._exchanges = exchanges
         self._number = message.call
+        self._peer = message.peer
+
+    @property
+    def peer(self) -> str:
+        return self._peer
 
     def reply(self, parts: Parts) -> None:
         self._exchanges.end(self._number)

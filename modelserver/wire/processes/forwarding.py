@@ -117,7 +117,7 @@ class ForwardedCalls:
         self._calls[number] = _HttpCall(self, number, exchange)
         exchange.on_disconnect = partial(self.cancel, number)
         body = self.link.content(exchange.body)
-        self.link.send(Exchange(number, head.method, head.path, head.query, dict(head.headers), body))
+        self.link.send(Exchange(number, head.method, head.path, head.query, dict(head.headers), body, exchange.peer))
 
     def grpc(self, path: str, method: Method) -> Method:
         """A method of the same kind that forwards its calls."""
@@ -153,7 +153,8 @@ class ForwardedCalls:
         number = self._next_number()
         self._calls[number] = _UnaryCall(self, call)
         call.on_cancel = partial(self.cancel, number)
-        self.link.send(Unary(number, path, dict(call.metadata), call.deadline_ns, self.link.content(call.message)))
+        content = self.link.content(call.message)
+        self.link.send(Unary(number, path, dict(call.metadata), call.deadline_ns, content, call.peer))
 
     async def _stream(self, path: str, call: StreamCall) -> None:
         number = self._next_number()

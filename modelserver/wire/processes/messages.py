@@ -57,6 +57,7 @@ class Exchange(Message, tag=3):
     query: str
     headers: dict[str, str]
     body: Content
+    peer: str = ""
 
 
 class Unary(Message, tag=4):
@@ -66,6 +67,7 @@ class Unary(Message, tag=4):
     metadata: dict[str, Any]
     deadline_ns: int | None
     content: Content
+    peer: str = ""
 
 
 class Open(Message, tag=5):

@@ -136,10 +136,11 @@ class _ContextMetadata(Mapping[str, str | bytes]):
 class _Call(UnaryCall):
     """A unary call: what its handler said, and a future for the case that it says so later."""
 
-    __slots__ = ("_waiter", "answer", "is_answered", "status", "text")
+    __slots__ = ("_context", "_waiter", "answer", "is_answered", "status", "text")
 
     def __init__(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         self.message = message
+        self._context = context
         self.metadata = _ContextMetadata(context)
         self.deadline_ns = _deadline_ns(context)
         self.on_cancel = None
@@ -148,6 +149,11 @@ class _Call(UnaryCall):
         self.status = 0
         self.text = ""
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def peer(self) -> str:
+        """As grpcio writes it, with the kind of the address before it."""
+        return str(self._context.peer()).partition(":")[2]
 
     def reply(self, parts: Parts) -> None:
         self.answer = parts

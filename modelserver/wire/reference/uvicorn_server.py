@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import error_response, message_response
-from modelserver.wire.address import Address
+from modelserver.wire.address import Address, peer_of
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.head import content_length, json_length
 from modelserver.wire.limits import WireLimits
@@ -205,6 +205,10 @@ class _Exchange(HttpExchange):
         # The complete answer, or None when it was written in pieces or the client left.
         self._done: asyncio.Future[HttpResponse | None] = connection.loop.create_future()
         self._answer_head: _Message | None = None  # of an answer in pieces, until it is sent
+
+    @property
+    def peer(self) -> str:
+        return peer_of(self._connection.transport)
 
     async def run(self, frontend: Frontend) -> None:
         """Let the frontend answer, and send what it says."""

@@ -1,0 +1,29 @@
+"""Routes whose calls the audit log has: it is told where they come from."""
+
+from __future__ import annotations
+
+from modelserver.api_keys import SCOPE_OF, Scope
+from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.restricted import group_of
+from modelserver.frontends.http.router import Route, RouteCall
+from modelserver.telemetry.audit import PEER
+
+
+def with_peer(route: Route) -> Route:
+    """The route; if it is one of control, its calls know where they come from."""
+    if SCOPE_OF[group_of(route.pattern)] is not Scope.ADMIN:
+        return route
+    return Route(route.method, route.pattern, knowing_peer(route.call))
+
+
+def knowing_peer(call: RouteCall) -> RouteCall:
+    """The call, with what it starts knowing where the request comes from."""
+
+    def known(exchange: HttpExchange, **arguments: str) -> None:
+        token = PEER.set(exchange.peer)
+        try:
+            call(exchange, **arguments)
+        finally:
+            PEER.reset(token)
+
+    return known
