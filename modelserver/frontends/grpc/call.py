@@ -6,6 +6,7 @@ loop. Unary handlers answer through `reply` or `fail`, from a callback where the
 
 from __future__ import annotations
 
+import abc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ Metadata = Mapping[str, str | bytes]
 Parts = Sequence[Buffer]
 
 
-class UnaryCall:
+class UnaryCall(abc.ABC):
     """A call with one request message. Wires extend this.
 
     `message` is valid for as long as somebody refers to it. `metadata` has lower-case keys, those that end in
@@ -38,13 +39,13 @@ class UnaryCall:
         """The address that the call comes from; empty where the wire does not know."""
         return ""
 
+    @abc.abstractmethod
     def reply(self, parts: Parts) -> None:
         """End the call with this message. Exactly one of `reply` and `fail` is called, once."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def fail(self, status: int, text: str) -> None:
         """End the call with a gRPC status code other than OK."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from the model's callback, so it needs neither a Task nor a Future; slow handler
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -54,7 +55,7 @@ class ResponseWriter(Protocol):
         """End the body."""
 
 
-class HttpExchange:
+class HttpExchange(abc.ABC):
     """A request, and the one way to answer it. Everything is called on the event loop thread.
 
     Wires extend this. `body` is complete and still compressed as the client sent it, and valid for as long as
@@ -73,13 +74,13 @@ class HttpExchange:
         """The address that the request comes from; empty where the wire does not know, and once it is answered."""
         return ""
 
+    @abc.abstractmethod
     def respond(self, response: HttpResponse) -> None:
         """Answer completely. Exactly one of `respond` and `start` is called, once; in vain if the client left."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
         """Begin an answer whose body follows piece by piece."""
-        raise NotImplementedError
 
 
 class Frontend(Protocol):

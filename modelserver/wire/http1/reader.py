@@ -5,6 +5,7 @@ Heads that repeat are not parsed again, and large bodies are received into their
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from typing import Any
 
@@ -31,7 +32,7 @@ _MAX_DROPPED_BYTES = 64 * 1024
 _NO_HTTP = "this port serves gRPC only, which needs HTTP/2"
 
 
-class RequestReader(asyncio.BufferedProtocol):
+class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     """The reading half of a connection.
 
     What came goes through these in order: `_rest` are bytes of a head that is not complete, or of requests
@@ -94,21 +95,21 @@ class RequestReader(asyncio.BufferedProtocol):
         self._head_since_s: float | None = None
 
     @property
+    @abc.abstractmethod
     def peer(self) -> str:
         """The address of the client."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def answer(self, request: RequestHead, response: HttpResponse) -> None:
         """Called by the turn."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def begin_pieces(self, request: RequestHead, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
         """Called by the turn."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _settle(self) -> None:
         """Everything that was received is read: send what there is to send."""
-        raise NotImplementedError
 
     # Called by the transport.
 
