@@ -19,6 +19,7 @@ from modelserver.errors import InternalError, ServerError
 from modelserver.execution.busy_wait import BusyWait
 from modelserver.execution.executor import Executor
 from modelserver.execution.flight import OnDone, Result
+from modelserver.execution.loop_seat import LoopSeat
 from modelserver.execution.runner import BatchRunner
 from modelserver.execution.sending import Line
 from modelserver.execution.sending_runner import SendingRunner
@@ -83,7 +84,7 @@ class AnsweredExecutor(Executor):
         return response, (called_ns - self.infer_ns, called_ns, self.now_ns())
 
 
-class HostedWorker:
+class HostedWorker(LoopSeat):
     """Sends batches to one instance, and delivers what comes back. It is its own seat.
 
     `may_take` is asked before every batch. `sends_ahead`: batches may be sent while others are executed, if those are
@@ -102,17 +103,9 @@ class HostedWorker:
         may_take: Callable[[], bool],
         sends_ahead: Callable[[], bool],
     ) -> None:
-        self.runner = runner
-        self.is_parked = False
-        self.is_woken = False
-        self.is_closed = False
-        self.is_left = False
-        self._source = source
+        super().__init__(source, runner, instance.loop, clock)
         self._instance = instance
         self._executor = executor
-        self._loop = instance.loop
-        self._loop_thread_id: int | None = None  # known from the first turn on
-        self._now_ns = clock.now_ns
         self._may_take = may_take
         self._sends_ahead = sends_ahead
         self._sending = runner if isinstance(runner, SendingRunner) else None
@@ -122,22 +115,6 @@ class HostedWorker:
         self._mean_ns = float(_TOGETHER_BUDGET_NS)  # that the child takes for a batch
         # Batches that may go together with another one: as many as the child executes within the budget.
         self._num_further = 0
-        self._has_ended = threading.Event()
-
-    def start(self) -> None:
-        self._source.post(self._take_turn)
-
-    def wake(self) -> None:
-        if threading.get_ident() == self._loop_thread_id:
-            self._loop.call_soon(self._take_turn)
-        else:
-            self._source.post(self._take_turn)
-
-    def settle(self) -> None:
-        """The signal is a turn; one too many does no harm."""
-
-    def close(self) -> None:
-        self._source.close_seat(self)
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait for the batches on their way. From any thread but the loop's."""

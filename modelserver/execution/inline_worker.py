@@ -9,49 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from modelserver.core.clock import Clock
+from modelserver.execution.loop_seat import LoopSeat
 from modelserver.execution.runner import BatchRunner
 from modelserver.scheduling.direct import DirectScheduler
-from modelserver.scheduling.source import BatchSource
 
 # How long batches may keep the event loop before others get their turn.
 _TURN_BUDGET_NS = 1_000_000
 
 
-class InlineWorker:
+class InlineWorker(LoopSeat):
     """Runs batches in turns of the event loop, each turn within a time budget, so that the loop stays responsive.
 
-    It is its own seat. Turns belong to the event loop thread; every method may be called from any thread.
+    It is its own seat.
     """
-
-    def __init__(
-        self, batcher: BatchSource, runner: BatchRunner, loop: asyncio.AbstractEventLoop, clock: Clock
-    ) -> None:
-        self.runner = runner
-        self.is_parked = False
-        self.is_woken = False
-        self.is_closed = False
-        self.is_left = False
-        self._batcher = batcher
-        self._loop = loop
-        self._loop_thread_id: int | None = None  # known from the first turn on
-        self._now_ns = clock.now_ns
-        self._has_ended = threading.Event()
-
-    def start(self) -> None:
-        self._batcher.post(self._take_turn)
-
-    def wake(self) -> None:
-        if threading.get_ident() == self._loop_thread_id:
-            self._loop.call_soon(self._take_turn)
-        else:
-            self._batcher.post(self._take_turn)
-
-    def settle(self) -> None:
-        """The signal is a turn; one too many does no harm."""
-
-    def close(self) -> None:
-        self._batcher.close_seat(self)
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait for the turn in progress. On the loop's own thread, or when it does not run, there is none."""
@@ -63,10 +33,10 @@ class InlineWorker:
         self._loop_thread_id = threading.get_ident()
         budget_ends_ns = self._now_ns() + _TURN_BUDGET_NS
         while True:
-            batch, wait_until_ns = self._batcher.try_take(self)
+            batch, wait_until_ns = self._source.try_take(self)
             if batch is None:
                 break
-            self._batcher.deliver(self.runner.run(batch))
+            self._source.deliver(self.runner.run(batch))
             if self._now_ns() >= budget_ends_ns:
                 self._loop.call_soon(self._take_turn)
                 return
