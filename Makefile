@@ -2,6 +2,7 @@
 #
 #   make serve ARGS="--http-port 9000"    more flags for the server
 #   make test  ARGS="tests/config -x"     arguments for pytest
+#   make nightly                          all of the tests, those marked slow too
 #   make serve PYTHON=python3.12          the Python that the virtual environment is made from
 #   make serve TORCH_INDEX=<url>          where to get the CPU build of torch, to spare a laptop the CUDA packages
 
@@ -16,14 +17,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := torch==2.13.0
 EXTRAS := onnx,pytorch,images,llm
 
-.PHONY: serve test check format bench clean
+TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile
+
+.PHONY: serve test nightly check format bench clean
 
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
 
 # A file's tests run in order in one of as many processes as there are processors, up to eight.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile $(ARGS)
+	$(TESTS) -m "not slow" $(ARGS)
+
+# The long ones too: soaks, wide differentials, foreign toolchains.
+nightly: $(VENV)/.dev
+	$(TESTS) $(ARGS)
 
 # What is checked without running the server: manner, types, the direction of imports.
 check: $(VENV)/.dev

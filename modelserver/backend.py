@@ -44,6 +44,7 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from modelserver.diagnosis import Finding, FindingLevel
 from modelserver.telemetry.measurement import Measurement
 
 __all__ = [
@@ -59,6 +60,8 @@ __all__ = [
     "DeviceKind",
     "FileSignature",
     "FileTensor",
+    "Finding",
+    "FindingLevel",
     "InferRequest",
     "InferResponse",
     "Instance",
@@ -388,6 +391,11 @@ class Backend(abc.ABC):
         ConfigError when the config contradicts the files. The default completes nothing.
         """
         return context.config
+
+    @classmethod
+    def diagnose(cls) -> Sequence[Finding]:
+        """What `modelserver doctor` is to say of this machine as far as the backend is concerned: quick, never raises."""
+        return ()
 
     def load(self) -> None:
         """Read weights and whatever instances share. Called once, off the event loop; may take long."""
