@@ -35,6 +35,7 @@ from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
+from modelserver.diagnosis import Finding, FindingLevel
 from modelserver.errors import (
     ConfigError,
     InternalError,
@@ -44,7 +45,6 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from modelserver.diagnosis import Finding, FindingLevel
 from modelserver.telemetry.measurement import Measurement
 
 __all__ = [
@@ -394,7 +394,7 @@ class Backend(abc.ABC):
 
     @classmethod
     def diagnose(cls) -> Sequence[Finding]:
-        """What `modelserver doctor` is to say of this machine as far as the backend is concerned: quick, never raises."""
+        """What `modelserver doctor` says of this machine as far as the backend is concerned: quick, never raises."""
         return ()
 
     def load(self) -> None:
