@@ -22,7 +22,7 @@ from benchmarks import models, requests
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.frontends.grpc.call import Method, Parts, StreamCall, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -80,6 +80,9 @@ class NullExchange(HttpExchange):
     def respond(self, response: HttpResponse) -> None:
         assert response.status == 200, response.body
         self._tally.add()
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        raise AssertionError("an infer call is answered at once")
 
 
 class NullCall(UnaryCall):
