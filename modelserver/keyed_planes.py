@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from modelserver.repository.state import IndexEntry
     from modelserver.shared_memory import CudaSharedMemory, SharedMemory
     from modelserver.telemetry.log_settings import LogControl
-    from modelserver.telemetry.statistics import StatisticsSnapshot
+    from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
     from modelserver.telemetry.trace_settings import Changes
 
 _Settings = Mapping[str, str | list[str]]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import Metric
 
 from modelserver.cache.store import StoreCounts
-from modelserver.telemetry.statistics import StatisticsSnapshot
+from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 
 
 def cache_families(counts: StoreCounts, models: Iterable[tuple[Mapping[str, str], StatisticsSnapshot]]) -> list[Metric]:

@@ -23,7 +23,8 @@ from modelserver.telemetry.measurement import Measurement, measured_families
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.refusals import RefusalCounts
-from modelserver.telemetry.statistics import ModelStatistics, StatisticsSnapshot
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
 
 

@@ -6,13 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from modelserver.telemetry.statistics import (
-    DURATION_BOUNDS_S,
-    BatchTiming,
-    DurationStat,
-    FailureReason,
-    ModelStatistics,
-)
+from modelserver.telemetry.statistics import DURATION_BOUNDS_S, BatchTiming, FailureReason, ModelStatistics
+from modelserver.telemetry.statistics_snapshot import DurationStat
 
 MS = 1_000_000
 TIMING = BatchTiming(1 * MS, 20 * MS, 3 * MS)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from modelserver.dataplane import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.execution.model import Model
     from modelserver.repository.state import IndexEntry
-    from modelserver.telemetry.statistics import DurationStat, ResponseStat, StatisticsSnapshot
+    from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
 
 
 def server_metadata(metadata: ServerMetadata) -> pb.ServerMetadataResponse:

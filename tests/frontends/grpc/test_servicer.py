@@ -24,7 +24,7 @@ from modelserver.frontends.grpc.call import Method
 from modelserver.frontends.grpc.status import STATUS_OF, Status
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.repository.state import IndexEntry, ModelState
-from modelserver.telemetry.statistics import BatchStat, DurationStat
+from modelserver.telemetry.statistics_snapshot import BatchStat, DurationStat
 
 Methods = Mapping[str, Method]
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

@@ -1,0 +1,80 @@
+"""The numbers of one loaded model version at one moment, with Triton's meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from modelserver.telemetry.histogram import HistogramSnapshot
+
+if TYPE_CHECKING:
+    from modelserver.telemetry.statistics import FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class DurationStat:
+    """How often, and how long in all."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStat:
+    """Numbers of the batches of one size, counted per batch."""
+
+    compute_input: DurationStat
+    compute_infer: DurationStat
+    compute_output: DurationStat
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStat:
+    """Numbers of the responses that came as the n-th of their requests, from a decoupled model.
+
+    A response begins where the one before ended; `compute_infer` is the time until it was sent.
+    """
+
+    compute_infer: DurationStat
+    compute_output: DurationStat
+    success: DurationStat
+    fail: DurationStat
+    empty_response: DurationStat
+    cancel: DurationStat
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsSnapshot:
+    """All numbers at one moment, since the version was loaded.
+
+    Per request: `queue.count` equals `success.count`, and the compute counts equal `success.count` less
+    `cache_hit.count`. `inference_count` is executed rows, `execution_count` executed batches;
+    `batch_stats` is keyed by rows, `response_stats` by a response's position among those of its request, from 0; the
+    last position holds all later ones too. `pending` requests are queued, `inflight` ones queued or executing.
+    The histograms are in seconds (`batch_rows`: rows) and count successes. `first_response_histogram`, in milliseconds,
+    is of decoupled models: from the arrival of a request to the first of its responses, if that is no error.
+    """
+
+    success: DurationStat
+    fail: DurationStat
+    queue: DurationStat
+    compute_input: DurationStat
+    compute_infer: DurationStat
+    compute_output: DurationStat
+    cache_hit: DurationStat
+    cache_miss: DurationStat
+    inference_count: int
+    execution_count: int
+    last_inference_ms: int
+    batch_stats: Mapping[int, BatchStat]
+    response_stats: Mapping[int, ResponseStat]
+    failures: Mapping[FailureReason, int]
+    pending: int
+    inflight: int
+    request_histogram: HistogramSnapshot
+    queue_histogram: HistogramSnapshot
+    compute_infer_histogram: HistogramSnapshot
+    batch_rows_histogram: HistogramSnapshot
+    first_response_histogram: HistogramSnapshot
+    warmup_s: float = 0.0
