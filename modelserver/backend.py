@@ -35,6 +35,7 @@ from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
+from modelserver.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.diagnosis import Finding, FindingLevel
 from modelserver.errors import (
     ConfigError,
@@ -58,6 +59,7 @@ __all__ = [
     "ConfigError",
     "Datatype",
     "DeviceKind",
+    "DeviceMemory",
     "FileSignature",
     "FileTensor",
     "Finding",
@@ -77,6 +79,7 @@ __all__ = [
     "ModelTransactionPolicy",
     "NotFoundError",
     "Placement",
+    "Reservation",
     "ResponseSender",
     "ResponseStream",
     "ServerCalls",
@@ -86,6 +89,7 @@ __all__ = [
     "TensorInstance",
     "UnavailableError",
     "UnsupportedError",
+    "device_memory",
     "model_inputs",
     "model_outputs",
 ]
@@ -301,6 +305,16 @@ class BatchInstance(Instance, abc.ABC):
 class TensorInstance(Instance, abc.ABC):
     """An instance that sees whole batches: the server concatenates inputs and splits outputs by rows."""
 
+    # Whether `interrupt` does anything. Read once, when the instance stands.
+    can_be_interrupted: bool = False
+
+    def interrupt(self, is_wanted: bool) -> None:
+        """Let the run in progress, or the next one, end at once and raise CancelledError; with False, let runs be.
+
+        Nobody waits for its outputs any more. Called from any thread, and not for long: the server says False
+        before it lets the instance run for anybody else.
+        """
+
     @abc.abstractmethod
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Compute the outputs for one batch, as arrays keyed by the config's output names.
@@ -369,6 +383,8 @@ class Backend(abc.ABC):
     # Instances made when instance_group gives no count, by device kind.
     default_cpu_instances: ClassVar[int] = 1
     supports_gpu: ClassVar[bool] = False
+    # Its instances live in processes of their own making: the config's `instance_in_process` has nothing to add.
+    has_processes: ClassVar[bool] = False
     # Fields of the model's config that this backend carries out; for any other backend they only cause a warning.
     # One of optimization.{graph, execution_accelerators, cuda, ...}, instance_group.{profile, secondary_devices}.
     acts_on: ClassVar[frozenset[str]] = frozenset()
@@ -391,6 +407,14 @@ class Backend(abc.ABC):
         ConfigError when the config contradicts the files. The default completes nothing.
         """
         return context.config
+
+    @classmethod
+    def needs_process(cls, context: BackendContext) -> bool:  # noqa: ARG003  # others look at the files
+        """Whether this model's instances had better live each in a process of its own, unless its config says no.
+
+        For what holds the interpreter's lock while it executes, or may crash. Asked before `load`; must be quick.
+        """
+        return False
 
     @classmethod
     def diagnose(cls) -> Sequence[Finding]:

@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.api_keys",
         "modelserver.logs",
         "modelserver.allocator",
+        "modelserver.device_memory",
         "modelserver.diagnosis",
     ),
     (

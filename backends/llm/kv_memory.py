@@ -13,6 +13,8 @@ from .options import EngineOptions
 # Small enough that short prompts share prefixes; large enough that gathering a block is a copy worth making.
 _CPU_BLOCK_SIZE = 32
 _GPU_BLOCK_SIZE = 16
+_PURPOSE = " for its KV cache"
+_ADVICE = "unload a model, or lower max_model_len or kv_cache_memory_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,13 @@ def reserve_kv_memory(
     available: int | None = available_bytes(device, options.gpu_memory_utilization)
     if options.kv_cache_memory_bytes is not None:
         wanted, available = min(wanted, options.kv_cache_memory_bytes), None
-    reservation = device_memory(device).reserve(wanted, available=available, least=least * block_bytes, what=what)
-    blocks = KvBlocks(shape, num_blocks=reservation.num_bytes // block_bytes, block_size=block_size, device=device)
+    reservation = device_memory(device).reserve(
+        wanted, available=available, least=least * block_bytes, what=what, purpose=_PURPOSE, advice=_ADVICE
+    )
+    try:
+        blocks = KvBlocks(shape, num_blocks=reservation.num_bytes // block_bytes, block_size=block_size, device=device)
+    except BaseException:
+        reservation.release()
+        raise
+    reservation.settle()
     return KvMemory(blocks, reservation)

@@ -47,7 +47,7 @@ def test_engines_share_what_there_is() -> None:
     first = memory.reserve(700, available=1000, least=100, what="first")
     second = memory.reserve(700, available=1000, least=400, what="second")
     assert (first.num_bytes, second.num_bytes) == (500, 400)
-    with pytest.raises(UnavailableError, match=r"third needs 200 bytes .* 100 are left: unload a model"):
+    with pytest.raises(UnavailableError, match=r"third needs 200 bytes, and 100 are left: unload a model"):
         memory.reserve(700, available=1000, least=200, what="third")
     assert memory.reserve(50, available=None, least=1, what="who was told a figure").num_bytes == 50
     first.release()
@@ -57,5 +57,5 @@ def test_engines_share_what_there_is() -> None:
 
 def test_what_a_gpu_has_given_is_free_no_more() -> None:
     memory = DeviceMemory(is_lazy=False)
-    memory.reserve(700, available=1000, least=100, what="first")
+    memory.reserve(700, available=1000, least=100, what="first").settle()
     assert memory.reserve(700, available=300, least=100, what="second").num_bytes == 300

@@ -1,0 +1,92 @@
+"""Who has been promised how much memory of a device: one budget for all backends of this process."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from modelserver.errors import UnavailableError
+
+_ADVICE = "unload a model, or place this one on another device"
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Memory promised to one model. `release` gives it back; a second time does nothing.
+
+    `is_settled`: it has been allocated, so that the device's own figures show it.
+    """
+
+    budget: DeviceMemory
+    num_bytes: int
+    is_settled: bool = False
+
+    def settle(self) -> None:
+        """The memory is allocated now: a device that tells what is free counts it by itself from here on."""
+        self.budget.settle(self)
+
+    def release(self) -> None:
+        self.budget.free(self)
+
+
+class DeviceMemory:
+    """Reservations on one device. Threads that load models share it; the lock guards the sums.
+
+    `is_lazy`: zeroed memory is free until it is touched, as on a CPU; so what is free now has been promised in part,
+    also what is settled.
+    """
+
+    def __init__(self, *, is_lazy: bool = True) -> None:
+        self._lock = threading.Lock()
+        self._is_lazy = is_lazy
+        self._reserved = 0
+        self._unsettled = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The sum of all reservations."""
+        return self._reserved
+
+    def reserve(
+        self, wanted: int, *, available: int | None, least: int, what: str, purpose: str = "", advice: str = _ADVICE
+    ) -> Reservation:
+        """As much of `wanted` bytes as `available` leaves after the others; None: all of it, because somebody said so.
+
+        Lazy memory is shared with models that come later: nobody gets more than half of what is left, but `least`.
+        UnavailableError below `least`: `what` needs it, ` for its weights` or for another `purpose`; `advice` says what
+        to do.
+        """
+        with self._lock:
+            promised = self._reserved if self._is_lazy else self._unsettled
+            left = wanted if available is None else available - promised
+            share = max(least, left // 2) if self._is_lazy and available is not None else left
+            granted = min(wanted, left, share)
+            if granted < least:
+                raise UnavailableError(f"{what} needs {least} bytes{purpose}, and {max(granted, 0)} are left: {advice}")
+            self._reserved += granted
+            self._unsettled += granted
+            return Reservation(self, granted)
+
+    def settle(self, reservation: Reservation) -> None:
+        with self._lock:
+            if not reservation.is_settled:
+                reservation.is_settled = True
+                self._unsettled -= reservation.num_bytes
+
+    def free(self, reservation: Reservation) -> None:
+        with self._lock:
+            self._reserved -= reservation.num_bytes
+            if not reservation.is_settled:
+                self._unsettled -= reservation.num_bytes
+            reservation.num_bytes = 0
+
+
+# Devices are the process's, so their budgets are too.
+_DEVICES: dict[str, DeviceMemory] = {}
+_DEVICES_LOCK = threading.Lock()
+
+
+def device_memory(device: str) -> DeviceMemory:
+    """The budget of a device by its name: `cpu`, or `cuda:0`, `cuda:1`, …"""
+    with _DEVICES_LOCK:
+        return _DEVICES.setdefault(device, DeviceMemory(is_lazy=device.startswith("cpu")))
