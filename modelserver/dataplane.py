@@ -200,6 +200,12 @@ class DataPlane:
         readiness, while any model that should be ready is not."""
         return not self.is_shutting_down and self._repository.is_ready(strict=self._strict_readiness)
 
+    def unready_because(self) -> list[str]:
+        """A sentence for each thing for which `is_ready` is false; empty when it is true."""
+        if self.is_shutting_down:
+            return ["the server is shutting down"]
+        return self._repository.unready_because(strict=self._strict_readiness)
+
     def begin_shutdown(self) -> None:
         """Readiness falls and new inference is refused; what was accepted goes on."""
         self.is_shutting_down = True
@@ -243,16 +249,25 @@ class DataPlane:
         return self._repository.get(name, version).config
 
     def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
-        """Cumulative statistics since load: of one model (all its ready versions, or one), or of all."""
+        """Statistics since load, or the last reset: of one model (all its ready versions, or one), or of all.
+
+        Raises as `infer` does for unknown or unready models.
+        """
+        return [(model, model.statistics.since_reset()) for model in self._ready_models(name, version)]
+
+    def reset_statistics(self, name: str = "", version: int | None = None) -> None:
+        """Have `statistics` begin anew; metrics go on. Raises as `statistics` does."""
+        with audited("reset statistics", name):
+            for model in self._ready_models(name, version):
+                model.statistics.reset()
+
+    def _ready_models(self, name: str, version: int | None) -> list[Model]:
         if not name:
-            models: Sequence[Model] = list(self._repository.models())
-        elif version is None:
-            models = [self._repository.get(name, number) for number in self._repository.ready_versions(name)] or [
-                self._repository.get(name, None)
-            ]
-        else:
-            models = [self._repository.get(name, version)]
-        return [(model, model.statistics.snapshot()) for model in models]
+            return list(self._repository.models())
+        if version is None:
+            numbers = self._repository.ready_versions(name)
+            return [self._repository.get(name, number) for number in numbers or (None,)]
+        return [self._repository.get(name, version)]
 
 
 def _describe(specs: Iterable[TensorSpec], *, batched: bool) -> tuple[TensorMetadata, ...]:

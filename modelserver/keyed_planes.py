@@ -61,6 +61,13 @@ class KeyedDataPlane:
     def is_shutting_down(self) -> bool:
         return self._plane.is_shutting_down
 
+    def unready_because(self) -> list[str]:
+        """What those without a key may know: how much is amiss; no names."""
+        reasons = self._plane.unready_because()
+        if CALLER.get() is None and reasons:
+            return [f"{len(reasons)} reasons, which those are told who ask /v2/overview with an API key"]
+        return reasons
+
     # Of one model, or of the caller's.
 
     def model_is_ready(self, name: str, version: int | None = None) -> bool:
@@ -88,6 +95,10 @@ class KeyedDataPlane:
         if name:
             key.check_model(name)
         return [row for row in self._plane.statistics(name, version) if key.allows_model(row[0].name)]
+
+    def reset_statistics(self, name: str = "", version: int | None = None) -> None:
+        _check("reset statistics", name)
+        self._plane.reset_statistics(name, version)
 
     def trace_settings(self, model_name: str = "") -> _Settings:
         _check("read trace settings", model_name)

@@ -126,14 +126,28 @@ class ModelRepository:
 
         A model that was unloaded on request does not count, nor one that is being loaded for the first time.
         """
-        if not self._is_started or self._is_stopping:
-            return False
+        return next(self._obstacles(strict), None) is None
+
+    def unready_because(self, strict: bool) -> list[str]:
+        """A sentence for each thing for which `is_ready` is false; empty when it is true."""
+        return list(self._obstacles(strict))
+
+    def _obstacles(self, strict: bool) -> Iterator[str]:
+        if self._is_stopping:
+            yield "the server is shutting down"
+            return
+        if not self._is_started:
+            yield "models are being loaded for the first time"
+            return
         if not strict:
-            return True
-        loads_all = self._options.control_mode is not ControlMode.EXPLICIT
-        if loads_all and self._catalog.scan.duplicates:
-            return False
-        return all(lifecycle.is_as_wanted for lifecycle in self._lifecycles.values())
+            return
+        if self._options.control_mode is not ControlMode.EXPLICIT:
+            for name, places in self._catalog.scan.duplicates.items():
+                yield f"model '{name}' is in several repositories: {', '.join(map(str, places))}"
+        for name, lifecycle in self._lifecycles.items():
+            if not lifecycle.is_as_wanted:
+                rows = "; ".join(str(row) for row in lifecycle.index())
+                yield f"model '{name}' does not serve: {rows or 'no version of it was loaded'}"
 
     def load_counts(self) -> dict[str, LoadCounts]:
         """Loads and failures of every model that was ever asked to load."""

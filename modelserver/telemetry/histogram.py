@@ -23,6 +23,25 @@ class HistogramSnapshot:
     def count(self) -> int:
         return sum(self.counts)
 
+    def quantile(self, share: float) -> float:
+        """The number below which this share (0 to 1) of all lie, as if they were spread evenly between two bounds.
+
+        0 if there are none; the last bound for what lies above it.
+        """
+        rank = share * self.count
+        below = 0
+        for index, count in enumerate(self.counts[:-1]):
+            if count and below + count >= rank:
+                low = self.bounds[index - 1] if index else 0.0
+                return low + (self.bounds[index] - low) * (rank - below) / count
+            below += count
+        return self.bounds[-1] if self.count else 0.0
+
+    def since(self, before: HistogramSnapshot) -> HistogramSnapshot:
+        """What was counted after `before`, a snapshot of the same histogram."""
+        counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
+        return HistogramSnapshot(self.bounds, counts, self.sum - before.sum)
+
 
 class Histogram:
     """Bucket counters in integers: `scale` converts what is added to the unit of the bounds."""

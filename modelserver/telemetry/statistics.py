@@ -25,6 +25,8 @@ _NS_PER_MS = 1_000_000
 DURATION_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+# Steps of 2^(1/4) from 10 µs to about two minutes: a percentile between two of them is within 10 % of the truth.
+LATENCY_BOUNDS_S = tuple(1e-5 * 2 ** (step / 4) for step in range(95))
 _MAX_NOTED = 1024
 # Positions of responses that have numbers of their own: a stream may be endless.
 MAX_RESPONSE_POSITIONS = 1024
@@ -174,6 +176,8 @@ class ModelStatistics:
         self._compute_infer_histogram = Histogram(DURATION_BOUNDS_S, _NS_PER_S)
         self._batch_rows_histogram = Histogram(ROWS_BOUNDS)
         self._first_response_histogram = Histogram(first_response_bounds_ms, _NS_PER_MS)
+        self._latency_histogram = Histogram(LATENCY_BOUNDS_S, _NS_PER_S)
+        self._at_reset: StatisticsSnapshot | None = None
 
     def record_batch(
         self, rows: int, timing: BatchTiming, *, queue_ns: Sequence[int], request_ns: Sequence[int]
@@ -234,7 +238,12 @@ class ModelStatistics:
         self._computed.add(len(durations), durations.sum(axis=0))
         self._compute_infer_histogram.add_all(durations[:, 1])
         self._queue_ns += self._queue_histogram.add_all(queue_ns)
+        self._add_requests(request_ns)
+
+    def _add_requests(self, request_ns: Sequence[int] | Numbers) -> None:
+        """How long successful requests took."""
         self._request_ns += self._request_histogram.add_all(request_ns)
+        self._latency_histogram.add_all(request_ns)
 
     def _add_executions(self, all_rows: Numbers, durations: Numbers) -> None:
         """What is counted per batch, whoever was in it."""
@@ -264,7 +273,7 @@ class ModelStatistics:
         self._computed.add(int(num_successes.sum()), num_successes @ durations)
         self._compute_infer_histogram.add_all(np.repeat(durations[:, 1], num_successes))
         self._queue_ns += self._queue_histogram.add_all([value for *_, values, _ in noted for value in values])
-        self._request_ns += self._request_histogram.add_all([value for *_, values in noted for value in values])
+        self._add_requests([value for *_, values in noted for value in values])
 
     def record_failures(self, reason: FailureReason, request_ns: Sequence[int]) -> None:
         """Requests that ended in an error, by how long they lived."""
@@ -301,7 +310,7 @@ class ModelStatistics:
             self._num_successes += 1
             self._num_cache_hits += 1
             self._cache_hit_ns += lookup_ns
-            self._request_ns += self._request_histogram.add_all((request_ns,))
+            self._add_requests((request_ns,))
             self._queue_histogram.add_all((0,))
 
     def record_cache_miss(self, miss_ns: int) -> None:
@@ -309,6 +318,15 @@ class ModelStatistics:
         with self._lock:
             self._num_cache_misses += 1
             self._cache_miss_ns += miss_ns
+
+    def reset(self) -> None:
+        """Have `since_reset` begin anew. `snapshot` goes on: counters of metrics never fall while a version serves."""
+        self._at_reset = self.snapshot()
+
+    def since_reset(self) -> StatisticsSnapshot:
+        """As `snapshot`, without what came before the last reset."""
+        now, before = self.snapshot(), self._at_reset
+        return now if before is None else now.since(before)
 
     def snapshot(self) -> StatisticsSnapshot:
         """All numbers as they were at one moment, copied. Cheap enough for every scrape."""
@@ -337,5 +355,6 @@ class ModelStatistics:
                 compute_infer_histogram=self._compute_infer_histogram.snapshot(),
                 batch_rows_histogram=self._batch_rows_histogram.snapshot(),
                 first_response_histogram=self._first_response_histogram.snapshot(),
+                latency_histogram=self._latency_histogram.snapshot(),
                 warmup_s=self.warmup_s,
             )

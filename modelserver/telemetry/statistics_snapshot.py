@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from modelserver.telemetry.histogram import HistogramSnapshot
 
@@ -19,14 +19,18 @@ class DurationStat:
     count: int = 0
     ns: int = 0
 
+    def since(self, before: DurationStat) -> DurationStat:
+        """What came after `before`."""
+        return DurationStat(self.count - before.count, self.ns - before.ns)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchStat:
     """Numbers of the batches of one size, counted per batch."""
 
-    compute_input: DurationStat
-    compute_infer: DurationStat
-    compute_output: DurationStat
+    compute_input: DurationStat = DurationStat()
+    compute_infer: DurationStat = DurationStat()
+    compute_output: DurationStat = DurationStat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,12 @@ class ResponseStat:
     A response begins where the one before ended; `compute_infer` is the time until it was sent.
     """
 
-    compute_infer: DurationStat
-    compute_output: DurationStat
-    success: DurationStat
-    fail: DurationStat
-    empty_response: DurationStat
-    cancel: DurationStat
+    compute_infer: DurationStat = DurationStat()
+    compute_output: DurationStat = DurationStat()
+    success: DurationStat = DurationStat()
+    fail: DurationStat = DurationStat()
+    empty_response: DurationStat = DurationStat()
+    cancel: DurationStat = DurationStat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class StatisticsSnapshot:
     last position holds all later ones too. `pending` requests are queued, `inflight` ones queued or executing.
     The histograms are in seconds (`batch_rows`: rows) and count successes. `first_response_histogram`, in milliseconds,
     is of decoupled models: from the arrival of a request to the first of its responses, if that is no error.
+    `latency_histogram` is the request histogram in finer steps, for percentiles.
     """
 
     success: DurationStat
@@ -77,4 +82,39 @@ class StatisticsSnapshot:
     compute_infer_histogram: HistogramSnapshot
     batch_rows_histogram: HistogramSnapshot
     first_response_histogram: HistogramSnapshot
+    latency_histogram: HistogramSnapshot
     warmup_s: float = 0.0
+
+    def since(self, before: StatisticsSnapshot) -> StatisticsSnapshot:
+        """What came after `before`, an older snapshot of the same version; gauges and times are those of now."""
+        changes: dict[str, Any] = {}
+        for each in fields(self):
+            now, then = getattr(self, each.name), getattr(before, each.name)
+            if isinstance(now, DurationStat | HistogramSnapshot):
+                changes[each.name] = now.since(then)
+            elif each.name in _COUNTERS:
+                changes[each.name] = now - then
+        return replace(
+            self,
+            **changes,
+            batch_stats=_table_since(self.batch_stats, before.batch_stats),
+            response_stats=_table_since(self.response_stats, before.response_stats),
+            failures={reason: count - before.failures[reason] for reason, count in self.failures.items()},
+        )
+
+
+_COUNTERS = frozenset({"inference_count", "execution_count"})
+_Stat = TypeVar("_Stat", BatchStat, ResponseStat)
+
+
+def _table_since(now: Mapping[int, _Stat], before: Mapping[int, _Stat]) -> dict[int, _Stat]:
+    """The lines in which something came after `before`."""
+    changed = {}
+    for key, stat in now.items():
+        old = before.get(key)
+        if old == stat:
+            continue
+        kind = type(stat)
+        then = kind() if old is None else old
+        changed[key] = kind(*(getattr(stat, each.name).since(getattr(then, each.name)) for each in fields(stat)))
+    return changed

@@ -4,9 +4,16 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from modelserver.telemetry.statistics import DURATION_BOUNDS_S, BatchTiming, FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import (
+    DURATION_BOUNDS_S,
+    BatchTiming,
+    FailureReason,
+    ModelStatistics,
+    ResponseKind,
+)
 from modelserver.telemetry.statistics_snapshot import DurationStat
 
 MS = 1_000_000
@@ -148,3 +155,43 @@ def test_snapshots_are_consistent_while_threads_record() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_percentiles_are_near_the_truth() -> None:
+    statistics = ModelStatistics()
+    generator = np.random.default_rng(0)
+    latencies = (generator.lognormal(mean=1.0, sigma=1.5, size=5000) * MS).astype(np.int64)
+    for chunk in np.split(latencies, 50):
+        statistics.record_batch(1, TIMING, queue_ns=[0] * len(chunk), request_ns=chunk.tolist())
+    histogram = statistics.snapshot().latency_histogram
+    for share in (0.5, 0.9, 0.99):
+        truth = float(np.quantile(latencies, share)) / 1e9
+        assert abs(histogram.quantile(share) - truth) < 0.1 * truth
+    assert ModelStatistics().snapshot().latency_histogram.quantile(0.99) == 0
+
+
+def test_what_lies_above_every_bound_is_told_as_the_last_bound() -> None:
+    statistics = ModelStatistics()
+    statistics.record_lone(1, 0, 0, 0, 0, 10**13)
+    histogram = statistics.snapshot().latency_histogram
+    assert histogram.quantile(0.5) == histogram.bounds[-1]
+
+
+def test_a_reset_hides_what_came_before_and_loses_nothing() -> None:
+    statistics = ModelStatistics()
+    statistics.record_batch(5, TIMING, queue_ns=[1, 1], request_ns=[2, 2])
+    statistics.record_response(0, ResponseKind.SUCCESS, 3, 4)
+    statistics.record_failures(FailureReason.OTHER, [1])
+    statistics.reset()
+    empty = statistics.since_reset()
+    assert (empty.success, empty.fail, empty.inference_count) == (DurationStat(), DurationStat(), 0)
+    assert (empty.batch_stats, empty.response_stats) == ({}, {})
+    assert empty.request_histogram.count == empty.latency_histogram.count == 0
+    statistics.record_batch(5, TIMING, queue_ns=[1], request_ns=[7])
+    statistics.record_response(1, ResponseKind.FAIL, 3, 4)
+    gained = statistics.since_reset()
+    assert (gained.success, gained.queue) == (DurationStat(1, 7), DurationStat(1, 1))
+    assert gained.batch_stats[5].compute_infer == DurationStat(1, 20 * MS)
+    assert (list(gained.response_stats), gained.response_stats[1].fail) == ([1], DurationStat(1, 7))
+    assert gained.failures[FailureReason.OTHER] == 0
+    assert statistics.snapshot().success == DurationStat(3, 11)

@@ -27,6 +27,8 @@ _BY_END = {
     "ready": ApiGroup.HEALTH,
     "config": ApiGroup.MODEL_CONFIG,
     "stats": ApiGroup.STATISTICS,
+    "overview": ApiGroup.STATISTICS,
+    "reset": ApiGroup.MODEL_REPOSITORY,  # it changes what everybody sees
     "setting": ApiGroup.TRACE,
     "models": ApiGroup.METADATA,
     "v2": ApiGroup.METADATA,

@@ -14,6 +14,7 @@ from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.log_settings import LogRoutes
+from modelserver.frontends.http.overview import Overview
 from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.restricted import restricted
@@ -52,6 +53,7 @@ class HttpFrontend:
 
     def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: HttpLimits | None = None) -> None:
         self._dataplane = dataplane
+        self._view = Overview(dataplane, controlplane)
         self.limits = limits or HttpLimits()
         inference = Inference(dataplane, self.limits)
         control = Control(controlplane, self.limits)
@@ -88,6 +90,10 @@ class HttpFrontend:
             Route("GET", f"{_VERSION}/config", self._model_config),
             Route("GET", f"{_MODEL}/stats", self._statistics),
             Route("GET", f"{_VERSION}/stats", self._statistics),
+            Route("POST", "/v2/models/stats/reset", self._reset_statistics),
+            Route("POST", f"{_MODEL}/stats/reset", self._reset_statistics),
+            Route("POST", f"{_VERSION}/stats/reset", self._reset_statistics),
+            Route("GET", "/v2/overview", self._overview),
             Route("POST", "/v2/repository/index", control.index),
             Route("POST", "/v2/repository/{repository}/index", control.index),
             *_control_routes("load", control.load),
@@ -126,9 +132,11 @@ class HttpFrontend:
         exchange.respond(json_response({"live": is_live}, 200 if is_live else 400))
 
     def _ready(self, exchange: HttpExchange) -> None:
-        is_ready = self._dataplane.is_ready
-        not_ready = 503 if self._dataplane.is_shutting_down else 400
-        exchange.respond(json_response({"ready": is_ready}, 200 if is_ready else not_ready))
+        if self._dataplane.is_ready:
+            exchange.respond(json_response({"ready": True}))
+            return
+        status = 503 if self._dataplane.is_shutting_down else 400
+        exchange.respond(json_response({"ready": False, "reasons": self._dataplane.unready_because()}, status))
 
     def _server_metadata(self, exchange: HttpExchange) -> None:
         exchange.respond(json_response(documents.server_document(self._dataplane.server_metadata())))
@@ -151,6 +159,13 @@ class HttpFrontend:
     def _statistics(self, exchange: HttpExchange, name: str = "", version: str | None = None) -> None:
         entries = self._dataplane.statistics(name, parse_version(name, version))
         exchange.respond(json_response(documents.statistics_document(entries)))
+
+    def _reset_statistics(self, exchange: HttpExchange, name: str = "", version: str | None = None) -> None:
+        self._dataplane.reset_statistics(name, parse_version(name, version))
+        exchange.respond(json_response({}))
+
+    def _overview(self, exchange: HttpExchange) -> None:
+        exchange.respond(json_response(self._view.document()))
 
 
 def _is_openai(head: HttpHead) -> bool:
