@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,9 @@ from modelserver.backend import (
 )
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.model_calls import CallOrigin
-from modelserver.execution.process import ProcessInstance, ProcessOptions, Recipe, call_in_process
+from modelserver.execution.process import ProcessInstance
+from modelserver.execution.process_call import call_in_process
+from modelserver.execution.recipe import ProcessOptions, Recipe
 
 from .environment import PythonEnvironment, environment_of
 
@@ -32,7 +35,8 @@ class PythonBackend(Backend):
 
     Parameters of the model's config: `EXECUTION_ENV_PATH` (an environment that the model brings; see
     `environment.py`, also for requirements.txt), `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer gets the
-    child killed and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option `stub-timeout-seconds`).
+    child killed and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option `stub-timeout-seconds`),
+    `RETRY_AFTER_CRASH` (see `_may_retry`).
     """
 
     model_filenames = (_MODEL_FILE,)
@@ -127,6 +131,8 @@ class PythonBackend(Backend):
             busy_wait_us=_busy_wait_us(context),
         )
         server = context.server
+        answers_later = config.is_decoupled or may_answer_later(source)
+        options = replace(options, retries_batches=not answers_later and _may_retry(context))
         return ProcessInstance(
             placement.name,
             recipe,
@@ -134,7 +140,7 @@ class PythonBackend(Backend):
             loop=server.loop if server is not None else None,
             server=server,
             origin=CallOrigin(placement.name, context.model_name, num_instances),
-            answers_later=config.is_decoupled or may_answer_later(source),
+            answers_later=answers_later,
         )
 
 
@@ -165,6 +171,15 @@ def may_answer_later(path: Path) -> bool:
         return any(b"get_response_sender" in source.read_bytes() for source in path.parent.rglob("*.py"))
     except OSError:
         return True
+
+
+def _may_retry(context: BackendContext) -> bool:
+    """Whether requests of a batch that ended its process are executed once more, by themselves.
+
+    Not those of sequences, whose model may have seen the first half of one, and not where the config says that to
+    execute a request twice does harm. Raises ConfigError for a `RETRY_AFTER_CRASH` that is no truth value.
+    """
+    return context.bool_parameter("RETRY_AFTER_CRASH", True) and context.config.sequence_batching is None
 
 
 def _start_timeout_s(context: BackendContext) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -45,6 +46,16 @@ logger = logging.getLogger(__name__)
 _MESSAGES_PER_TURN = 64
 # Dead leases that the child is told of even if there is nothing else to say.
 _MANY_LEASES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """The flights of a child that died: the one that it was executing, those whose answers were lost with it, and those
+    that it never began, the oldest first."""
+
+    executing: Flight | None
+    executed: Sequence[Flight]
+    unseen: Sequence[Flight]
 
 
 class Listener(Protocol):
@@ -168,26 +179,26 @@ class Conversation:
         if channel.num_unreturned > _MANY_LEASES:
             self.send(Released())
 
-    def end(self, begun: int, failure: ServerError) -> list[Flight]:
-        """The child has ended, with `begun` the last batch that it began: the flights that it never saw.
+    def end(self, begun: int, failure: ServerError) -> Remains:
+        """The child has ended, with `begun` the last batch that it began: what it leaves unanswered.
 
-        All others, and the requests that it was to answer later, get what it said last, or the failure.
+        The requests that it was to answer later, and had begun, get what it said last, or the failure.
         """
         while self._is_reading:
             self.read()
         self._channel.discard_unsent()
-        unseen: list[Flight] = []
         flights, self._flights = self._flights, {}
-        for number, flight in flights.items():
-            if number > begun:
-                unseen.append(flight)
-                self._forget_senders(flight)
-            else:
-                flight.finish(failure)
+        remains = Remains(
+            executing=flights.pop(begun, None),
+            executed=[flight for number, flight in flights.items() if number < begun],
+            unseen=[flight for number, flight in flights.items() if number > begun],
+        )
+        for flight in remains.unseen:
+            self._forget_senders(flight)
         senders, self._senders = self._senders, {}
         for sender in senders.values():
             _finish(sender, failure)
-        return unseen
+        return remains
 
     def _stop_reading(self) -> None:
         if self._is_reading:

@@ -19,15 +19,17 @@ class Flight:
     """A batch and who is told of its end: exactly once, on the loop thread of its instance.
 
     `numbers` are those of the requests that were sent, contiguous. A flight that its child never began may be sent
-    again, to the next child.
+    again, to the next child. A suspect is one request of a batch that a child died of; `is_lost` says that a child died
+    with the answer of the flight.
     """
 
-    __slots__ = ("_on_done", "_refused", "numbers", "requests", "since_s")
+    __slots__ = ("_on_done", "_refused", "is_lost", "is_suspect", "numbers", "requests", "since_s")
 
     def __init__(self, requests: Sequence[InferRequest], on_done: OnDone) -> None:
         self.requests = requests
         self.numbers = range(0)
         self.since_s = 0.0  # when it began to wait for a child
+        self.is_suspect = self.is_lost = False
         self._on_done = on_done
         self._refused: dict[int, ServerError] = {}
 

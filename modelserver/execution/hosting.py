@@ -28,7 +28,7 @@ from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.config.signature import ModelSignature
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.batch_tensors import BatchTensors
-from modelserver.execution.process import Recipe
+from modelserver.execution.recipe import Recipe
 
 ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
 

@@ -22,7 +22,9 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, InternalError, InvalidArgumentError, ServerError, UnavailableError
-from modelserver.execution.process import ProcessInstance, ProcessOptions, Recipe, call_in_process
+from modelserver.execution.process import ProcessInstance
+from modelserver.execution.process_call import call_in_process
+from modelserver.execution.recipe import ProcessOptions, Recipe
 from modelserver.execution.restart import RestartOptions
 
 TESTS = (str(Path(__file__).resolve().parent.parent),)
@@ -258,6 +260,111 @@ def test_what_a_child_begins_again_after_a_death_is_what_it_never_began(start: C
         assert outputs(entry)["x"].tolist() == [float(number)]
 
 
+# ---- crashes of batches of several requests, executed once more one by one
+
+
+@pytest.fixture
+def retrying(start: Callable[..., ProcessInstance]) -> Callable[..., ProcessInstance]:
+    """Starts instances whose batches are retried, and whose restarts cost no pause."""
+    restart = RestartOptions(first_pause_s=0.0)
+
+    def start_one(**options: Any) -> ProcessInstance:
+        return start(options=ProcessOptions(**{"retries_batches": True, "restart": restart, **options}))
+
+    return start_one
+
+
+@pytest.mark.parametrize("position", [0, 1, 3])
+def test_only_the_request_that_kills_fails(retrying: Callable[..., ProcessInstance], position: int) -> None:
+    instance = retrying()
+    batch = [request(data=[float(n)]) for n in range(4)]
+    batch[position] = request(do="exit 3")
+    entries = instance.execute(batch)
+    for number, entry in enumerate(entries):
+        if number == position:
+            assert isinstance(entry, InternalError)
+            assert "exited with code 3" in entry.message
+            assert entry.message.endswith("The request was executed alone, after a batch with it")
+        else:
+            assert entry is not None
+            assert outputs(entry)["x"].tolist() == [float(number)]
+
+
+def test_each_request_that_kills_fails_once_and_those_behind_are_executed(
+    retrying: Callable[..., ProcessInstance],
+) -> None:
+    """Two poisons in one batch and one in the next: four children die, and everybody else is answered."""
+    instance = retrying()
+    first, second, third = instance.execute_batches(
+        [
+            [request(do="exit 1"), request(data=[1.0]), request(do="exit 1")],
+            [request(data=[2.0]), request(do="segfault")],
+            [request(data=[3.0])],
+        ]
+    )
+    assert [[isinstance(entry, ServerError) for entry in result] for result in (first, second, third)] == [  # type: ignore[union-attr]
+        [True, False, True],
+        [False, True],
+        [False],
+    ]
+
+
+def test_a_batch_survives_a_kill_from_outside(retrying: Callable[..., ProcessInstance], tmp_path: Path) -> None:
+    instance = retrying()
+    pid = instance.pid
+    assert pid is not None
+    mark = tmp_path / "mark"
+    killer = threading.Thread(target=lambda: (wait_until(mark.exists), os.kill(pid, signal.SIGKILL)))
+    killer.start()
+    entries = instance.execute([request(do=f"hang_once {mark}"), request(data=[2.0])])
+    killer.join()
+    assert [outputs(entry)["x"].tolist() for entry in entries if entry is not None] == [[1.0, 2.0], [2.0]]
+
+
+def test_what_nobody_wants_any_more_is_not_executed_again(
+    retrying: Callable[..., ProcessInstance],
+) -> None:
+    instance = retrying()
+    late = request()
+    late.deadline_ns = time.monotonic_ns()
+    gone, poison, expired, well = instance.execute([request(cancelled=True), request(do="exit 1"), late, request()])
+    assert [type(entry).__name__ for entry in (gone, poison, expired)] == [
+        "CancelledError",
+        "InternalError",
+        "QueueTimeoutError",
+    ]
+    assert isinstance(well, InferResponse)
+
+
+def test_restarts_bound_the_retries(retrying: Callable[..., ProcessInstance]) -> None:
+    """The crash budget holds: what waits for the next child longer than it may is refused."""
+    instance = retrying(restart=RestartOptions(first_pause_s=30.0), restart_patience_s=0.05)
+    entries = instance.execute([request(do="exit 1") for _ in range(8)])
+    kinds = {type(entry).__name__ for entry in entries}
+    assert kinds <= {"InternalError", "UnavailableError"}
+    assert sum(isinstance(entry, UnavailableError) for entry in entries) >= 7
+
+
+def test_a_batch_that_was_killed_because_it_hung_is_not_retried(retrying: Callable[..., ProcessInstance]) -> None:
+    instance = retrying(execute_timeout_s=0.3)
+    with pytest.raises(InternalError, match="did not answer within"):
+        instance.execute([request(do="sleep 30"), request()])
+
+
+def test_closing_ends_what_is_to_be_retried(retrying: Callable[..., ProcessInstance], tmp_path: Path) -> None:
+    instance = retrying(restart=RestartOptions(first_pause_s=30.0), restart_patience_s=60.0)
+    with pytest.raises(InternalError):
+        instance.execute([request(do="exit 1")])  # the next crash is followed by a pause
+    mark = tmp_path / "mark"
+    closer = threading.Thread(
+        target=lambda: (wait_until(lambda: mark.exists() and instance.pid is None), instance.close())
+    )
+    closer.start()
+    entries = instance.execute([request(do=f"note_and_exit {mark}"), request()])
+    closer.join()
+    assert all(isinstance(entry, ServerError) for entry in entries)
+
+
 def test_a_child_whose_offspring_holds_its_files_is_still_seen_to_die(start: Callable[..., ProcessInstance]) -> None:
     instance = start()
     instance.execute([request(do="fork")])
@@ -429,7 +536,7 @@ def test_the_children_die_with_the_server(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(
         "import sys, time\n"
-        "from modelserver.execution.process import ProcessInstance, Recipe\n"
+        "from modelserver.execution.process import ProcessInstance\nfrom modelserver.execution.recipe import Recipe\n"
         f"instance = ProcessInstance('orphan_0', Recipe('support.hosted:echo', {{}}, ({TESTS[0]!r},)))\n"
         "print(instance.pid, flush=True)\n"
         "time.sleep(60)\n"

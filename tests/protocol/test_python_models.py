@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support.async_clients import AsyncClient
+from support.async_clients import AsyncClient, AsyncHttpClient
 from support.clients import Answer, ClientError, GrpcClient, HttpClient, ProtocolClient
 from support.gate import until
 from support.model_files import write_model
@@ -168,6 +168,32 @@ async def test_each_request_of_a_batch_gets_its_own_answer_or_error(
         assert [answer["OUTPUT0"].item() for answer in answers[1:] if isinstance(answer, Answer)] == [1, 2, 3]
     snapshot = python.call(model.statistics.snapshot)
     assert max(snapshot.batch_stats) == 5, "all five shared a batch"
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+async def test_who_shares_a_batch_with_a_request_that_kills(tmp_path: Path, *, is_retried: bool) -> None:
+    """It fails alone; or, where the config says that nothing is executed twice, with all of its batch."""
+    _write(tmp_path, "steady", 1)
+    if not is_retried:
+        config = tmp_path / "steady" / "config.pbtxt"
+        config.write_text(config.read_text() + 'parameters { key: "RETRY_AFTER_CRASH" value { string_value: "no" } }\n')
+    with running_server(tmp_path) as running:
+        model = running.server.repository.get("steady", None)
+        async with AsyncHttpClient(running) as client:
+
+            def send(value: int) -> asyncio.Task[Answer]:
+                return asyncio.create_task(client.infer("steady", {"INPUT0": np.full((1, 1), value, np.int32)}))
+
+            sleeper = send(SLEEP)
+            await until(lambda: running.call(lambda: model.inflight == 1 and model.queue_depth == 0), "it is executed")
+            values = (1, 2, DIE, 3)
+            answers = await asyncio.gather(sleeper, *map(send, values), return_exceptions=True)
+        snapshot = running.call(model.statistics.snapshot)
+    failed = [isinstance(answer, ClientError) for answer in answers]
+    assert failed == [False, *((value == DIE) if is_retried else True for value in values)]
+    assert "I die" in str(answers[3])
+    assert snapshot.fail.count == sum(failed)
+    assert snapshot.success.count == len(failed) - sum(failed)
 
 
 def test_a_model_that_dies_fails_its_request_with_the_reason_and_comes_back(

@@ -68,6 +68,16 @@ class EchoInstance(BatchInstance):
     def sleep(self, _request: InferRequest, seconds: str) -> None:
         time.sleep(float(seconds))
 
+    def hang_once(self, _request: InferRequest, path: str) -> None:
+        """Hang the first time, which is noted at `path`."""
+        if not os.path.exists(path):  # noqa: PTH110
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+            time.sleep(60)
+
+    def note_and_exit(self, _request: InferRequest, path: str) -> None:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+        os._exit(1)
+
     def keep(self, request: InferRequest, _argument: str) -> None:
         self._kept.append(request.inputs)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.child_process import ChildProcess
-from modelserver.execution.process import Recipe
+from modelserver.execution.recipe import Recipe
 from modelserver.execution.restart import RestartOptions, RestartPolicy
 from modelserver.wire.processes.setup import FrontSetup, FrontSockets
 

@@ -1,0 +1,56 @@
+"""What a child process is to build, and what is asked of it while it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelserver.execution.messages import Begin
+from modelserver.execution.restart import RestartOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a child builds its instance: it calls `target` ("module:function") with `arguments`.
+
+    The function returns a BatchInstance. Arguments are what msgpack can carry; `python_path` is put in front
+    of the child's sys.path.
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    python_path: tuple[str, ...] = ()
+
+    def message(self, *, is_call: bool, busy_wait_us: int = 0) -> Begin:
+        return Begin(
+            target=self.target,
+            arguments=dict(self.arguments),
+            python_path=list(self.python_path),
+            is_call=is_call,
+            busy_wait_us=busy_wait_us,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Limits and environment of a child process; `execute_timeout_s` None trusts the instance to come back.
+
+    `interpreter` is the Python that runs it, the server's own if empty.
+    """
+
+    start_timeout_s: float = 300.0
+    execute_timeout_s: float | None = None
+    close_timeout_s: float = 10.0
+    # How long a batch waits for a child that is being restarted before it fails UNAVAILABLE.
+    restart_patience_s: float = 5.0
+    # After this long without traffic, shared memory beyond a few megabytes goes back to the system.
+    idle_s: float = 15.0
+    # How long either side looks for a message, where one is likely, before it sleeps; 0: not at all.
+    busy_wait_us: int = 100
+    # Whether requests that shared a batch with one that ended the process are executed once more, by themselves:
+    # only where to execute a request twice does no harm, and its answer is what `execute` returns.
+    retries_batches: bool = False
+    restart: RestartOptions = field(default_factory=RestartOptions)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    interpreter: str = ""

@@ -1,0 +1,214 @@
+"""Keeps a child process running: starts it, sees it end, and starts the next one, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from modelserver.backend import InternalError, ServerError, UnavailableError
+from modelserver.execution.child_process import ChildProcess
+from modelserver.execution.restart import RestartOptions, RestartPolicy
+
+_logger = logging.getLogger(__name__)
+
+
+class State(enum.Enum):
+    """Where a child's life stands; the values end the sentence "instance ..."."""
+
+    STARTING = "is starting"
+    READY = "is ready"
+    WAITING = "crashed and waits to be restarted"
+    CLOSED = "is closed"
+
+
+class Charge(Protocol):
+    """Whose child it is. All but `death_of` is called on the loop thread, by way of `post`."""
+
+    def post(self, callback: Callable[..., object], *args: object) -> bool:
+        """Call back on the loop thread; False when the loop is closed. From any thread."""
+
+    def attach(self, child: ChildProcess) -> None:
+        """A child was started: tell it what to build."""
+
+    def detach(self, child: ChildProcess, is_done: threading.Event) -> None:
+        """The child has ended; `is_done` is set when everyone who waits for it was told."""
+
+    def trim(self, child: ChildProcess) -> None:
+        """There was no traffic for a while."""
+
+    def await_child(self) -> None:
+        """There is no child, and no other will come."""
+
+    def death_of(self, child: ChildProcess) -> ServerError:
+        """Why the child ended, for those that needed it. From the supervisor's thread."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def num_batches(self) -> int:
+        """How many were sent; read from the supervisor's thread."""
+
+
+class Supervisor:
+    """The thread and the state that it shares: `_changed` guards it, and is notified when it changes.
+
+    The state is written by this thread but for `has_begun` (loop thread) and `close`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        charge: Charge,
+        *,
+        restart: RestartOptions,
+        idle_s: float,
+        environment: Mapping[str, str],
+        interpreter: str,
+    ) -> None:
+        self.state = State.STARTING
+        self.num_trimmed = 0  # the number of batches when memory was given back
+        self._name = name
+        self._charge = charge
+        self._policy = RestartPolicy(restart)
+        self._idle_s = idle_s
+        self._environment = environment
+        self._interpreter = interpreter
+        self._changed = threading.Condition()
+        self._has_stood = False
+        self._child: ChildProcess | None = None
+        self._failure: ServerError | None = None  # why the last start failed or the last child died
+        self._restart_at_s = 0.0
+        self._thread = threading.Thread(target=self._supervise, name=f"supervise-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_for_start(self) -> ServerError | None:
+        """Wait until the first child stands or has failed; then why. Blocks."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.state is not State.STARTING)
+            if self.state is not State.CLOSED or self._failure is None:
+                return None
+        self._thread.join()
+        return self._failure
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child that lives now."""
+        with self._changed:
+            return self._child.pid if self._child is not None else None
+
+    def has_begun(self) -> bool:
+        """The child stands; False when it is not wanted any more. Loop thread."""
+        with self._changed:
+            if self.state is not State.STARTING:
+                return False
+            self.state = State.READY
+            self._has_stood = True
+            self._changed.notify_all()
+        return True
+
+    def close(self, finish: Callable[[], object], timeout_s: float) -> None:
+        """Start no other child, and let this one `finish`; after that time it shows its stack and is killed."""
+        with self._changed:
+            was_ready = self.state is State.READY
+            self.state = State.CLOSED
+            child = self._child
+            self._changed.notify_all()
+        if child is not None:
+            if was_ready:
+                finish()
+                self._thread.join(timeout_s)
+                if self._thread.is_alive():
+                    _logger.warning("%s: still busy after %.1f s, killing it", self._name, timeout_s)
+                    child.dump_stack()
+                    self._thread.join(0.2)
+            child.kill()
+        self._thread.join()
+
+    def unavailable(self) -> UnavailableError:
+        """Why there is no child to send to."""
+        text = f"{self._name} {self.state.value}"
+        if self.state is State.WAITING:
+            text += (
+                f" in {max(0.0, self._restart_at_s - time.monotonic()):.1f} s"
+                f" ({self._policy.num_crashes} crashes lately)"
+            )
+        return UnavailableError(f"{text}; last failure: {self._failure}" if self._failure is not None else text)
+
+    # ---- on its own thread
+
+    def _supervise(self) -> None:
+        try:
+            self._keep_running()
+        except Exception as error:
+            _logger.exception("%s: the supervisor of the child process failed", self._name)
+            with self._changed:
+                self.state, self._child = State.CLOSED, None
+                self._failure = InternalError(f"{self._name} has no supervisor any more: {error!r}")
+                self._changed.notify_all()
+        self._charge.post(self._charge.await_child)
+
+    def _keep_running(self) -> None:
+        while True:
+            failure = self._run_child()
+            with self._changed:
+                self._child = None
+                self._failure = failure
+                if not self._has_stood:
+                    self.state = State.CLOSED
+                self._changed.notify_all()
+                if self.state is State.CLOSED or not self._pause():
+                    return
+
+    def _pause(self) -> bool:
+        """Wait as long as the policy wants before the next start; False when the instance was closed meanwhile."""
+        now_s = time.monotonic()
+        pause_s = self._policy.pause_after_crash(now_s)
+        self.state = State.WAITING
+        self._restart_at_s = now_s + pause_s
+        _logger.error("%s; restart in %.2f s", str(self._failure).partition(";")[0], pause_s)
+        if self._changed.wait_for(lambda: self.state is State.CLOSED, pause_s):
+            return False
+        self.state = State.STARTING
+        return True
+
+    def _run_child(self) -> ServerError:
+        """Start a child and stay with it until its end; why it ended."""
+        try:
+            child = ChildProcess(self._name, self._environment, interpreter=self._interpreter)
+        except OSError as error:
+            return InternalError(f"cannot start a process for {self._name}: {error}")
+        with self._changed:
+            self._child = child
+            if self.state is State.CLOSED:
+                child.kill()
+        if not self._charge.post(self._charge.attach, child):
+            child.kill()
+        self._watch(child)
+        with self._changed:
+            # Whoever looks for a child must not find this one while its end is being told.
+            self.state = State.WAITING if self.state is State.READY else self.state
+        is_done = threading.Event()
+        if self._charge.post(self._charge.detach, child, is_done):
+            while not is_done.wait(1.0) and not self._charge.loop.is_closed():
+                continue
+        child.channel.close()
+        return self._charge.death_of(child)
+
+    def _watch(self, child: ChildProcess) -> None:
+        """Until the child's end; in a time without traffic both sides give memory back."""
+        charge = self._charge
+        seen = self.num_trimmed = charge.num_batches
+        while child.exit_report is None:
+            child.watch(timeout_s=self._idle_s)
+            is_idle = seen == charge.num_batches != self.num_trimmed
+            seen = charge.num_batches
+            if is_idle:
+                charge.post(charge.trim, child)
