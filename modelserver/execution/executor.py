@@ -13,6 +13,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.assemble import Assembler
+from modelserver.execution.interruption import Interruption
 from modelserver.telemetry.statistics import BatchTiming
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,11 @@ class Executor:
         self._prepare: Callable[[Sequence[InferRequest]], Any]
         self._call: Callable[[Any], Any]
         self._finish: Callable[[Sequence[InferRequest], Any], Any]
+        # There for instances that can be told to stop.
+        self._interruption: Interruption | None = None
         if isinstance(instance, TensorInstance):
+            if instance.can_be_interrupted:
+                self._interruption = Interruption(instance)
             self._prepare, self._call, self._finish = assembler.gather, instance.run, assembler.scatter
         elif isinstance(instance, StepInstance):
             self._prepare, self._call = assembler.shape_inputs, partial(_step_to_end, instance)
@@ -52,7 +57,7 @@ class Executor:
         try:
             inputs = self._prepare(requests)
             prepared_ns = self.now_ns()
-            outputs = self._call(inputs)
+            outputs = self._call(inputs) if self._interruption is None else self._interruption.run(requests, inputs)
             called_ns = self.now_ns()
             responses = self._finish(requests, outputs)
         except ServerError as error:
@@ -70,7 +75,7 @@ class Executor:
         try:
             inputs = self._prepare(requests)
             prepared_ns = self.now_ns()
-            outputs = self._call(inputs)
+            outputs = self._call(inputs) if self._interruption is None else self._interruption.run(requests, inputs)
             called_ns = self.now_ns()
             [response] = self._finish(requests, outputs)
         except ServerError as error:

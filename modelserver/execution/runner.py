@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
+from modelserver.errors import CancelledError
 from modelserver.execution.executor import Executor
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
 from modelserver.scheduling.batch import Batch
@@ -83,7 +84,7 @@ class BatchRunner:
             if self._takes_several:
                 self._remember(infer_ns)
         if response.error is not None:
-            self._statistics.record_failures(FailureReason.BACKEND, (done_ns - request.arrival_ns,))
+            self._statistics.record_failures(_reason_of(response), (done_ns - request.arrival_ns,))
         self.is_busy = False
         if guard is not None and (done_ns - taken_ns > INLINE_BUDGET_NS or guard.is_worried):
             guard.note(done_ns - taken_ns)
@@ -120,7 +121,8 @@ class BatchRunner:
         queue_ns = [taken_ns - enqueue_ns for enqueue_ns in batch.enqueue_ns]
         failed = [position for position, response in enumerate(responses) if response.error is not None]
         if failed:
-            self._statistics.record_failures(FailureReason.BACKEND, [request_ns[position] for position in failed])
+            for position in failed:
+                self._statistics.record_failures(_reason_of(responses[position]), (request_ns[position],))
             succeeded = [position for position, response in enumerate(responses) if response.error is None]
             request_ns = [request_ns[position] for position in succeeded]
             queue_ns = [queue_ns[position] for position in succeeded]
@@ -131,6 +133,11 @@ class BatchRunner:
     def _remember(self, infer_ns: int) -> None:
         """A running mean that forgets within some ten batches, and a slow one at once."""
         self._mean_ns = max(1, infer_ns, self._mean_ns + (infer_ns - self._mean_ns) / 8)
+
+
+def _reason_of(response: InferResponse) -> FailureReason:
+    """Why a response is an error: its client left while it was executed, or the instance failed."""
+    return FailureReason.CANCELED if isinstance(response.error, CancelledError) else FailureReason.BACKEND
 
 
 def note_traces(batch: Batch, timing: BatchTiming) -> None:
