@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from modelserver.config.residence import KEEP_ALIVE, parse_keep_alive
 from modelserver.errors import InvalidArgumentError
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.repository import ModelRepository
@@ -23,6 +24,7 @@ _PERSIST = "persist"
 _VERSION = "version"
 _MOST_VERSION_DIGITS = 19
 _UNLOAD_DEPENDENTS = "unload_dependents"
+_EVICT = "evict"
 # Directories of the system whose files are none.
 _NO_MODELS = ("dev", "proc", "sys")
 
@@ -54,7 +56,8 @@ class ControlPlane:
 
         `config` is a model config as JSON that replaces the file; `file:<version>/<path>` is the content
         of a file (bytes, or base64 in a str), and together these replace the model's directory. `persist`
-        keeps them for later starts; false forgets what was kept.
+        keeps them for later starts; false forgets what was kept. `keep_alive` is how long a model on demand stays in
+        memory without requests: seconds, or a duration such as 5m.
         Raises InvalidArgumentError for parameters that do not make sense, else as `ModelRepository.load`.
         """
         with audited("load", name):
@@ -67,6 +70,7 @@ class ControlPlane:
         config_json: str | None = None
         files: dict[str, bytes] = {}
         persists: bool | None = None
+        keep_alive_s: float | None = None
         for key, value in parameters.items():
             if key == _CONFIG:
                 config_json = _as_text(key, value)
@@ -76,8 +80,12 @@ class ControlPlane:
                 version = _as_version("load", value, version)
             elif key == _PERSIST:
                 persists = _as_bool("load", key, value)
+            elif key == KEEP_ALIVE:
+                keep_alive_s = _as_duration(key, value)
             else:
-                accepted = f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>', '{_PERSIST}' and '{_VERSION}'"
+                accepted = (
+                    f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>', '{KEEP_ALIVE}', '{_PERSIST}' and '{_VERSION}'"
+                )
                 raise _unknown(key, "load", accepted)
         await self._repository.load(
             name,
@@ -85,6 +93,7 @@ class ControlPlane:
             files=files or None,
             version=version,
             persists=persists,
+            keep_alive_s=keep_alive_s,
             repository=repository_name,
         )
 
@@ -98,7 +107,8 @@ class ControlPlane:
     ) -> None:
         """Unload a model, or with `version` (also a parameter) that one of its versions.
 
-        Returns when it takes no more requests. What is not loaded is no error.
+        Returns when it takes no more requests. What is not loaded is no error. With `evict` a model on demand is loaded
+        again by the next request for it.
         """
         with audited("unload", name):
             await self._unload(name, parameters or {}, repository_name, version)
@@ -107,20 +117,22 @@ class ControlPlane:
         self, name: str, parameters: Mapping[str, ControlParameter], repository_name: str, version: int | None
     ) -> None:
         check_model_name(name)
-        unload_dependents = False
+        unload_dependents = evicts = False
         for key, value in parameters.items():
             if key == _UNLOAD_DEPENDENTS:
                 unload_dependents = _as_bool("unload", key, value)
+            elif key == _EVICT:
+                evicts = _as_bool("unload", key, value)
             elif key == _VERSION:
                 version = _as_version("unload", value, version)
             else:
-                raise _unknown(key, "unload", f"'{_UNLOAD_DEPENDENTS}' and '{_VERSION}'")
+                raise _unknown(key, "unload", f"'{_EVICT}', '{_UNLOAD_DEPENDENTS}' and '{_VERSION}'")
         if unload_dependents and version is not None:
             raise InvalidArgumentError(
                 f"unload parameter '{_UNLOAD_DEPENDENTS}' is about a whole model: leave out '{_VERSION}', or it"
             )
         await self._repository.unload(
-            name, unload_dependents=unload_dependents, version=version, repository=repository_name
+            name, unload_dependents=unload_dependents, version=version, repository=repository_name, evicts=evicts
         )
 
     async def add_archive(self, name: str, directory: str) -> None:
@@ -181,6 +193,16 @@ def _as_bool(verb: str, key: str, value: ControlParameter) -> bool:
     if isinstance(value, bool):
         return value
     raise InvalidArgumentError(f"{verb} parameter '{key}': expected a boolean, got {_kind(value)}")
+
+
+def _as_duration(key: str, value: ControlParameter) -> float:
+    """Seconds; a negative number is for ever."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidArgumentError(f"load parameter '{key}': expected seconds or a duration, got {_kind(value)}")
+    try:
+        return parse_keep_alive(str(value))
+    except ValueError as error:
+        raise InvalidArgumentError(f"load parameter '{key}': {error}") from None
 
 
 def _as_version(verb: str, value: ControlParameter, in_path: int | None) -> int:

@@ -10,7 +10,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.execution.model_calls import CalledRequest
 from modelserver.overload import OverloadStream, tell_overload
@@ -26,6 +26,7 @@ from modelserver.telemetry.trace_settings import Changes
 from modelserver.telemetry.traced_stream import TracedStream
 from modelserver.telemetry.tracer import Tracer
 from modelserver.transfers import TransferStream, resolve
+from modelserver.waking import WakingRequests
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class DataPlane:
         self._logs_requests = logs_requests
         self.tracer = tracer or Tracer()
         self._tells_overload = tells_overload
+        self._waking = WakingRequests(self.infer)
+        repository.residency.on_active = self._observe
         self._observe()
         self.is_shutting_down = False
         self.refusals = RefusalCounts()
@@ -127,6 +130,8 @@ class DataPlane:
                 form.signature, form.rows = model.signature, request.rows
         except ServerError as error:
             self.refusals.record(error.code)
+        except ModelAsleepError as asleep:
+            return self._waking.wait(request, asleep)
             if self._logs_requests:
                 log_refusal(request, error)
             raise
@@ -141,6 +146,7 @@ class DataPlane:
         request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after log and trace have begun
         moving = None if transfer is None else TransferStream(request, transfer, model, regions, self.shared_memory)
         if moving is not None:
+        model.last_use_ns = request.arrival_ns
             request.stream = moving
         is_call = isinstance(request, CalledRequest)
         trace = self.tracer.sample(model.name, request.trace_parent, is_call=is_call) if self.tracer.is_on else None
@@ -170,7 +176,9 @@ class DataPlane:
 
     def _observe(self) -> None:
         """Find out whether anything is to stand before the readers of responses."""
-        self._is_observed = self._logs_requests or self.tracer.is_on or self._tells_overload
+        self._is_observed = (
+            self._logs_requests or self.tracer.is_on or self._tells_overload or self._repository.residency.is_active
+        )
 
     def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
         """Of the server, or of a model. Raises InvalidArgumentError for one that nobody knows."""
@@ -208,7 +216,8 @@ class DataPlane:
 
     def begin_shutdown(self) -> None:
         """Readiness falls and new inference is refused; what was accepted goes on."""
-        self.is_shutting_down = True
+        self.is_shutting_down = self._refuses_all = True
+        self._waking.close()
 
     def model_is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether the model can answer now. Raises NotFoundError for a model or version nobody knows."""
@@ -227,6 +236,8 @@ class DataPlane:
         """The models that have a ready version."""
         return sorted({model.name for model in self._repository.models()})
 
+        except ModelAsleepError:
+            return self._repository.residency.can_wake(name, version)
     def server_metadata(self) -> ServerMetadata:
         return self._metadata
 

@@ -8,7 +8,9 @@
      ├─ AlreadyExistsError        a name is taken
      ├─ UnavailableError          not now: not ready, shutting down
      │   ├─ QueueFullError        ... because as many requests wait as may
-     │   └─ QueueTimeoutError     ... because its time was over before it was executed
+     │   ├─ QueueTimeoutError     ... because its time was over before it was executed
+     │   ├─ QuotaError            ... because the caller has had what it may have for now
+     │   └─ ModelAsleepError      ... because the model is loaded when it is asked for, and nobody has yet
      ├─ UnsupportedError          the request is valid, the model or server cannot do it
      ├─ CancelledError            the caller went away or asked to stop
      ├─ UnauthenticatedError      the call has no API key, or one that nobody knows
@@ -21,6 +23,7 @@ The frontends map `ErrorCode` to a status in one table each; nothing below them 
 from __future__ import annotations
 
 import enum
+from collections.abc import Awaitable, Callable
 
 
 class ErrorCode(enum.Enum):
@@ -43,9 +46,13 @@ class ErrorCode(enum.Enum):
 
 
 class ServerError(Exception):
-    """Base of all errors that are answered to a caller; `message` is safe to show."""
+    """Base of all errors that are answered to a caller; `message` is safe to show.
+
+    `retry_after_s` is when to come again, where that is known: frontends pass it on.
+    """
 
     code = ErrorCode.UNKNOWN
+    retry_after_s: float | None = None
 
     def __init__(self, message: str, *, code: ErrorCode | None = None) -> None:
         super().__init__(message)
@@ -97,7 +104,24 @@ class QueueFullError(UnavailableError):
 
 
 class QueueTimeoutError(UnavailableError):
-    """The request's patience in the queue, or its deadline, was over before it was executed."""
+    """The request's patience in the queue, or its deadline, was over before it was executed, or would have been."""
+
+
+class QuotaError(UnavailableError):
+    """The caller has used up what it may for now: its requests or tokens per second, or its requests in flight."""
+
+    code = ErrorCode.OVERLOADED
+
+
+class ModelAsleepError(UnavailableError):
+    """The model is not in memory, and is loaded on demand: whoever wants it awaits `wake()`, and asks again.
+
+    `wake` returns when the model serves, and raises the ServerError that keeps it from that.
+    """
+
+    def __init__(self, message: str, wake: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(message)
+        self.wake = wake
 
 
 class UnsupportedError(ServerError):

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
+from math import inf
 
 from modelserver.allocator import tune_malloc
 from modelserver.api_keys import open_keys
@@ -52,7 +53,7 @@ from modelserver.ports import (
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
-from modelserver.repository.options import ControlMode, DefinitionOptions, RepositoryOptions
+from modelserver.repository.options import ControlMode, DefinitionOptions, DemandOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.shared_memory import SharedMemory
@@ -375,3 +376,8 @@ def _warn_ineffective(options: ServerOptions) -> None:
         logger.warning("accepted, has no effect yet: %s", ", ".join(flags))
     if options.grpc_server_cert and not options.is_grpc_tls:
         logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port serves no TLS by it")
+        demand=DemandOptions(
+            is_on=options.load_on_demand,
+            keep_alive_s=inf if options.model_keep_alive_secs < 0 else float(options.model_keep_alive_secs),
+            budget_bytes=options.on_demand_memory_budget,
+        ),

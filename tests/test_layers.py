@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.plane_calls",
         "modelserver.shared_memory",
         "modelserver.transfers",
+        "modelserver.waking",
         "modelserver.classification",
     ),
     ("modelserver.frontends",),

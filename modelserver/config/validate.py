@@ -17,6 +17,7 @@ from modelserver.config.instance_rules import check_instances, check_warmup
 from modelserver.config.platform import BACKENDS, ENSEMBLE
 from modelserver.config.problem import Locations, Problem, key_path
 from modelserver.config.report import Report
+from modelserver.config.residence import check_residence
 from modelserver.config.scheduling_rules import check_scheduling
 from modelserver.config.schema import ModelConfig, ModelMetrics, ModelVersionPolicy
 from modelserver.config.suggestion import did_you_mean, suggest
@@ -55,6 +56,7 @@ def validate(
     check_warmup(config, report)
     check_inline_execution(config, report)
     check_auto_warmup(config, report)
+    check_residence(config, report)
     _check_files(config, report)
     _check_response_cache(config, report)
     _check_labels(config, report)

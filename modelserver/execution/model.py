@@ -68,6 +68,8 @@ class Model:
         self._cache: ResponseCache | None = None
         self._generation = b""
         # Why a model that is loaded cannot serve: an ensemble whose models are not all there. Empty for any other.
+        # When it was last asked for, or loaded (monotonic), as far as somebody wants to know.
+        self.last_use_ns = time.monotonic_ns()
         self.fault = ""
         # The models that an ensemble calls now.
         self.composing: tuple[Model, ...] = ()
@@ -134,6 +136,11 @@ class Model:
         return self._staff.scheduler.inflight + num_waiting
 
     @property
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is queued or executing, no sequence goes on, and nobody holds it. Event loop thread."""
+        return not self.inflight and not self.num_sequences and not self._num_holders
+
     def num_sequences(self) -> int:
         """Sequences that have not ended. Read on the event loop thread."""
         return self._staff.scheduler.num_sequences

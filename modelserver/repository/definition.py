@@ -17,14 +17,16 @@ from modelserver.config.pbtxt import ParsedConfig, read_pbtxt
 from modelserver.config.platform import BACKENDS
 from modelserver.config.problem import Locations, Problem, error_of, key_path
 from modelserver.config.repair import is_doubtful
+from modelserver.config.residence import Residence, residence
 from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
 from modelserver.discovery import backend_for_model_files, find_backend, model_filenames
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.execution.ensemble_staff import EnsembleBackend
+from modelserver.execution.hosted_backend import complete_config
 from modelserver.repository.backend_settings import setting_warnings
-from modelserver.repository.fingerprint import ModelFingerprint
+from modelserver.repository.fingerprint import ModelFingerprint, fingerprint_tree
 from modelserver.repository.layout import CONFIG_FILENAME, ModelLayout, fingerprint_model
 from modelserver.repository.load_failure import CompletionError
 from modelserver.repository.options import DefinitionOptions
@@ -103,6 +105,22 @@ def read_agents(layout: ModelLayout, *, config_json: str | None = None) -> tuple
     _, parsed = _parse(layout, config_json)
     agents = parsed.config.model_repository_agents
     return agents.agents if agents is not None and not parsed.problems else ()
+
+
+def describe_residence(layout: ModelLayout) -> tuple[Residence, int]:
+    """How long the model is to stay in memory, by its config as it is written, and the bytes of its newest version.
+
+    What cannot be read says nothing, and counts nothing. Blocking.
+    """
+    num_bytes = 0
+    try:
+        if layout.versions and layout.remote is None:
+            tree = fingerprint_tree(layout.versions[max(layout.versions)])
+            num_bytes = sum(max(0, file.size_bytes) for file in tree.files)
+        _, parsed = _parse(layout, None)
+    except (ConfigError, OSError):
+        return Residence(), num_bytes
+    return residence(parsed.config), num_bytes
 
 
 def check_has_version(layout: ModelLayout, version: int) -> None:
@@ -282,7 +300,7 @@ class _Reading:
             options=self._options.backend_options(self._config.backend),
         )
         try:
-            self._config = backend_class.complete_config(context)
+            self._config = complete_config(backend_class, context)
         except ConfigError as error:
             found = [problem for problem in error.problems if isinstance(problem, Problem)]
             for problem in found:

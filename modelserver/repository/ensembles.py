@@ -123,12 +123,13 @@ class Ensembles:
                 if composing not in own:
                     own[composing] = None
                     left.append(composing)
-        while shared := [composing for composing in own if self._users(composing) - {key, *own}]:
+        while shared := [composing for composing in own if self.users(composing) - {key, *own}]:
             for composing in shared:
                 del own[composing]
         return list(own)
 
-    def _users(self, key: str) -> set[str]:
+    def users(self, key: str) -> set[str]:
+        """The ensembles that are loaded and call the model."""
         return {ensemble for ensemble, composing in self._composing.items() if key in composing}
 
     def _find(self, key: str, step: EnsembleStep) -> Model | None:

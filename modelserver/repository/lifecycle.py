@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from modelserver.config.residence import ReloadMode, reload_mode
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.load_failure import CompletionError, VersionsFailedError, describe_failure
@@ -26,6 +27,7 @@ from modelserver.repository.operations import OperationQueue, OperationRequest, 
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion, ReloadPlan, plan_reload
 from modelserver.repository.retirement import Retirement
+from modelserver.repository.rolling import Rolling, can_roll
 from modelserver.repository.state import IndexEntry, LoadCounts, ModelState
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ Result = TypeVar("Result")
 
 # How many changes by an override the index tells; the log tells all.
 _MOST_CHANGES = 10
+
+# How long the second half of a rolling reload waits for the old version to be closed.
+_ROLLING_PATIENCE_S = 60.0
 
 # Ready models by version; None is the highest one. Replaced as a whole, never changed.
 ReadyTable = Mapping[int | None, "Model"]
@@ -94,6 +99,7 @@ class ModelLifecycle:
         # Whether the model should be ready: the last operation that ended was a load.
         self._is_wanted = False
         self._is_stopped = False
+        self._is_vacated = False
         # Ensembles whose models are there and do not fit.
         self._mismatched: set[int] = set()
         self._operations = OperationQueue(name, self._perform)
@@ -125,6 +131,32 @@ class ModelLifecycle:
     def pending_load(self) -> asyncio.Future[None] | None:
         """The end of a load that is going on or waits, unless it will be undone."""
         return self._operations.pending_load
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is going on or waits."""
+        return self._operations.runner is not None
+
+    def evict(self) -> bool:
+        """Unload the model if nothing is going on and no request is in flight; whether that was so.
+
+        It happens within this call: no request can come in between.
+        """
+        idle = all(loaded.model.is_idle for loaded in self._loaded.values())
+        if self._is_stopped or self.is_busy or not self._loaded or not idle:
+            return False
+        self._unload()
+        return True
+
+    async def wait_retired(self, timeout_s: float | None = None) -> None:
+        """Return when versions that were unloaded or replaced are closed, or time is up."""
+        if tasks := tuple(self._retirement.tasks):
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    @property
+    def replacing(self) -> asyncio.Future[None] | None:
+        """The end of a reload before which the model does not serve, because it leaves memory first."""
+        return self._operations.pending_load if self._is_vacated else None
 
     def rebind(self) -> None:
         """The models of an ensemble have changed: call the new ones, or do not serve."""
@@ -277,28 +309,101 @@ class ModelLifecycle:
     async def _replace(self, source: LoadSource, version: int | None) -> None:
         """Bring up what the definition asks for and swap it in; on failure everything is as before.
 
-        With `version` the definition is of that one, and the others stay as they are.
+        With `version` the definition is of that one, and the others stay as they are. A model that does not fit twice
+        leaves first (`ReloadMode.UNLOAD_FIRST`), and comes back on failure if its files are still there.
         """
         definition = source.definition
         plan = plan_reload(self._loaded, definition, keeps_others=version is not None)
         self._loading = plan.load
-        fresh = await self._load_versions(source, plan.load)
+        serving = [number for number in plan.load if number in self._loaded]
+        mode = reload_mode(definition.config)
+        rollings = self._rollings(source, serving) if mode is ReloadMode.ROLLING else {}
+        vacated = await self._vacate(serving) if mode is ReloadMode.UNLOAD_FIRST and serving else {}
         try:
-            self._check_still_wanted(version)
-            await self._update_instances(plan.update, definition)
-            for loaded in fresh.values():
-                error = self._context.bind(self.name, loaded) if loaded.model.is_ensemble else None
-                if error is not None:
-                    # No ConfigError, after which only a change of the file would help: its models may change.
-                    raise error if not isinstance(error, ConfigError) else InvalidArgumentError(error.message)
+            fresh = await self._load_versions(source, plan.load, rollings)
+            try:
+                await self._prepare_swap(definition, plan, fresh, version)
+            except ServerError:
+                await self._discard(fresh, rollings)
+                raise
         except ServerError:
-            await self._retirement.close_all(fresh.values())
+            await self._restore(vacated, version)
             raise
+        finally:
+            self._is_vacated = False
+            self._release_holdings(vacated.values())
         self._swap(definition, plan, fresh)
+        for number, rolling in rollings.items():
+            await self.wait_retired(_ROLLING_PATIENCE_S)
+            await rolling.finish(fresh[number])
 
-    async def _load_versions(self, source: LoadSource, versions: Iterable[int]) -> dict[int, LoadedVersion]:
+    async def _prepare_swap(
+        self, definition: ModelDefinition, plan: ReloadPlan, fresh: Mapping[int, LoadedVersion], version: int | None
+    ) -> None:
+        self._check_still_wanted(version)
+        await self._update_instances(plan.update, definition)
+        for loaded in fresh.values():
+            error = self._context.bind(self.name, loaded) if loaded.model.is_ensemble else None
+            if error is not None:
+                # No ConfigError, after which only a change of the file would help: its models may change.
+                raise error if not isinstance(error, ConfigError) else InvalidArgumentError(error.message)
+
+    def _rollings(self, source: LoadSource, versions: Iterable[int]) -> dict[int, Rolling]:
+        """How versions are replaced instance by instance, those that can be."""
+        return {
+            version: Rolling(self._in_load_pool, self._context.loader, source, self._loaded[version])
+            for version in versions
+            if can_roll(self._loaded[version].definition.config, source.definition.config)
+        }
+
+    async def _discard(self, fresh: Mapping[int, LoadedVersion], rollings: Mapping[int, Rolling]) -> None:
+        for version, rolling in rollings.items():
+            if version in fresh:
+                await rolling.undo(fresh[version])
+        await self._retirement.close_all(fresh.values())
+
+    async def _vacate(self, versions: Iterable[int]) -> dict[int, LoadedVersion]:
+        """Unload versions that are replaced, and wait until they are closed. What they need on disk is held."""
+        vacated = {version: self._loaded[version] for version in versions}
+        for loaded in vacated.values():
+            for holding in loaded.holdings:
+                holding.acquire()
+        self._loaded = {version: loaded for version, loaded in self._loaded.items() if version not in vacated}
+        self._is_vacated = True
+        self._publish()
+        for loaded in vacated.values():
+            self._retirement.retire(loaded)
+        await self.wait_retired()
+        return vacated
+
+    async def _restore(self, vacated: Mapping[int, LoadedVersion], wanted: int | None) -> None:
+        """Load versions again that have left for others that did not come, if their files are as they were."""
+        for version, loaded in vacated.items():
+            if self._is_stopped or self._operations.is_unload_waiting(wanted):
+                return
+            old = LoadSource(loaded.definition, loaded.holdings)
+            try:
+                self._loaded[version] = await self._in_load_pool(self._context.loader.load, old, version)
+            except ServerError as error:
+                logger.error("model '%s' version %d does not come back: %s", self.name, version, error.message)
+            else:
+                logger.info("model '%s' version %d is back", self.name, version)
+
+    def _release_holdings(self, versions: Iterable[LoadedVersion]) -> None:
+        for loaded in versions:
+            for holding in loaded.holdings:
+                self._context.close_pool.submit(holding.release)
+
+    async def _load_versions(
+        self, source: LoadSource, versions: Iterable[int], rollings: Mapping[int, Rolling]
+    ) -> dict[int, LoadedVersion]:
         """All of `versions`, or none: raises when one fails, with Triton's words about each."""
-        jobs = {version: self._in_load_pool(self._context.loader.load, source, version) for version in versions}
+        jobs = {
+            version: rollings[version].begin()
+            if version in rollings
+            else self._in_load_pool(self._context.loader.load, source, version)
+            for version in versions
+        }
         results = await asyncio.gather(*jobs.values(), return_exceptions=True)
         loaded: dict[int, LoadedVersion] = {}
         failures: dict[int, ServerError] = {}
@@ -310,7 +415,7 @@ class ModelLifecycle:
             else:
                 loaded[version] = result
         if failures:
-            await self._retirement.close_all(loaded.values())
+            await self._discard(loaded, rollings)
             self._unloaded |= loaded.keys() - self._loaded.keys()
             raise VersionsFailedError(
                 self.name, {version: describe_failure(error) for version, error in failures.items()}

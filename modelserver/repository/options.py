@@ -52,13 +52,28 @@ class DefinitionOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class DemandOptions:
+    """Models that are loaded when they are asked for: `is_on` for those whose config does not say otherwise.
+
+    `keep_alive_s` is how long they stay without requests, `budget_bytes` what they may take together (0: no limit),
+    `room_patience_s` how long one waits for others to become idle.
+    """
+
+    is_on: bool = False
+    keep_alive_s: float = 300.0
+    budget_bytes: int = 0
+    room_patience_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class RepositoryOptions:
     """Options of `ModelRepository`, one per Triton flag of the same name.
 
     `model_name` names a root that is itself one model. `poll_interval_s` is `--repository-poll-secs`,
     `has_namespaces` is `--model-namespacing`, `default_max_queue_size` is `--max-queue-size` (0: no limit).
     Overrides are kept in `override_directory`, if any. Models of object stores are copied to `cloud_cache_directory`
-    (None: the user's cache), which is held to about `cloud_cache_bytes` (0: no limit).
+    (None: the user's cache), which is held to about `cloud_cache_bytes` (0: no limit). `demand` is of models that are
+    loaded when they are asked for.
     """
 
     roots: tuple[Path | CloudUri, ...]
@@ -75,3 +90,4 @@ class RepositoryOptions:
     cloud_cache_directory: Path | None = None
     cloud_cache_bytes: int = 0
     definition: DefinitionOptions = field(default_factory=DefinitionOptions)
+    demand: DemandOptions = field(default_factory=DemandOptions)

@@ -23,6 +23,7 @@ from modelserver.execution.facilities import Facilities
 from modelserver.execution.model import Model
 from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
+from modelserver.repository.definition import describe_residence
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.load_failure import named_failure
@@ -35,6 +36,7 @@ from modelserver.repository.operations import all_of
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
+from modelserver.repository.residency import RepositoryAccess, Residency
 from modelserver.repository.startup import load_all, names_at_start
 from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts
@@ -79,6 +81,17 @@ class ModelRepository:
         self._archives: Archives | None = None
         self._overrides: OverrideStore | None = None
         self._poller: Poller | None = None
+        self.residency = Residency(
+            options.demand,
+            self._table,
+            RepositoryAccess(
+                load=self._ensure_loaded,
+                refresh=self._refresh,
+                scan=lambda: self._catalog.scan,
+                describe=functools.partial(self._in_scan_pool, describe_residence),
+                users=self._ensembles.users,
+            ),
+        )
         self._is_started = False
         self._is_stopping = False
 
@@ -87,13 +100,14 @@ class ModelRepository:
     def get(self, name: str, version: int | None) -> Model:
         """The ready model; `version` None is the highest ready one.
 
-        Raises NotFoundError for a model or version that nobody knows, UnavailableError, with state and
-        reason, for one that is not ready.
+        Raises NotFoundError for a model or version that nobody knows, ModelAsleepError for one that is loaded when
+        it is asked for, UnavailableError, with state and reason, for another one that is not ready.
         """
         try:
             return self._ready[name][version]
         except KeyError:
-            raise self._table.missing(name, version, self._catalog.scan.duplicates) from None
+            asleep = self.residency.asleep(name, version)
+            raise asleep or self._table.missing(name, version, self._catalog.scan.duplicates) from None
 
     def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
         """The model on which a sequence is under way, if any: it goes on there, whatever serves now."""
@@ -119,7 +133,7 @@ class ModelRepository:
             self._catalog.refresh()
             if not self._is_stopping:
                 self._catalog.list_clouds_later(self._scan_pool, self._options.poll_interval_s)
-        return self._table.index_rows(self._catalog.scan, repository)
+        return self.residency.annotate(self._table.index_rows(self._catalog.scan, repository))
 
     def is_ready(self, strict: bool) -> bool:
         """Whether the start is over and, if `strict`, every model that should serve does.
@@ -182,6 +196,7 @@ class ModelRepository:
             survey = await self._in_scan_pool(self._catalog.survey)
         except OSError as error:
             raise UnavailableError(f"the model repository cannot be read: {error}") from error
+        await self.residency.survey(survey.scan.models.values())
         failures = await self._load_at_start(survey.scan.names)
         if failures and options.is_exit_on_error:
             raise StartupError(failures)
@@ -201,6 +216,7 @@ class ModelRepository:
         self._is_stopping = True
         if self._poller is not None:
             await self._poller.stop()
+        await self.residency.stop()
         for lifecycle in self._lifecycles.values():
             lifecycle.stop()
         waiting: dict[asyncio.Future[None], str] = {}
@@ -227,6 +243,7 @@ class ModelRepository:
         files: Mapping[str, bytes] | None = None,
         version: int | None = None,
         persists: bool | None = None,
+        keep_alive_s: float | None = None,
         repository: str = "",
     ) -> None:
         """Load or reload a model on request, or one version of it; returns when it serves.
@@ -235,7 +252,8 @@ class ModelRepository:
         A version that was loaded so is served, whatever the version policy, until the next load without one.
         `config_json` replaces its config file; `files` (path relative to the model directory -> content)
         replace its whole directory and need `config_json`. `persists` keeps that for later starts, or with False
-        forgets what was kept. Raises UnavailableError unless the control
+        forgets what was kept. `keep_alive_s` is how long a model on demand stays without requests, until the next load;
+        for another one it raises InvalidArgumentError. Raises UnavailableError unless the control
         mode is explicit, NotFoundError for a model that no root holds, and ServerError, the old versions
         still serving, for a load that fails.
         """
@@ -249,14 +267,22 @@ class ModelRepository:
             for key in keys:
                 if not request.files and (version is not None or key not in self._lifecycles):
                     await self._check_exists(key, version)
+                self.residency.keep(key, keep_alive_s)
             await all_of(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
 
     async def unload(
-        self, name: str, *, unload_dependents: bool = False, version: int | None = None, repository: str = ""
+        self,
+        name: str,
+        *,
+        unload_dependents: bool = False,
+        version: int | None = None,
+        repository: str = "",
+        evicts: bool = False,
     ) -> None:
         """Unload a model on request, or one version of it; returns when it takes no more requests.
 
-        A model or version that is not loaded is no error.
+        A model or version that is not loaded is no error. A model on demand stays unloaded until it is loaded by
+        request, or with `evicts`, until it is asked for.
 
         `unload_dependents` unloads with an ensemble the models of its steps, but for those that another one needs.
         Raises UnavailableError unless the control mode is explicit.
@@ -268,6 +294,9 @@ class ModelRepository:
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
         await all_of(asyncio.shield(self._lifecycles[key].unload(version)) for key in dict.fromkeys(keys))
+        for key in keys:
+            if not evicts and not self._lifecycles[key].versions:
+                self.residency.withhold(key)
 
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
@@ -308,6 +337,7 @@ class ModelRepository:
 
     def _publish(self, key: str, table: ReadyTable) -> None:
         self._table.publish(key, table)
+        self.residency.published(key, table)
         if not self._is_stopping:  # else every model goes, and ensembles let go of theirs by themselves
             self._ensembles.published(key)
 
@@ -352,6 +382,8 @@ class ModelRepository:
         keys = names_at_start(self._options, self._table.namespaces, found)
         if self._overrides is not None:
             keys = sorted({*keys, *await self._in_scan_pool(self._overrides.names)})
+        if self._options.control_mode is not ControlMode.EXPLICIT:  # what --load-model names is loaded
+            keys = [key for key in keys if not self.residency.sleeps_at_start(key)]
         return await load_all(keys, self._catalog.scan.duplicates, lambda key: self._lifecycle(key).load(_AS_KEPT))
 
     def _check_explicit(self, verb: str) -> None:
@@ -373,7 +405,15 @@ class ModelRepository:
     async def _poll_scan(self) -> PollScan:
         return (await self._in_scan_pool(self._catalog.survey)).fingerprints
 
+    async def _refresh(self) -> None:
+        """Look for models that were put into the repository."""
+        if self._options.control_mode is ControlMode.EXPLICIT:
+            await self._in_scan_pool(self._catalog.refresh)
+
     async def _load_from_disk(self, name: str) -> None:
+        lifecycle = self._lifecycles.get(name)
+        if (lifecycle is None or not lifecycle.versions) and self.residency.sleeps_at_start(name):
+            return  # it is read when it is asked for
         await asyncio.shield(self._lifecycle(name).load(_AS_KEPT))
 
     async def _unload_gone(self, name: str) -> None:

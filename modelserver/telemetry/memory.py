@@ -35,3 +35,8 @@ def _private_bytes(pid: int) -> int | None:
     except (OSError, ValueError):  # it has ended
         return None
     return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def own_memory_bytes() -> int:
+    """What this process holds for itself; 0 where that cannot be told."""
+    return _private_bytes(os.getpid()) or 0

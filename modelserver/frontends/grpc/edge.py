@@ -13,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from modelserver.core.tensor import Buffer
-from modelserver.errors import InternalError, InvalidArgumentError, ServerError
+from modelserver.errors import InternalError, InvalidArgumentError, ModelAsleepError, ServerError
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.status import Status, status_of
 from modelserver.frontends.grpc.tasks import Tasks
@@ -52,17 +52,29 @@ def fail(call: UnaryCall, error: Exception) -> None:
 
 
 def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message]) -> Method:
-    """A unary method that is answered at once."""
+    """A unary method that is answered at once, or when the model that it asks for was loaded on demand."""
+    waking = Tasks()
 
     def handle(call: UnaryCall) -> None:
         try:
             reply = answer(parse(request_class, call.message)).SerializeToString()
+        except ModelAsleepError as asleep:
+            waking.start(_answer_awake(call, asleep, handle))
         except Exception as error:
             fail(call, error)
         else:
             call.reply((reply,))
 
     return Method(unary=handle)
+
+
+async def _answer_awake(call: UnaryCall, asleep: ModelAsleepError, handle: Callable[[UnaryCall], None]) -> None:
+    try:
+        await asleep.wake()
+    except Exception as error:
+        fail(call, error)
+    else:
+        handle(call)
 
 
 def awaited(request_class: type[RequestT], answer: Callable[[RequestT], Awaitable[Message]], tasks: Tasks) -> Method:

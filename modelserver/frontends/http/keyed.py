@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
-from modelserver.errors import ServerError
+from modelserver.errors import ModelAsleepError, ServerError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.restricted import group_of
@@ -143,6 +143,8 @@ def _answering(call: RouteCall) -> RouteCall:
     def answer(exchange: HttpExchange, **named: str) -> None:
         try:
             call(exchange, **named)
+        except ModelAsleepError:
+            raise  # the exchange is handled again when the model is there
         except ServerError as error:
             exchange.respond(_refusal(error, exchange.head))
 

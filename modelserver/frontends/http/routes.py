@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from modelserver.config.message import config_to_json
-from modelserver.errors import NotFoundError
+from modelserver.errors import ModelAsleepError, NotFoundError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
@@ -21,6 +21,7 @@ from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
+from modelserver.frontends.http.waking import WakingExchanges
 from modelserver.frontends.openai import errors as openai_errors
 from modelserver.frontends.openai.routes import OpenAi
 
@@ -55,6 +56,7 @@ class HttpFrontend:
         self._dataplane = dataplane
         self._view = Overview(dataplane, controlplane)
         self.limits = limits or HttpLimits()
+        self._waking = WakingExchanges()
         inference = Inference(dataplane, self.limits)
         control = Control(controlplane, self.limits)
         generate = Generate(dataplane, self.limits)
@@ -118,6 +120,9 @@ class HttpFrontend:
                 call(exchange, **arguments)
                 return
             response = _not_allowed(head, ", ".join(allowed_methods(calls)))
+        except ModelAsleepError as asleep:
+            self._waking.retry(exchange, asleep, self.handle)
+            return
         except Exception as error:
             response = openai_errors.error_response(error) if _is_openai(head) else error_response(error)
         exchange.respond(response)

@@ -15,7 +15,7 @@ import orjson
 
 from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.tensor import Buffer
-from modelserver.errors import UnsupportedError
+from modelserver.errors import ModelAsleepError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.compression import choose_encoding, decompress
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
@@ -123,7 +123,11 @@ class CallEdge:
             _check_media_type(exchange)
             body = await _plain_body(exchange, self._limits)
             call = Call(exchange, self._limits, parse_object(body, self._limits))
-            await serve(call)
+            try:
+                await serve(call)
+            except ModelAsleepError as asleep:  # raised before anything was asked of the model
+                await asleep.wake()
+                await serve(call)
         except ConnectionError:
             logger.debug("the client of %s left", exchange.head.path)
         except Exception as error:

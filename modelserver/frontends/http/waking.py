@@ -1,0 +1,41 @@
+"""Exchanges that wait until a model is loaded on demand, and are then handled as if they had just come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from modelserver.errors import ModelAsleepError
+from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.status import error_response
+
+
+class WakingExchanges:
+    """Keeps the Tasks of those that wait. Event loop thread only."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def retry(self, exchange: HttpExchange, asleep: ModelAsleepError, handle: Callable[[HttpExchange], None]) -> None:
+        """Have the model loaded, and `handle` called again; a client that leaves is not waited for."""
+        task = asyncio.get_running_loop().create_task(
+            _retry(exchange, asleep, handle), name="exchange for a model asleep"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def leave() -> None:
+            task.cancel()
+
+        exchange.on_disconnect = leave
+
+
+async def _retry(exchange: HttpExchange, asleep: ModelAsleepError, handle: Callable[[HttpExchange], None]) -> None:
+    try:
+        await asleep.wake()
+    except Exception as error:
+        exchange.on_disconnect = None
+        exchange.respond(error_response(error))
+    else:
+        exchange.on_disconnect = None
+        handle(exchange)

@@ -1,0 +1,102 @@
+"""Requests that wait for their model to be loaded: each for as long as its deadline allows, and bounded in number."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import (
+    CancelledError,
+    InternalError,
+    ModelAsleepError,
+    QueueFullError,
+    QueueTimeoutError,
+    ServerError,
+    UnavailableError,
+)
+
+_logger = logging.getLogger(__name__)
+
+# A model that leaves again before a request that waited could be submitted is loaded anew, this often at most.
+_MAX_ATTEMPTS = 5
+
+
+class WakingRequests:
+    """Made by the data plane, whose `infer` gets each request again when its model serves. Event loop thread only."""
+
+    def __init__(self, infer: Callable[[InferRequest], ResponseStream], *, max_waiting: int = 10_000) -> None:
+        self._infer = infer
+        self._max_waiting = max_waiting
+        self._tasks: dict[InferRequest, asyncio.Task[None]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._tasks)
+
+    def wait(self, request: InferRequest, asleep: ModelAsleepError) -> ResponseStream:
+        """Have the model loaded, and then the request answered, on its stream. Raises QueueFullError."""
+        if len(self._tasks) >= self._max_waiting:
+            error = QueueFullError(f"{self._max_waiting} requests wait for models to be loaded: try again later")
+            error.retry_after_s = 1.0
+            raise error
+        task = asyncio.get_running_loop().create_task(self._wait(request, asleep), name="request for a model asleep")
+        self._tasks[request] = task
+        request.on_cancel = self._cancel
+        return request.stream
+
+    def close(self) -> None:
+        """The server stops: nobody is waited for."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _cancel(self, request: InferRequest) -> None:
+        self._tasks[request].cancel()
+
+    async def _wait(self, request: InferRequest, asleep: ModelAsleepError) -> None:
+        error: ServerError | None = None
+        try:
+            error = await self._submit(request, asleep)
+        except asyncio.CancelledError:
+            name = request.model_name
+            if request.is_cancelled:
+                error = CancelledError(f"request to model '{name}' was cancelled")
+            else:
+                error = UnavailableError("the server is shutting down and accepts no new requests")
+        except Exception as fault:
+            _logger.exception("a request that waited for its model failed")
+            error = InternalError(f"internal error: {type(fault).__name__}; the server's log has the details")
+        finally:
+            del self._tasks[request]
+        if error is not None:
+            request.stream.deliver(InferResponse(error=error))
+
+    async def _submit(self, request: InferRequest, asleep: ModelAsleepError) -> ServerError | None:
+        """Why the request was not accepted in the end; None: it was, and is answered by who has it."""
+        for _ in range(_MAX_ATTEMPTS):
+            deadline_ns = request.deadline_ns
+            left_s = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+            try:
+                async with asyncio.timeout(left_s):
+                    await asleep.wake()
+            except TimeoutError:
+                return QueueTimeoutError(
+                    f"Request timeout expired while model '{request.model_name}' was loaded on demand"
+                )
+            except ServerError as error:
+                return error
+            request.on_cancel = None
+            try:
+                self._infer(request)
+            except ModelAsleepError as again:
+                asleep = again
+                request.on_cancel = self._cancel
+            except ServerError as error:
+                return error
+            else:
+                return None
+        return UnavailableError(f"model '{request.model_name}' was loaded {_MAX_ATTEMPTS} times, and left each time")
