@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
+# Of the names of modules that are imported by their paths.
+EXTERNAL_PREFIX = "modelserver_external_"
 # Two loads may want the same module at once; it must be executed once.
 _lock = threading.RLock()
 
@@ -28,7 +30,7 @@ def import_source(name: str, source: Path) -> ModuleType:
     It is executed the first time. Raises what its code raises, and then it is as if it had never been imported.
     """
     digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
-    module_name = f"modelserver_external_{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{digest}"
+    module_name = f"{EXTERNAL_PREFIX}{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{digest}"
     with _lock:
         if module_name in sys.modules:
             return sys.modules[module_name]

@@ -56,6 +56,7 @@ class PythonBackend(Backend):
     backend_source: ClassVar[Path | None] = None
     # The child asks by itself what devices there are; the server only places it.
     supports_gpu = True
+    has_processes = True
 
     @classmethod
     def source_of(cls, context: BackendContext) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelserver.config.instance_process import check_instance_process
 from modelserver.config.problem import key_path
 from modelserver.config.report import Report
 from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelInstanceGroup, ModelWarmup, WarmupInput
@@ -13,6 +14,7 @@ from modelserver.config.tensor_rules import check_dims
 
 def check_instances(config: ModelConfig, gpu_ids: Sequence[int] | None, report: Report) -> None:
     """Report wrong instance groups; `gpu_ids` are the devices that may be used, None if not known."""
+    check_instance_process(config, report)
     resources: dict[str, tuple[bool, str]] = {}
     for index, group in enumerate(config.instance_group):
         path = f"instance_group[{index}]"

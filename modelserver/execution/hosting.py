@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +30,34 @@ from modelserver.config.signature import ModelSignature
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.recipe import Recipe
+from modelserver.source_module import EXTERNAL_PREFIX, import_source
 
 ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
 
 
+def reference(backend_class: type[Backend]) -> str:
+    """How `find_class` finds the class in a process that has not imported it: "module:NAME", or with a file behind it.
+
+    That is where the package of a third party lies, which is imported by its path.
+    """
+    module = backend_class.__module__
+    root = sys.modules[module.partition(".")[0]]
+    name = f"{module}:{backend_class.__qualname__}"
+    return f"{name}:{root.__file__}" if module.startswith(EXTERNAL_PREFIX) else name
+
+
+def find_class(named: str) -> type[Backend]:
+    """The class that `reference` named. Called in the child."""
+    module, name, *source = named.split(":", 2)
+    if source:
+        own_name, _, _ = module.partition(".")[0].removeprefix(EXTERNAL_PREFIX).rpartition("_")
+        import_source(own_name, Path(source[0]))
+    found: type[Backend] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def backend_recipe(backend: str, context: BackendContext, placement: Placement) -> Recipe:
-    """How a child builds the instance that `backend` ("module:NAME of the class") makes for `placement`.
+    """How a child builds the instance that `backend` (see `reference`) makes for `placement`.
 
     The whole Backend lives in the child, so instances in several children share nothing.
     """
@@ -66,9 +89,7 @@ def create_instance(
     context = BackendContext(
         model_name, version, config_from_json(config), Path(model_directory), Path(version_directory), options
     )
-    module, _, name = backend.partition(":")
-    backend_class: type[Backend] = getattr(importlib.import_module(module), name)
-    loaded = backend_class(context)
+    loaded = find_class(backend)(context)
     loaded.load()
     place_name, kind, device_id, index = placement
     instance = loaded.create_instance(Placement(place_name, DeviceKind(kind), device_id, index))

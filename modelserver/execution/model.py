@@ -24,6 +24,7 @@ from modelserver.errors import UnavailableError
 from modelserver.execution.ensemble_staff import EnsembleStaff
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.generation import make_generation
+from modelserver.execution.hosted_backend import make_backend
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
@@ -67,9 +68,9 @@ class Model:
         self._is_stopping = False
         self._cache: ResponseCache | None = None
         self._generation = b""
-        # Why a model that is loaded cannot serve: an ensemble whose models are not all there. Empty for any other.
         # When it was last asked for, or loaded (monotonic), as far as somebody wants to know.
         self.last_use_ns = time.monotonic_ns()
+        # Why a model that is loaded cannot serve: an ensemble whose models are not all there. Empty for any other.
         self.fault = ""
         # The models that an ensemble calls now.
         self.composing: tuple[Model, ...] = ()
@@ -99,7 +100,7 @@ class Model:
         plans = () if config.is_ensemble else plan_instances(config)
         what = f"model '{context.model_name}' version {context.version}"
         labels = read_labels(config, context.model_directory)
-        backend = guard(lambda: backend_class(context), f"loading {what} failed")
+        backend = guard(lambda: make_backend(backend_class, context), f"loading {what} failed")
         guard(backend.load, f"loading {what} failed")
         try:
             signature = ModelSignature(config)
@@ -136,11 +137,11 @@ class Model:
         return self._staff.scheduler.inflight + num_waiting
 
     @property
-    @property
     def is_idle(self) -> bool:
         """Whether no request is queued or executing, no sequence goes on, and nobody holds it. Event loop thread."""
         return not self.inflight and not self.num_sequences and not self._num_holders
 
+    @property
     def num_sequences(self) -> int:
         """Sequences that have not ended. Read on the event loop thread."""
         return self._staff.scheduler.num_sequences
@@ -217,6 +218,10 @@ class Model:
             if self._is_stopping:
                 self._stop()
             self._idle.set()
+
+    def hurry(self) -> None:
+        """No request waits for company in its batch any more. Event loop thread; safe to repeat."""
+        self._staff.scheduler.hurry()
 
     def stop(self) -> None:
         """Refuse new requests, but for those of who holds the model, and finish the accepted ones.
