@@ -105,7 +105,8 @@ class DataPlane:
         """Check the request and hand it to its model; the stream brings the responses or the error.
 
         Raises ServerError for what is refused at once: unknown or unready model, a request that does
-        not fit the config, a full queue, a server that is shutting down.
+        not fit the config, a full queue, a server that is shutting down. A request for a model that is loaded on
+        demand waits until it is, if its deadline allows.
         """
         try:
             model = None
@@ -128,10 +129,10 @@ class DataPlane:
             else:
                 model.signature.check(request)
                 form.signature, form.rows = model.signature, request.rows
-        except ServerError as error:
-            self.refusals.record(error.code)
         except ModelAsleepError as asleep:
             return self._waking.wait(request, asleep)
+        except ServerError as error:
+            self.refusals.record(error.code)
             if self._logs_requests:
                 log_refusal(request, error)
             raise
@@ -144,9 +145,9 @@ class DataPlane:
         reader = request.stream
         transfer = request.transfer
         request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after log and trace have begun
+        model.last_use_ns = request.arrival_ns
         moving = None if transfer is None else TransferStream(request, transfer, model, regions, self.shared_memory)
         if moving is not None:
-        model.last_use_ns = request.arrival_ns
             request.stream = moving
         is_call = isinstance(request, CalledRequest)
         trace = self.tracer.sample(model.name, request.trace_parent, is_call=is_call) if self.tracer.is_on else None
@@ -220,9 +221,14 @@ class DataPlane:
         self._waking.close()
 
     def model_is_ready(self, name: str, version: int | None = None) -> bool:
-        """Whether the model can answer now. Raises NotFoundError for a model or version nobody knows."""
+        """Whether the model can answer now, or after it was loaded on demand.
+
+        Raises NotFoundError for a model or version nobody knows.
+        """
         try:
             model = self._repository.get(name, version)
+        except ModelAsleepError:
+            return self._repository.residency.can_wake(name, version)
         except (UnavailableError, AmbiguousModelError):
             return False
         return model.is_ready()
@@ -236,8 +242,6 @@ class DataPlane:
         """The models that have a ready version."""
         return sorted({model.name for model in self._repository.models()})
 
-        except ModelAsleepError:
-            return self._repository.residency.can_wake(name, version)
     def server_metadata(self) -> ServerMetadata:
         return self._metadata
 

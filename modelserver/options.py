@@ -96,10 +96,10 @@ class ServerOptions:
     cloud_cache_byte_size: int = field(default=0, metadata=flag(REPOSITORY, "Bytes of copies above which those that nothing uses are removed, the longest unused first; 0: no limit. For a directory of one server.", minimum=0, is_ours=True))
     override_directory: str = field(default="", metadata=flag(REPOSITORY, "Directory in which overrides are kept that a load request asks to persist; they are used again at the next start.", metavar="DIRECTORY", is_ours=True))
     model_namespacing: bool = field(default=False, metadata=flag(REPOSITORY, "Let repositories have models of the same name, each in a namespace of its own."))
-
     load_on_demand: bool = field(default=False, metadata=flag(REPOSITORY, "Load a model at the first request for it, and not at start (docs/repository.md); its parameter load_on_demand says otherwise for one model.", is_ours=True))
     model_keep_alive_secs: int = field(default=300, metadata=flag(REPOSITORY, "Seconds without requests after which a model that was loaded on demand leaves memory, unless its parameter keep_alive says otherwise; -1: never.", minimum=-1, is_ours=True))
     on_demand_memory_budget: int = field(default=0, metadata=flag(REPOSITORY, "Bytes that models loaded on demand may take together: the least recently used leave for others; 0: no limit.", minimum=0, is_ours=True))
+
     backend_directory: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Directory of backend packages, searched before the bundled ones. Repeat for several.", metavar="DIRECTORY"))
     backend_config: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Setting of a backend, or of all (without the backend's name). Repeat for several.", metavar="[BACKEND],KEY=VALUE"))
     allow_pickle_models: bool = field(default=False, metadata=flag(BACKENDS, "Let backends load pickled models: whoever can write one runs code in the server.", is_ours=True))

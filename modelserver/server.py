@@ -15,8 +15,8 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
-from pathlib import Path
 from math import inf
+from pathlib import Path
 
 from modelserver.allocator import tune_malloc
 from modelserver.api_keys import open_keys
@@ -351,6 +351,11 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
         cloud_cache_directory=Path(options.cloud_cache_directory) if options.cloud_cache_directory else None,
         cloud_cache_bytes=options.cloud_cache_byte_size,
         has_namespaces=options.model_namespacing,
+        demand=DemandOptions(
+            is_on=options.load_on_demand,
+            keep_alive_s=inf if options.model_keep_alive_secs < 0 else float(options.model_keep_alive_secs),
+            budget_bytes=options.on_demand_memory_budget,
+        ),
         override_directory=Path(options.override_directory) if options.override_directory else None,
         definition=DefinitionOptions(
             config_name=options.model_config_name,
@@ -376,8 +381,3 @@ def _warn_ineffective(options: ServerOptions) -> None:
         logger.warning("accepted, has no effect yet: %s", ", ".join(flags))
     if options.grpc_server_cert and not options.is_grpc_tls:
         logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port serves no TLS by it")
-        demand=DemandOptions(
-            is_on=options.load_on_demand,
-            keep_alive_s=inf if options.model_keep_alive_secs < 0 else float(options.model_keep_alive_secs),
-            budget_bytes=options.on_demand_memory_budget,
-        ),
