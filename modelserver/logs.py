@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from modelserver.errors import InvalidArgumentError
 from modelserver.options import ServerOptions
 from modelserver.telemetry.log_settings import LogSettings
+from modelserver.telemetry.log_tail import LogTail, TailHandler
 
 QUEUE_LENGTH = 10_000
 # How long `close` waits for a reader that does not read.
@@ -29,7 +30,10 @@ def set_own_level(level: int) -> None:
 
 
 class LogWriter:
-    """Owns the log's thread from `start_logs` to `close`, which writes what is still queued."""
+    """Owns the log's thread from `start_logs` to `close`, which writes what is still queued.
+
+    `tail` has the newest lines.
+    """
 
     def __init__(self, handler: logging.Handler, levels: frozenset[int], own_level: int) -> None:
         self._records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LENGTH)
@@ -37,7 +41,11 @@ class LogWriter:
         self._input = _DroppingHandler(self._records)
         self._levels = levels
         self._input.addFilter(lambda record: _severity(record.levelno) in self._levels)
-        self._listener = _Listener(self._records, handler)
+        self.tail = LogTail()
+        self._to_tail = TailHandler(self.tail)
+        self._to_tail.setFormatter(handler.formatter)
+        # The tail first: a reader of the log that does not read holds up nobody who asks for it.
+        self._listener = _Listener(self._records, self._to_tail, handler)
         root = logging.getLogger()
         self._before = (root.handlers[:], root.level)
         root.handlers[:] = [self._input]
@@ -47,7 +55,9 @@ class LogWriter:
 
     def apply(self, settings: LogSettings) -> None:
         """Log by these settings from now on; from any thread. What is queued already gets the new look."""
-        self._output.setFormatter(_FORMATTERS[settings.log_format]())
+        formatter = _FORMATTERS[settings.log_format]()
+        self._output.setFormatter(formatter)
+        self._to_tail.setFormatter(formatter)
         self._levels = _levels(settings)
         set_own_level(own_level(settings))
 
@@ -159,8 +169,8 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 class _Listener(logging.handlers.QueueListener):
     """The writing thread, whose end is waited for only so long. A None in the queue ends it."""
 
-    def __init__(self, records: queue.Queue[Any], output: logging.Handler) -> None:
-        super().__init__(records, output)
+    def __init__(self, records: queue.Queue[Any], *outputs: logging.Handler) -> None:
+        super().__init__(records, *outputs)
         self._records = records
 
     def finish(self, timeout_s: float) -> bool:

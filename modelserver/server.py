@@ -166,6 +166,7 @@ class Server:
                 stack.push_async_callback(self.answers.close)
             self._on_stop(stack, "models", self.repository.stop)
             await self._open(stack, ports, HTTP, GRPC, SAGEMAKER, VERTEX_AI)
+            stack.callback(lambda: self.controlplane.logs.tail.close())  # whose readers would hold the ports open
             await self.repository.start()
             self._on_stop(stack, "requests in flight", self._drain)
             self._started = stack.pop_all()

@@ -75,6 +75,17 @@ class ServerClient:
     def statistics(self, model: str, version: str = "") -> list[dict[str, Any]]:
         return list(self._model("GET", model, version, "/stats").document().get("model_stats", []))
 
+    def overview(self) -> dict[str, Any]:
+        """How the server, its host and each model version are doing."""
+        return dict(self._request("GET", "/v2/overview").document())
+
+    def log_lines(self, num_lines: int, *, follows: bool = False) -> Iterator[str]:
+        """The newest lines of the server's log; if `follows`, then each new one as it is written."""
+        path = f"/v2/logging/lines?lines={num_lines}&follow={str(follows).lower()}"
+        with self._answer("GET", path, None, None) as response:
+            for line in response:
+                yield line.decode(errors="replace").rstrip("\n")
+
     def load(self, model: str, parameters: Mapping[str, object]) -> None:
         self._control("load", model, parameters)
 

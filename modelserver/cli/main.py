@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli import bench, chat, check, health, infer, keys, models, serve
+from modelserver.cli import (
+    bench,
+    chat,
+    check,
+    completion,
+    doctor,
+    health,
+    infer,
+    keys,
+    logs,
+    manifest,
+    models,
+    ps,
+    serve,
+    top,
+)
 from modelserver.cli.output import print_error
 from modelserver.errors import ServerError
 
@@ -35,11 +50,17 @@ def _common(
 serve.register(app)
 check.register(app)
 models.register(app)
+ps.register(app)
+top.register(app)
+logs.register(app)
 health.register(app)
+doctor.register(app)
 infer.register(app)
 chat.register(app)
 bench.register(app)
 keys.register(app)
+manifest.register(app)
+completion.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -41,9 +41,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
         sys.stdout.write(text.rstrip() + "\n")
 
 
-def print_line(text: str) -> None:
-    """Print one line on standard output."""
+def print_line(text: str, *, flush: bool = False) -> None:
+    """Print one line on standard output; with `flush` a pipe's reader has it at once."""
     sys.stdout.write(text + "\n")
+    if flush:
+        sys.stdout.flush()
 
 
 def print_error(message: str) -> None:

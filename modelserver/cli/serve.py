@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from modelserver.cli.completion import FlagCommand
 from modelserver.cli.output import print_error, print_line, print_table
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import Option
@@ -33,7 +34,7 @@ _RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_n
 
 
 def register(app: typer.Typer) -> None:
-    app.command(context_settings=_RAW, add_help_option=False)(serve)
+    app.command(cls=FlagCommand, context_settings=_RAW, add_help_option=False)(serve)
 
 
 def serve(context: typer.Context) -> None:
@@ -82,6 +83,7 @@ async def _serve(options: ServerOptions, logs: LogWriter) -> tuple[int, bool]:
 
     server = Server(options)
     server.controlplane.logs.follow(logs.apply)
+    server.controlplane.logs.tail = logs.tail
     status = await server.serve(_announce)
     return status, server.is_abandoned
 

@@ -9,6 +9,7 @@ from typing import Any
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.flags import nearest_hint
 from modelserver.telemetry.audit import audited
+from modelserver.telemetry.log_tail import LogTail
 
 FORMATS = ("default", "ISO8601", "json")
 _MAX_UINT32 = 2**32 - 1
@@ -47,10 +48,12 @@ class LogSettings:
 
 
 class LogControl:
-    """The settings that hold now, and who acts upon a change. Event loop thread only."""
+    """The settings that hold now, who acts upon a change, and the newest lines. Event loop thread only."""
 
     def __init__(self, settings: LogSettings | None = None) -> None:
         self.settings = settings or LogSettings()
+        # Of the process's log, where the server owns that; else nobody feeds it.
+        self.tail = LogTail()
         self._followers: list[Callable[[LogSettings], None]] = []
 
     def follow(self, follower: Callable[[LogSettings], None]) -> None:

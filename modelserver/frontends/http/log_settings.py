@@ -1,18 +1,25 @@
-"""`/v2/logging`: what is logged, and how."""
+"""`/v2/logging`: what is logged, and how; and the log itself."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
-from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import json_response
+from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
 
 if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
+
+_TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+_MAX_DIGITS = 9
 
 
 class LogRoutes:
@@ -21,9 +28,14 @@ class LogRoutes:
     def __init__(self, controlplane: ControlPlane, limits: HttpLimits) -> None:
         self._controlplane = controlplane
         self._limits = limits
+        self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", "/v2/logging", self.read), Route("POST", "/v2/logging", self.update))
+        return (
+            Route("GET", "/v2/logging", self.read),
+            Route("POST", "/v2/logging", self.update),
+            Route("GET", "/v2/logging/lines", self.lines),
+        )
 
     def read(self, exchange: HttpExchange) -> None:
         exchange.respond(json_response(asdict(self._controlplane.logs.settings)))
@@ -35,3 +47,47 @@ class LogRoutes:
             exchange.respond(json_response(asdict(self._controlplane.logs.update(document))))
 
         with_object(exchange, self._limits, answer)
+
+    def lines(self, exchange: HttpExchange) -> None:
+        """The newest lines as text: `?lines=N` of them (100); with `follow=true` new ones too, as they come."""
+        query = parse_qs(exchange.head.query, keep_blank_values=True)
+        num_lines = _number_of_lines(query.get("lines", ["100"])[-1])
+        follows = query.get("follow", ["false"])[-1].lower()
+        if follows not in ("true", "false"):
+            raise InvalidArgumentError(f"'follow' in the query must be true or false, got '{follows:.40}'")
+        tail = self._controlplane.logs.tail
+        if follows == "false":
+            exchange.respond(HttpResponse(200, _TEXT, (_text(tail.newest(num_lines)),)))
+            return
+        follower = tail.follow(num_lines)
+        task = asyncio.get_running_loop().create_task(_send(exchange, follower), name="log-lines")
+        exchange.on_disconnect = lambda: _cancel(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+async def _send(exchange: HttpExchange, follower: LogFollower) -> None:
+    """Send lines until the client leaves, or the server stops."""
+    writer = exchange.start(200, list(_TEXT))
+    try:
+        while lines := await follower.lines():
+            await writer.write(_text(lines))
+        await writer.close()
+    except ConnectionError:
+        return
+    finally:
+        follower.close()
+
+
+def _text(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _number_of_lines(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS:
+        raise InvalidArgumentError(f"'lines' in the query must be a number from 0 to {NUM_KEPT}, got '{text:.40}'")
+    return min(int(text), NUM_KEPT)

@@ -83,7 +83,7 @@ def _model(model: Model, numbers: StatisticsSnapshot) -> Document:
     latency = numbers.latency_histogram
     executions, rows = numbers.execution_count, numbers.inference_count
     return {
-        "backend": model.backend_name,
+        "backend": model.backend_name or model.config.platform,
         "load_duration_s": round(model.load_duration_s, 3),
         "queue_depth": numbers.pending,
         "inflight": numbers.inflight,

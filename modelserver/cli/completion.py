@@ -1,0 +1,64 @@
+"""`modelserver completion bash | zsh | fish`: what makes a shell complete commands, options and flags of `serve`."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from typing import Annotated, Any
+
+import typer
+from typer._completion_shared import get_completion_script
+from typer.core import TyperCommand
+
+from modelserver.cli.output import print_line
+from modelserver.option_table import option_table
+
+_PROGRAM = "modelserver"
+_VARIABLE = "_MODELSERVER_COMPLETE"
+
+
+class Shell(enum.StrEnum):
+    """Shells that a script is made for."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(completion)
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the script that completes this program: source <(modelserver completion bash)"""
+    print_line(get_completion_script(prog_name=_PROGRAM, complete_var=_VARIABLE, shell=shell.value))
+
+
+class FlagCommand(TyperCommand):
+    """A command that takes the server's flags, which its parser does not know."""
+
+    def shell_complete(self, ctx: object, incomplete: str) -> list[Any]:
+        """Flags that begin so; after the `=` of one, its values if they are few."""
+        del ctx
+        item = _item_type()
+        name, equals, value = incomplete.partition("=")
+        if equals:
+            return [
+                item(f"{name}={choice}")
+                for option in option_table()
+                if option.flag_name == name
+                for choice in (("true", "false") if option.kind is bool else option.flag.choices)
+                if choice.startswith(value)
+            ]
+        return [
+            item(f"{option.flag_name}=", help=option.flag.help)
+            for option in option_table()
+            if option.flag_name.startswith(incomplete)
+        ]
+
+
+def _item_type() -> Any:
+    """click's class of completions: newer versions of typer have a click of their own, older ones use the package."""
+    command = next(base for base in TyperCommand.__mro__ if base.__name__ == "Command")
+    package = command.__module__.removesuffix(".core")
+    return importlib.import_module(f"{package}.shell_completion").CompletionItem

@@ -1,0 +1,166 @@
+"""How busy each model version is, between two overviews of a server; what `ps` and `top` show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.telemetry.histogram import HistogramSnapshot
+
+Document = Mapping[str, Any]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUsage:
+    """A row. Latencies are in milliseconds and of requests that succeeded; None of what there was nothing to measure.
+
+    `rate` and `failure_rate` are requests per second between the overviews, None if there was only one.
+    `memory_bytes` is of processes of the model's own.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+    backend: str
+    devices: str
+    num_instances: int
+    num_busy: int
+    memory_bytes: int | None
+    queue_depth: int
+    inflight: int
+    num_requests: int
+    num_failures: int
+    rate: float | None
+    failure_rate: float | None
+    mean_batch: float | None
+    p50_ms: float | None
+    p99_ms: float | None
+    last_inference_ms: int
+
+
+def model_usages(now: Document, before: Document | None = None, elapsed_s: float = 0.0) -> list[ModelUsage]:
+    """A row for each row of the overview `now`; numbers are of the time since `before`, or since the load."""
+    bounds = tuple(now["latency_bounds_ms"])
+    old = {} if before is None else {_key(row): row for row in before["models"]}
+    return [_usage(row, old.get(_key(row)), elapsed_s if before is not None else 0.0, bounds) for row in now["models"]]
+
+
+def _key(row: Document) -> tuple[str, str]:
+    return row["name"], row["version"]
+
+
+def _usage(row: Document, before: Document | None, elapsed_s: float, bounds: Sequence[float]) -> ModelUsage:
+    instances = row.get("instances", [])
+    gained = _Gain(row, before)
+    executions = gained.of("execution_count")
+    latencies = gained.latencies(bounds)
+    memory = [instance["memory_bytes"] for instance in instances if "memory_bytes" in instance]
+    return ModelUsage(
+        name=row["name"],
+        version=row["version"],
+        state=row["state"],
+        reason=row["reason"],
+        backend=row.get("backend", ""),
+        devices=_devices(instances),
+        num_instances=len(instances),
+        num_busy=sum(instance["is_busy"] for instance in instances),
+        memory_bytes=sum(memory) if memory else None,
+        queue_depth=row.get("queue_depth", 0),
+        inflight=row.get("inflight", 0),
+        num_requests=row.get("success", 0) + row.get("fail", 0),
+        num_failures=row.get("fail", 0),
+        rate=(gained.of("success") + gained.of("fail")) / elapsed_s if elapsed_s else None,
+        failure_rate=gained.of("fail") / elapsed_s if elapsed_s else None,
+        mean_batch=gained.of("inference_count") / executions if executions else None,
+        p50_ms=latencies.quantile(0.5) if latencies.count else None,
+        p99_ms=latencies.quantile(0.99) if latencies.count else None,
+        last_inference_ms=row.get("last_inference", 0),
+    )
+
+
+class _Gain:
+    """What was counted between two rows of a version. A counter that fell began anew: all of it counts."""
+
+    def __init__(self, row: Document, before: Document | None) -> None:
+        began_anew = before is None or before.get("success", 0) > row.get("success", 0)
+        self._row = row
+        self._before: Document = {} if began_anew or before is None else before
+
+    def of(self, key: str) -> int:
+        return max(0, int(self._row.get(key, 0)) - int(self._before.get(key, 0)))
+
+    def latencies(self, bounds: Sequence[float]) -> HistogramSnapshot:
+        counts = self._row.get("latency", {}).get("counts", [])
+        old = self._before.get("latency", {}).get("counts") or [0] * len(counts)
+        return HistogramSnapshot(tuple(bounds), tuple(now - then for now, then in zip(counts, old, strict=True)), 0.0)
+
+
+def _devices(instances: Sequence[Document]) -> str:
+    """`cpu`, `model`, or `gpu:0,gpu:1`."""
+    names = set()
+    for instance in instances:
+        kind = instance["kind"].removeprefix("KIND_").lower()
+        names.add(f"gpu:{instance['device']}" if kind == "gpu" else kind)
+    return ",".join(sorted(names))
+
+
+def bytes_text(size: float | None) -> str:
+    """A size for people, such as 1.5 GiB."""
+    if size is None:
+        return "-"
+    unit = 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if size >= 100 or unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def number_text(value: float | None) -> str:
+    """A number for people: three digits that count, `-` for none."""
+    if value is None:
+        return "-"
+    if value >= 100 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration_text(seconds: float) -> str:
+    """A time for people, such as 3h 20m."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
+    first = next((index for index, (value, _) in enumerate(parts) if value), len(parts) - 1)
+    return " ".join(f"{value}{unit}" for value, unit in parts[first : first + 2])
+
+
+COLUMNS = (
+    "model", "version", "state", "backend", "device", "instances", "memory", "queue", "in flight", "requests",
+    "failed", "req/s", "batch", "p50 ms", "p99 ms", "last used",
+)  # fmt: skip
+
+
+def usage_cells(usage: ModelUsage, now_s: float) -> tuple[str, ...]:
+    """The row's cells under `COLUMNS`; `now_s` is Unix time."""
+    idle_s = max(0.0, now_s - usage.last_inference_ms / 1000)
+    return (
+        usage.name,
+        usage.version,
+        usage.state,
+        usage.backend,
+        usage.devices,
+        f"{usage.num_busy}/{usage.num_instances}" if usage.num_instances else "-",
+        bytes_text(usage.memory_bytes),
+        str(usage.queue_depth),
+        str(usage.inflight),
+        str(usage.num_requests),
+        str(usage.num_failures),
+        number_text(usage.rate),
+        number_text(usage.mean_batch),
+        number_text(usage.p50_ms),
+        number_text(usage.p99_ms),
+        f"{duration_text(idle_s)} ago" if usage.last_inference_ms else "never",
+    )
