@@ -45,6 +45,8 @@ _BUNDLED = {
     "repeat": _Bundled(),
     "sequence": _Bundled(),
     "square": _Bundled(),
+    # Before ONNX Runtime: where a plan lies, an ONNX file beside it is what it was built from.
+    "tensorrt": _Bundled(("model.plan",), "torch", "tensorrt"),
     "onnxruntime": _Bundled(("model.onnx",), "onnxruntime", "onnx"),
     "python": _Bundled(("model.py",)),
     "pytorch": _Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),

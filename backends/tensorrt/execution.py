@@ -1,0 +1,259 @@
+"""One execution context of an engine, and a batch's way through it: set shapes, copy, enqueue, copy back.
+
+Everything is queued on one stream; the thread then sleeps until the last copy is done. What must come in which order
+is TensorRT's: the profile, then shapes, then addresses, then the question for output shapes, then the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from modelserver.backend import Array, Datatype, InternalError, InvalidArgumentError
+
+from .device import Device
+from .engine import LoadedEngine, require_context
+from .engine_info import IoTensor, Shape
+from .runtime import logger_of
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What an instance queues its work on. `copy_out` is a stream of its own for outputs, or the same one."""
+
+    compute: Any
+    copy_out: Any
+    done: Any
+    is_input_pinned: bool = True
+    is_output_pinned: bool = True
+
+
+@dataclass(slots=True)
+class Output:
+    """An output of one execution on the device; its shape is known at the latest when the stream is done."""
+
+    tensor: IoTensor
+    shape: Shape
+    memory: Any
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * itemsize(self.tensor.datatype)
+
+
+def itemsize(datatype: Datatype) -> int:
+    return datatype.numpy.itemsize
+
+
+class Execution:
+    """A context on one profile. One call at a time."""
+
+    def __init__(self, loaded: LoadedEngine, profile: int, streams: Streams, context: Any) -> None:
+        """`context` is the library's; the profile is set here. Raises InternalError if it cannot be."""
+        self.profile = profile
+        self._loaded = loaded
+        self._device: Device = loaded.device
+        self._streams = streams
+        self._context = context
+        self._logger = logger_of(loaded.trt)
+        self._allocator_class = output_allocator_class(loaded.trt)
+        self._mark = self._logger.mark()
+        if not context.set_optimization_profile_async(profile, streams.compute.cuda_stream):
+            raise self._failure(f"optimization profile {profile} cannot be set")
+        streams.compute.synchronize()
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of a batch, in fresh memory. `inputs` have the engine's ranks; shape tensors are arrays too.
+
+        Raises InvalidArgumentError for shapes that the engine refuses, InternalError when it fails.
+        """
+        self._mark = self._logger.mark()
+        torch = self._device.torch
+        with torch.cuda.stream(self._streams.compute):
+            # Host and device buffers: they must live until the stream is done.
+            held = [self._bind_input(tensor, inputs[tensor.name]) for tensor in self._loaded.info.inputs]
+            outputs = self._bind_outputs()
+            if not self._context.execute_async_v3(self._streams.compute.cuda_stream):
+                raise self._failure("the execution failed")
+            arrays = self._fetch(outputs)
+        del held
+        return arrays
+
+    def bind(self, shapes: Mapping[str, Shape], buffers: Mapping[str, Any]) -> list[Output]:
+        """Fix shapes and input addresses for good, for a CUDA graph; gives the outputs, fixed as well."""
+        for tensor in self._loaded.info.inputs:
+            self._set_input(tensor.name, shapes[tensor.name], buffers[tensor.name].data_ptr())
+        outputs = self._bind_outputs()
+        if any(isinstance(output, _Growing) for output in outputs):
+            raise InternalError("outputs whose shape depends on the data cannot be in a CUDA graph")
+        return [output for output in outputs if isinstance(output, Output)]
+
+    def enqueue(self) -> None:
+        """Queue one execution of what `bind` has fixed. Raises InternalError."""
+        if not self._context.execute_async_v3(self._streams.compute.cuda_stream):
+            raise self._failure("the execution failed")
+
+    def copy_in(self, array: Array, target: Any) -> Any:
+        """Queue the copy of an array to the device; what is given back must live until the stream is done."""
+        staged = self._device.host_copy(array, is_pinned=self._streams.is_input_pinned)
+        target[: staged.numel()].copy_(staged, non_blocking=True)
+        return staged
+
+    def fetch(self, outputs: list[Output]) -> dict[str, Array]:
+        """Queue the copies of outputs, and wait for all that is queued."""
+        return self._fetch(list(outputs))
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context = None
+
+    def _bind_input(self, tensor: IoTensor, array: Array) -> list[Any]:
+        if tensor.is_shape_tensor:
+            # Read on the host, when shapes are inferred and when the work is queued.
+            staged = self._device.host_copy(array)
+            self._set_input(tensor.name, array.shape, staged.data_ptr())
+            return [staged]
+        target = self._device.empty(array.nbytes)
+        staged = self.copy_in(array, target)
+        self._set_input(tensor.name, array.shape, target.data_ptr())
+        return [staged, target]
+
+    def _set_input(self, name: str, shape: Shape, address: int) -> None:
+        if not self._context.set_input_shape(name, tuple(shape)):
+            reason = self._logger.errors_since(self._mark)
+            raise InvalidArgumentError(f"input '{name}': TensorRT refuses the shape {list(shape)}: {reason}")
+        if not self._context.set_tensor_address(name, address):
+            raise self._failure(f"input '{name}' cannot be bound")
+
+    def _bind_outputs(self) -> list[Output | _Growing]:
+        try:
+            missing = self._context.infer_shapes()
+        except RuntimeError as error:
+            reason = self._logger.errors_since(self._mark)
+            raise InvalidArgumentError(f"TensorRT cannot infer the outputs' shapes: {error} ({reason})") from error
+        if missing:
+            raise InternalError(f"TensorRT still lacks a shape or value of {', '.join(missing)}")
+        return [self._bind_output(tensor) for tensor in self._loaded.info.outputs]
+
+    def _bind_output(self, tensor: IoTensor) -> Output | _Growing:
+        shape = tuple(int(size) for size in self._context.get_tensor_shape(tensor.name))
+        if tensor.is_shape_tensor:
+            output = Output(tensor, shape, self._device.pinned(prod(shape) * itemsize(tensor.datatype)))
+        elif -1 in shape:
+            growing = _Growing(tensor, self._allocator_class(self._device))
+            if not self._context.set_output_allocator(tensor.name, growing.allocator):
+                raise self._failure(f"output '{tensor.name}' cannot be bound")
+            return growing
+        else:
+            output = Output(tensor, shape, self._device.empty(prod(shape) * itemsize(tensor.datatype)))
+        if not self._context.set_tensor_address(tensor.name, output.memory.data_ptr()):
+            raise self._failure(f"output '{tensor.name}' cannot be bound")
+        return output
+
+    def _fetch(self, outputs: list[Output | _Growing]) -> dict[str, Array]:
+        streams = self._streams
+        if any(isinstance(output, _Growing) for output in outputs):
+            streams.compute.synchronize()  # only now is it known how large they are
+        known = [output.output() if isinstance(output, _Growing) else output for output in outputs]
+        if streams.copy_out is not streams.compute:
+            streams.copy_out.wait_stream(streams.compute)
+        staged: dict[str, Any] = {}
+        with self._device.torch.cuda.stream(streams.copy_out):
+            for output in known:
+                if output.tensor.is_shape_tensor:
+                    staged[output.tensor.name] = output.memory
+                    continue
+                host = self._device.pinned(output.num_bytes, is_pinned=streams.is_output_pinned)
+                host[: output.num_bytes].copy_(output.memory[: output.num_bytes], non_blocking=True)
+                staged[output.tensor.name] = host
+            streams.done.record(streams.copy_out)
+        streams.done.synchronize()
+        return {output.tensor.name: _array(output, staged[output.tensor.name]) for output in known}
+
+    def _failure(self, what: str) -> InternalError:
+        return InternalError(f"{what}: {self._logger.errors_since(self._mark)}")
+
+
+def _array(output: Output, host: Any) -> Array:
+    """The bytes as an array, which keeps the memory; nothing is copied."""
+    raw = host.numpy()[: output.num_bytes]
+    array: Array = raw.view(output.tensor.datatype.numpy).reshape(output.shape)
+    return array
+
+
+class _Growing:
+    """An output whose shape depends on the data: TensorRT asks for its memory in the midst of the work."""
+
+    def __init__(self, tensor: IoTensor, allocator: Any) -> None:
+        self.tensor = tensor
+        self.allocator = allocator
+
+    def output(self) -> Output:
+        if self.allocator.shape is None:
+            raise InternalError(f"output '{self.tensor.name}': TensorRT told no shape")
+        return Output(self.tensor, self.allocator.shape, self.allocator.memory)
+
+
+_allocator_classes: dict[str, type[Any]] = {}
+
+
+def output_allocator_class(trt: Any) -> type[Any]:
+    """The class of output allocators of a library. Called by TensorRT's threads: nothing may be raised within."""
+    if trt.__name__ in _allocator_classes:
+        return _allocator_classes[trt.__name__]
+
+    class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]  # a base that is only known at run time
+        """Device memory for one output of one execution."""
+
+        def __init__(self, device: Device) -> None:
+            trt.IOutputAllocator.__init__(self)
+            self._device = device
+            self.memory: Any = None
+            self.shape: Shape | None = None
+
+        def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+            del name, memory, alignment, stream  # blocks are aligned, and of the instance's current stream
+            if self.memory is None or self.memory.numel() < size:
+                try:
+                    self.memory = self._device.empty(size)
+                except self._device.torch.cuda.OutOfMemoryError:
+                    return 0  # TensorRT then fails the execution, and says so
+            return int(self.memory.data_ptr())
+
+        def notify_shape(self, name: str, dims: Any) -> None:
+            del name
+            self.shape = tuple(int(size) for size in dims)
+
+    _allocator_classes[trt.__name__] = OutputAllocator
+    return OutputAllocator
+
+
+def new_context(loaded: LoadedEngine, strategy: str, cuda_graphs: bool, runtime_cache: Any) -> Any:
+    """An execution context of the library. Raises InternalError.
+
+    TensorRT for RTX captures CUDA graphs by itself and keeps the kernels that it compiles in `runtime_cache`.
+    """
+    trt, engine = loaded.trt, loaded.engine
+    logger = logger_of(trt)
+    mark = logger.mark()
+    allocation = getattr(trt.ExecutionContextAllocationStrategy, strategy)
+    if hasattr(trt, "CudaGraphStrategy"):
+        config = engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(allocation)
+        if cuda_graphs:
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        if runtime_cache is not None:
+            config.set_runtime_cache(runtime_cache)
+        context = engine.create_execution_context(config)
+    else:
+        context = engine.create_execution_context(allocation)
+    return require_context(context, logger, mark, "no instance can be created")
+
+
+def as_values(array: Array) -> Shape:
+    """What a shape tensor holds."""
+    return tuple(int(value) for value in np.asarray(array).reshape(-1))

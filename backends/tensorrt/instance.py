@@ -1,0 +1,170 @@
+"""One placement of an engine: a stream, and an execution context for each of its profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from modelserver.backend import (
+    Array,
+    InvalidArgumentError,
+    Measurement,
+    ModelConfig,
+    TensorInstance,
+    model_inputs,
+)
+
+from .engine import LoadedEngine
+from .engine_info import IoTensor, Shape
+from .execution import Execution, Streams, as_values, new_context
+from .graph_rules import GraphShape
+from .graphs import Graphs
+from .profile_choice import choose_profile, smallest_batch
+from .runtime_cache import RuntimeCache
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSettings:
+    """What the config says about how instances run; `profiles` are those of the instance's group."""
+
+    profiles: tuple[int, ...] = (0,)
+    allocation_strategy: str = "STATIC"
+    is_urgent: bool = False
+    busy_waits: bool = False
+    has_copy_stream: bool = False
+    is_input_pinned: bool = True
+    is_output_pinned: bool = True
+    captures_graphs: bool = False
+    graphs: tuple[GraphShape, ...] = ()
+
+
+class TensorRTInstance(TensorInstance):
+    """Contexts on an engine that others share."""
+
+    def __init__(
+        self, loaded: LoadedEngine, config: ModelConfig, settings: InstanceSettings, cache: RuntimeCache, *, name: str
+    ) -> None:
+        self._loaded = loaded
+        self._batches = config.max_batch_size > 0
+        self._settings = settings
+        self._optional = {spec.name for spec in model_inputs(config) if spec.optional}
+        self._smallest_batch = smallest_batch(loaded.info, settings.profiles) if self._batches else 0
+        device = loaded.device
+        self._graphs = Graphs()
+        with device.activate():
+            compute = device.new_stream(is_urgent=settings.is_urgent)
+            self._streams = Streams(
+                compute,
+                device.new_stream(is_urgent=settings.is_urgent) if settings.has_copy_stream else compute,
+                device.new_event(busy_waits=settings.busy_waits),
+                settings.is_input_pinned,
+                settings.is_output_pinned,
+            )
+            runtime_cache = cache.open(loaded)
+            self._executions = {
+                profile: Execution(
+                    loaded,
+                    profile,
+                    self._streams,
+                    new_context(loaded, settings.allocation_strategy, settings.captures_graphs, runtime_cache),
+                )
+                for profile in settings.profiles
+            }
+            if not hasattr(loaded.trt, "CudaGraphStrategy"):
+                self._graphs.capture(loaded, settings.graphs, settings.profiles, self._streams, name)
+
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        info = self._loaded.info
+        tensors = info.inputs
+        rows = self._rows(inputs)
+        feeds = {tensor.name: self._feed(tensor, inputs, rows) for tensor in tensors}
+        if rows < self._smallest_batch:
+            feeds = {name: self._filled(name, array, self._smallest_batch) for name, array in feeds.items()}
+        with self._loaded.device.activate():
+            found = self._graphs.find(feeds, batches=self._batches)
+            if found is not None:
+                outputs = found[1].replay(feeds, self._streams, self._loaded.device.torch)
+            else:
+                outputs = self._execution(feeds).run(feeds)
+        return {tensor.name: self._shown(tensor, outputs[tensor.name], rows) for tensor in info.outputs}
+
+    def measure(self) -> Sequence[Measurement]:
+        if not self._graphs.is_wanted:
+            return ()
+        return (
+            Measurement(
+                "modelserver_tensorrt_graph_replays",
+                "counter",
+                "Batches that were executed by replaying a CUDA graph",
+                self._graphs.num_replays,
+            ),
+            Measurement(
+                "modelserver_tensorrt_graph_misses",
+                "counter",
+                "Batches for whose shapes there was no CUDA graph",
+                self._graphs.num_misses,
+            ),
+        )
+
+    def close(self) -> None:
+        with self._loaded.device.activate():
+            self._streams.compute.synchronize()
+            self._graphs.close()
+            for execution in self._executions.values():
+                execution.close()
+            self._executions.clear()
+
+    def _rows(self, inputs: Mapping[str, Array]) -> int:
+        if not self._batches:
+            return 0
+        return next(
+            (
+                len(inputs[tensor.name])
+                for tensor in self._loaded.info.inputs
+                if not tensor.is_shape_tensor and tensor.name in inputs
+            ),
+            1,
+        )
+
+    def _feed(self, tensor: IoTensor, inputs: Mapping[str, Array], rows: int) -> Array:
+        """What the engine gets for an input: of its own rank, and shape tensors with the batch in front."""
+        array = inputs.get(tensor.name)
+        if array is None:
+            raise InvalidArgumentError(f"input '{tensor.name}' is missing: a TensorRT engine has no optional inputs")
+        if tensor.is_shape_tensor:
+            values = array.reshape(-1)
+            if self._batches:
+                values = np.concatenate([np.array([rows], dtype=values.dtype), values])
+            return values.reshape(()) if not tensor.dims else values
+        # A scalar has no dimension in the engine, and one element in the config.
+        return array.reshape(()) if not tensor.dims and array.size == 1 else array
+
+    def _filled(self, name: str, array: Array, rows: int) -> Array:
+        """`array` with rows of zeros up to `rows`; of a shape tensor, with that many rows as its first value."""
+        if any(tensor.name == name and tensor.is_shape_tensor for tensor in self._loaded.info.inputs):
+            changed = array.copy()
+            changed[0] = rows
+            return changed
+        filled: Array = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+        filled[: len(array)] = array
+        return filled
+
+    def _execution(self, feeds: Mapping[str, Array]) -> Execution:
+        shapes: dict[str, Shape] = {}
+        values: dict[str, Shape] = {}
+        for tensor in self._loaded.info.inputs:
+            if tensor.is_shape_tensor:
+                values[tensor.name] = as_values(feeds[tensor.name])
+            else:
+                shapes[tensor.name] = feeds[tensor.name].shape
+        return self._executions[choose_profile(self._loaded.info, self._settings.profiles, shapes, values)]
+
+    def _shown(self, tensor: IoTensor, array: Array, rows: int) -> Array:
+        """An output as the config describes it: without the rows that were filled up."""
+        if not self._batches:
+            return array.reshape(1) if not array.ndim else array
+        if tensor.is_shape_tensor:  # the same for every row, without the batch that stands in front
+            return np.tile(array.reshape(-1)[1:], (rows, 1))
+        return array[:rows] if len(array) > rows else array
