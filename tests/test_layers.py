@@ -56,6 +56,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.signals",
         "modelserver.cli",
         "modelserver.bench",
+        "modelserver.toolkit",
         "modelserver.wire",
         "modelserver.__main__",
     ),

@@ -13,6 +13,7 @@ from modelserver.cli import (
     chat,
     check,
     completion,
+    convert,
     doctor,
     health,
     infer,
@@ -58,6 +59,7 @@ doctor.register(app)
 infer.register(app)
 chat.register(app)
 bench.register(app)
+convert.register(app)
 keys.register(app)
 manifest.register(app)
 completion.register(app)

@@ -1,0 +1,129 @@
+"""`modelserver convert`: a model in another form, compared with what it was made of, in a directory that serves."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.cli.steps import Steps
+
+if TYPE_CHECKING:
+    from modelserver.toolkit.conversion import Outcome, SampleOptions
+    from modelserver.toolkit.source import ModuleOptions
+
+
+class To(enum.StrEnum):
+    """The forms that there are."""
+
+    ONNX = "onnx"
+    FP16 = "fp16"
+    PT2 = "pt2"
+    AOTI = "aoti"
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a model that is there already.")]
+Version = Annotated[int | None, typer.Option("--version", help="Version of the source; the newest without it.")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME:DATATYPE:DIMS",
+        help="An argument of a module or TorchScript file, without the batch: image:FP32:3,224,224. In order.",
+    ),
+]
+Outputs = Annotated[list[str] | None, typer.Option("--output", metavar="NAME", help="Names for a module's outputs.")]
+MaxBatch = Annotated[int, typer.Option("--max-batch-size", min=0, help="Of a module or TorchScript file; 0: none.")]
+Shapes = Annotated[
+    list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help="Variable sizes of made-up samples: ids:128.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Samples to compare with: .npz of an array per input, with 'labels' for accuracy."),
+]
+LabelOutput = Annotated[str, typer.Option("--label-output", help="The output that labels are compared with.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(convert)
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="Model directory, .onnx, .pt2 or .pt file, or FILE.py:NAME.")],
+    directory: Annotated[Path, typer.Argument(help="The new model's directory: REPOSITORY/NAME.")],
+    to: Annotated[To, typer.Option("--to", help="onnx, fp16 (ONNX in half precision), pt2, or aoti (compiled).")],
+    model_version: Version = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
+    max_batch_size: MaxBatch = 64,
+    data: Data = None,
+    shape: Shapes = None,
+    label_output: LabelOutput = "",
+    tolerance: Annotated[
+        float | None, typer.Option(min=0.0, help="How far outputs may be off, as a share of their largest value.")
+    ] = None,
+    keep_op: Annotated[
+        list[str] | None, typer.Option("--keep-op", metavar="OPERATOR", help="With fp16: leave it in FP32. Repeatable.")
+    ] = None,
+    opset: Annotated[int | None, typer.Option(min=13, help="Of the ONNX model.")] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Convert PyTorch to ONNX, torch.export or compiled code, and ONNX to FP16. Ends in a model that serves."""
+    # Here, because the other commands need none of it and should answer at once.
+    from modelserver.toolkit.conversion import ConversionOptions, Target
+    from modelserver.toolkit.conversion import convert as run
+
+    options = ConversionOptions(
+        source=source,
+        output=directory,
+        target=Target(to.value),
+        version=model_version,
+        module=module_options(inputs, outputs, max_batch_size),
+        samples=sample_options(data, shape, label_output),
+        tolerance=tolerance,
+        keep_ops=tuple(keep_op or ()),
+        opset=opset,
+        force=force,
+    )
+    with Steps() as steps:
+        outcome = run(options, steps.show)
+    print_outcome(outcome, as_json=as_json)
+
+
+def module_options(inputs: list[str] | None, outputs: list[str] | None, max_batch_size: int) -> ModuleOptions:
+    """What was said of a module. Raises InvalidArgumentError."""
+    from modelserver.toolkit.source import ModuleOptions
+    from modelserver.toolkit.tensor_spec import parse_tensor_spec
+
+    specs = tuple(parse_tensor_spec(text) for text in inputs or ())
+    return ModuleOptions(specs, tuple(outputs or ()), max_batch_size)
+
+
+def sample_options(data: Path | None, shapes: list[str] | None, label_output: str) -> SampleOptions:
+    """Where samples come from. Raises InvalidArgumentError."""
+    from modelserver.toolkit.conversion import SampleOptions
+    from modelserver.toolkit.tensor_spec import parse_shape
+
+    return SampleOptions(data, dict(parse_shape(text) for text in shapes or ()), label_output)
+
+
+def print_outcome(outcome: Outcome, *, as_json: bool) -> None:
+    """The comparison, and where the new model lies."""
+    from modelserver.toolkit.comparison_report import comparison_document, difference_rows, summary_rows
+
+    if as_json:
+        document = comparison_document(outcome.comparison)
+        print_json({"directory": str(outcome.output), **document, "notes": list(outcome.notes)})
+        return
+    print_table(("", "before", "after", "change"), summary_rows(outcome.comparison))
+    print_line("")
+    print_table(("output", "max abs", "max rel", "mean abs", "same answer"), difference_rows(outcome.comparison))
+    for note in outcome.notes:
+        print_line(f"note: {note}")
+    print_line("")
+    print_line(f"{outcome.output} is ready: modelserver serve {outcome.output.parent or '.'}")

@@ -1,0 +1,200 @@
+"""Two models side by side on the same samples: how their outputs differ, who is right, faster, smaller."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from modelserver.config.schema import ModelConfig
+from modelserver.errors import InvalidArgumentError, ServerError
+from modelserver.flags import nearest_hint
+from modelserver.toolkit.loaded_model import LoadedModel
+from modelserver.toolkit.samples import Array, Samples, request_rows
+
+# Requests that are answered before the clock counts, and time that is then measured for each number of rows.
+NUM_WARMUP = 3
+MEASURE_S = 1.0
+MIN_ROUNDS, MAX_ROUNDS = 5, 500
+# Below this a value counts as zero, and a relative error says nothing.
+_TINY = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one output of the new model is from the old one's. `agreement` is the share of equal answers: of the
+    largest element along the last dimension for numbers with a fraction, of all elements for `is_discrete` ones.
+    """
+
+    output: str
+    max_abs: float
+    max_rel: float
+    mean_abs: float
+    agreement: float
+    is_discrete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds of one request of `rows`, the median of requests sent one by one to both models in turn."""
+
+    rows: int
+    before_ms: float
+    after_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that a conversion tells. Accuracies are shares from 0 to 1, None without labels."""
+
+    before_bytes: int
+    after_bytes: int
+    differences: tuple[Difference, ...]
+    latencies: tuple[Latency, ...]
+    num_samples: int
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+
+    @property
+    def max_rel(self) -> float:
+        return max((difference.max_rel for difference in self.differences), default=0.0)
+
+
+def answers(model: LoadedModel, samples: Samples) -> dict[str, Array]:
+    """The outputs for all samples, each [count, ...]. Raises the model's error, ServerError for shapes that vary."""
+    parts: dict[str, list[Array]] = {}
+    has_batch = bool(model.config.max_batch_size)
+    for arrays in samples.requests(model.config):
+        for name, array in model.infer(arrays).items():
+            parts.setdefault(name, []).append(array if has_batch else array[None])
+    try:
+        return {name: np.concatenate(found) for name, found in parts.items()}
+    except ValueError:
+        raise ServerError(f"model '{model.name}': outputs of varying shape cannot be compared") from None
+
+
+def differences(before: Mapping[str, Array], after: Mapping[str, Array]) -> tuple[Difference, ...]:
+    """Output by output. Raises ServerError when the outputs are not the same ones, or of another shape."""
+    if set(before) != set(after):
+        raise ServerError(f"the new model has the outputs {sorted(after)}, the old one {sorted(before)}")
+    return tuple(_difference(name, before[name], after[name]) for name in before)
+
+
+def _difference(name: str, before: Array, after: Array) -> Difference:
+    if before.shape != after.shape:
+        raise ServerError(
+            f"output '{name}' is {list(after.shape)} of the new model, {list(before.shape)} of the old one"
+        )
+    if before.dtype == object or before.dtype.kind == "b":
+        equal = float(np.mean(before == after)) if before.size else 1.0
+        return Difference(name, 1.0 - equal, 1.0 - equal, 1.0 - equal, equal, is_discrete=True)
+    one, other = before.astype(np.float64), after.astype(np.float64)
+    if not np.array_equal(np.isfinite(one), np.isfinite(other)):
+        return Difference(name, float("inf"), float("inf"), float("inf"), _agreement(before, after))
+    gap = np.abs(np.where(np.isfinite(one), one, 0.0) - np.where(np.isfinite(other), other, 0.0))
+    # Relative to the largest value of the output: single elements close to zero would say anything.
+    scale = max(float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one))), _TINY)
+    most = float(gap.max(initial=0.0))
+    mean = float(gap.mean()) if gap.size else 0.0
+    return Difference(name, most, most / scale, mean, _agreement(before, after), before.dtype.kind != "f")
+
+
+def _agreement(before: Array, after: Array) -> float:
+    if not before.size:
+        return 1.0
+    if before.dtype.kind == "f" and before.ndim > 1 and before.shape[-1] > 1:
+        return float(np.mean(before.argmax(-1) == after.argmax(-1)))
+    if before.dtype.kind == "f":
+        return float(np.mean(np.isclose(before, after, rtol=1e-2, atol=1e-3)))
+    return float(np.mean(before == after))
+
+
+def accuracy(outputs: Mapping[str, Array], labels: Array, output: str) -> float:
+    """Share of samples whose answer is the label: the output if that is a whole number, else its largest element."""
+    found = outputs[output]
+    flat = found.reshape(len(found), -1)
+    predicted = flat[:, 0] if found.dtype.kind in "iu" and flat.shape[1] == 1 else flat.argmax(1)
+    return float(np.mean(predicted == labels))
+
+
+def label_output(config: ModelConfig, wanted: str = "") -> str:
+    """The output that is compared with labels: the one named, else the first of one integer or of classes.
+
+    Raises InvalidArgumentError when there is none.
+    """
+    names = [spec.name for spec in config.output]
+    if wanted:
+        if wanted not in names:
+            raise InvalidArgumentError(f"--label-output: no output '{wanted}'{nearest_hint(wanted, names)}")
+        return wanted
+    for spec in config.output:
+        size = int(np.prod([max(dim, 0) for dim in spec.dims])) if spec.dims else 1
+        kind = spec.data_type.numpy.kind if spec.data_type is not None else ""
+        if (kind in "iu" and size == 1) or (kind == "f" and size > 1):
+            return spec.name
+    raise InvalidArgumentError(
+        f"which output are the labels for? None is a class or has one number per class ({', '.join(names)}): "
+        "say it with --label-output"
+    )
+
+
+def latencies(
+    before: LoadedModel, after: LoadedModel, samples: Samples, *, seconds: float = MEASURE_S
+) -> tuple[Latency, ...]:
+    """Of one row, and of the largest batch that both take. Both are asked in turn, so that what else the machine does
+    meets both.
+    """
+    most = min(request_rows(before.config), request_rows(after.config))
+    return tuple(_latency(before, after, samples, rows, seconds) for rows in sorted({1, most}))
+
+
+def _latency(before: LoadedModel, after: LoadedModel, samples: Samples, rows: int, seconds: float) -> Latency:
+    repeated = _at_least(samples, rows)
+    times: tuple[list[float], list[float]] = ([], [])
+    feeds = [next(iter(repeated.requests(model.config, rows))) for model in (before, after)]
+    for model, feed in zip((before, after), feeds, strict=True):
+        for _ in range(NUM_WARMUP):
+            model.infer(feed)
+    deadline_s = time.perf_counter() + seconds
+    while len(times[0]) < MAX_ROUNDS and (len(times[0]) < MIN_ROUNDS or time.perf_counter() < deadline_s):
+        for model, feed, taken in zip((before, after), feeds, times, strict=True):
+            began_s = time.perf_counter()
+            model.infer(feed)
+            taken.append((time.perf_counter() - began_s) * 1e3)
+    return Latency(rows, statistics.median(times[0]), statistics.median(times[1]))
+
+
+def _at_least(samples: Samples, count: int) -> Samples:
+    """The samples, repeated until there are so many."""
+    times = -(-count // max(samples.count, 1))
+    arrays = {name: np.concatenate([array] * times) if times > 1 else array for name, array in samples.arrays.items()}
+    return Samples(arrays)
+
+
+def compare(
+    before: LoadedModel,
+    after: LoadedModel,
+    samples: Samples,
+    *,
+    sizes: tuple[int, int],
+    output: str = "",
+    measure_s: float = MEASURE_S,
+) -> Comparison:
+    """Compare outputs, accuracy where there are labels, and latency. `sizes` are bytes before and after."""
+    one, other = answers(before, samples), answers(after, samples)
+    shares: list[float | None] = [None, None]
+    if samples.labels is not None:
+        name = label_output(before.config, output)
+        shares = [accuracy(outputs, samples.labels, name) for outputs in (one, other)]
+    return Comparison(
+        before_bytes=sizes[0],
+        after_bytes=sizes[1],
+        differences=differences(one, other),
+        latencies=latencies(before, after, samples, seconds=measure_s) if measure_s else (),
+        num_samples=samples.count,
+        accuracy_before=shares[0],
+        accuracy_after=shares[1],
+    )

@@ -1,0 +1,207 @@
+"""`modelserver convert`: from one form of a model to another, verified, as a model directory that serves."""
+
+from __future__ import annotations
+
+import enum
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from modelserver.config.schema import ModelConfig, ModelDynamicBatching
+from modelserver.errors import InvalidArgumentError, ServerError
+from modelserver.repository.layout import CONFIG_FILENAME
+from modelserver.toolkit.comparison import MEASURE_S, Comparison, Difference, compare
+from modelserver.toolkit.config_text import config_text
+from modelserver.toolkit.loaded_model import LoadedModel, define
+from modelserver.toolkit.model_directory import check_target, directory_bytes, new_model_directory
+from modelserver.toolkit.onnx_file import read_onnx, write_onnx
+from modelserver.toolkit.onnx_float16 import to_float16
+from modelserver.toolkit.sample_files import read_samples
+from modelserver.toolkit.samples import MadeUp, Samples, made_up_samples
+from modelserver.toolkit.source import ModuleOptions, Source, SourceKind, open_source
+from modelserver.toolkit.torch_onnx import program_to_onnx, torchscript_to_onnx
+from modelserver.toolkit.torch_package import write_package
+
+# Random samples for the comparison when nobody gives any.
+NUM_MADE_UP = 32
+# Share of whole-number outputs, such as classes, that may differ: two classes may be as likely as one another.
+MAX_DISAGREEMENT = 0.1
+Progress = Callable[[str], None]
+
+
+class Target(enum.Enum):
+    """What a model is converted to."""
+
+    ONNX = "onnx"
+    FP16 = "fp16"
+    PT2 = "pt2"
+    AOTI = "aoti"
+
+
+# Relative to an output's largest value. FP16 has eleven bits.
+TOLERANCES = {Target.ONNX: 1e-3, Target.PT2: 1e-3, Target.AOTI: 1e-3, Target.FP16: 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """Where samples come from: a file or directory; else made up, with `shapes` for variable dimensions."""
+
+    path: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    label_output: str = ""
+    measure_s: float = MEASURE_S
+
+    def samples(self, config: ModelConfig, count: int = NUM_MADE_UP) -> Samples:
+        """Raises InvalidArgumentError."""
+        if self.path is not None:
+            return read_samples(self.path, config)
+        return made_up_samples(config, MadeUp(count, self.shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionOptions:
+    """One conversion. `tolerance` None is that of the target."""
+
+    source: str
+    output: Path
+    target: Target
+    version: int | None = None
+    module: ModuleOptions = field(default_factory=ModuleOptions)
+    samples: SampleOptions = field(default_factory=SampleOptions)
+    tolerance: float | None = None
+    keep_ops: tuple[str, ...] = ()
+    opset: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A new model, where it lies and how it compares with the one that it was made of."""
+
+    output: Path
+    config: ModelConfig
+    comparison: Comparison
+    notes: tuple[str, ...] = ()
+
+
+def convert(options: ConversionOptions, progress: Progress) -> Outcome:
+    """Convert, compare, and only then put the new model in its place. Raises ServerError; then nothing is written."""
+    check_target(options.output, force=options.force)
+    with tempfile.TemporaryDirectory(prefix="modelserver-") as workspace:
+        progress("reading the model")
+        source = open_source(options.source, Path(workspace), options.module, version=options.version)
+        # By the backend's own way, which refuses files that would run code when they are loaded.
+        before = define(source.directory)
+        notes: tuple[str, ...] = ()
+        with new_model_directory(options.output, force=options.force, source=source.origin) as made:
+            progress(f"converting to {options.target.value}")
+            notes = _write_version(source, before.config, options, made / "1")
+            write_config(made, source, before.config, backend=_backend(options.target))
+            progress("comparing")
+            comparison = compare_models(source, made, options.samples)
+            check_tolerance(comparison.differences, _tolerance(options))
+            config = define(made).config
+    return Outcome(options.output, config, comparison, notes)
+
+
+def _backend(target: Target) -> str:
+    return "onnxruntime" if target in (Target.ONNX, Target.FP16) else "pytorch"
+
+
+def _tolerance(options: ConversionOptions) -> float:
+    return TOLERANCES[options.target] if options.tolerance is None else options.tolerance
+
+
+def _write_version(source: Source, config: ModelConfig, options: ConversionOptions, directory: Path) -> tuple[str, ...]:
+    """Write the model file; what there is to say about it. Raises ServerError."""
+    directory.mkdir()
+    target = options.target
+    if target is Target.FP16:
+        model = read_onnx(source.path) if source.kind is SourceKind.ONNX else _to_onnx(source, config, options)
+        converted, notes = to_float16(model, keep=options.keep_ops)
+        write_onnx(converted, directory)
+        return notes
+    if options.keep_ops:
+        raise InvalidArgumentError(f"--keep-op is for --to fp16, not for --to {target.value}")
+    if source.kind is SourceKind.ONNX:
+        raise InvalidArgumentError(
+            f"'{options.source}' is an ONNX model: it can become fp16 (--to fp16); there is no way back to PyTorch"
+        )
+    if target is Target.ONNX:
+        write_onnx(_to_onnx(source, config, options), directory)
+        return ()
+    if source.kind is SourceKind.TORCHSCRIPT:
+        raise InvalidArgumentError(
+            f"'{options.source}' is TorchScript, which torch.export cannot trace: convert the module that it was "
+            "made of (FILE.py:NAME), or convert it to ONNX (--to onnx)"
+        )
+    if target is Target.PT2:
+        shutil.copyfile(source.path, directory / "model.pt2")
+    else:
+        write_package(source.path, directory / "model.pt2")
+    return ()
+
+
+def _to_onnx(source: Source, config: ModelConfig, options: ConversionOptions) -> Any:
+    if source.kind is SourceKind.TORCHSCRIPT:
+        return torchscript_to_onnx(source.path, config, opset=options.opset)
+    return program_to_onnx(source.path, config, opset=options.opset)
+
+
+def write_config(directory: Path, source: Source, completed: ModelConfig, *, backend: str) -> None:
+    """The new model's config.pbtxt: the source's, with everything written out that its file no longer says.
+
+    Settings of a backend that changes are left behind. Labels and other files beside the versions come along.
+    """
+    written = source.config
+    is_same = completed.backend == backend
+    batching = written.dynamic_batching
+    if batching is None and written.sequence_batching is None and source.config == ModelConfig():
+        batching = ModelDynamicBatching() if completed.max_batch_size > 1 else None
+    config = replace(
+        written,
+        name="",
+        backend=backend,
+        platform="",
+        default_model_filename="",
+        version_policy=None,
+        max_batch_size=completed.max_batch_size,
+        input=completed.input,
+        output=completed.output,
+        dynamic_batching=batching,
+        parameters=written.parameters if is_same else {},
+        optimization=written.optimization if is_same else None,
+    )
+    comment = f"Made from {source.origin.name or source.origin} by modelserver."
+    (directory / CONFIG_FILENAME).write_text(config_text(config, comments=(comment,)))
+    for file in source.files:
+        if file.is_dir():
+            shutil.copytree(file, directory / file.name)
+        else:
+            shutil.copyfile(file, directory / file.name)
+
+
+def compare_models(source: Source, made: Path, options: SampleOptions) -> Comparison:
+    """The source beside the new model in `made`. Raises ServerError, also when one of them does not load or answer."""
+    with LoadedModel.open(source.directory, version=source.version) as before:
+        samples = options.samples(before.config)
+        sizes = (directory_bytes(source.directory / str(source.version)), directory_bytes(made / "1"))
+        with LoadedModel.open(made) as after:
+            return compare(
+                before, after, samples, sizes=sizes, output=options.label_output, measure_s=options.measure_s
+            )
+
+
+def check_tolerance(differences: tuple[Difference, ...], tolerance: float) -> None:
+    """Raise ServerError when an output is further off than it may be."""
+    for one in differences:
+        if one.max_rel <= tolerance or (one.is_discrete and one.agreement >= 1 - MAX_DISAGREEMENT):
+            continue
+        raise ServerError(
+            f"output '{one.output}' of the new model is off by {one.max_abs:.3g}, {one.max_rel:.3g} of its largest "
+            f"value, and {one.agreement:.1%} of the answers agree; allowed is {tolerance:g}. Nothing was written; "
+            "--tolerance allows more"
+        )

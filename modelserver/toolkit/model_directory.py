@@ -1,0 +1,84 @@
+"""A new model directory: filled beside its place, and put there in one step, so that nobody sees half of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
+from modelserver.repository.layout import looks_like_model
+
+
+@contextmanager
+def new_model_directory(target: Path, *, force: bool, source: Path | None = None) -> Iterator[Path]:
+    """An empty directory of `target`'s name; when the block ends without an error it takes `target`'s place.
+
+    Raises AlreadyExistsError when something is there and `force` is off; with it InvalidArgumentError for what is no
+    model directory, or is, contains or lies within `source`: these are never removed.
+    """
+    target = target.absolute()
+    check_target(target, force=force, source=source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Hidden, so that a server that watches the repository does not take it for a model.
+    staging = target.parent / f".{target.name}.{os.getpid()}.new"
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        made = staging / target.name
+        try:
+            made.mkdir(parents=True)
+        except OSError as error:
+            raise ServerError(f"cannot write in '{target.parent}': {error.strerror}") from None
+        yield made
+        _publish(made, target, staging / "old")
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def check_target(target: Path, *, force: bool, source: Path | None = None) -> None:
+    """Raise what `new_model_directory` would raise."""
+    if not target.name or target.name.startswith("."):
+        raise InvalidArgumentError(f"'{target}' cannot be a model: the last part of the path is the model's name")
+    if target.parent.exists() and not target.parent.is_dir():
+        raise InvalidArgumentError(f"'{target.parent}' is not a directory; expected a model repository")
+    if source is not None and _overlap(target, source):
+        raise InvalidArgumentError(f"the new model '{target}' and its source '{source}' overlap: choose another name")
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise AlreadyExistsError(f"'{target}' is there already: choose another name, or replace it with --force")
+    if target.is_symlink() or not target.is_dir():
+        raise InvalidArgumentError(f"'{target}' is no directory: --force replaces model directories only")
+    if any(target.iterdir()) and not looks_like_model(target):
+        raise InvalidArgumentError(
+            f"'{target}' does not look like a model (no config.pbtxt, no version directory): --force replaces "
+            "models only"
+        )
+
+
+def _overlap(target: Path, source: Path) -> bool:
+    one, other = target.resolve(), source.resolve()
+    return one == other or one in other.parents or (other.is_dir() and other in one.parents)
+
+
+def _publish(made: Path, target: Path, old: Path) -> None:
+    """Put `made` in the place of `target`; if that fails, what was there comes back."""
+    try:
+        was_there = target.exists()
+        if was_there:
+            target.rename(old)
+        try:
+            made.rename(target)
+        except OSError:
+            if was_there:
+                old.rename(target)
+            raise
+    except OSError as error:
+        raise ServerError(f"cannot write '{target}': {error.strerror}") from None
+
+
+def directory_bytes(directory: Path) -> int:
+    """Bytes of all files in it."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

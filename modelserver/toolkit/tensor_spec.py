@@ -1,0 +1,55 @@
+"""`--input NAME:DATATYPE:DIMS`: an input of a module, which its code does not tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelserver.core.datatype import Datatype
+from modelserver.errors import InvalidArgumentError
+from modelserver.flags import nearest_hint
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """`dims` are without the batch; -1 is any size."""
+
+    name: str
+    datatype: Datatype
+    dims: tuple[int, ...]
+
+
+def parse_tensor_spec(text: str) -> TensorSpec:
+    """`image:FP32:3,224,224`, or `ids:INT64:-1`. Raises InvalidArgumentError."""
+    parts = text.split(":")
+    if len(parts) != 3 or not parts[0]:
+        raise InvalidArgumentError(f"--input expects NAME:DATATYPE:DIMS such as image:FP32:3,224,224, got '{text}'")
+    name, word, sizes = parts
+    word = word.upper().removeprefix("TYPE_")
+    known = [datatype.value for datatype in Datatype]
+    if word not in known:
+        raise InvalidArgumentError(
+            f"--input {name}: unknown datatype '{word}'{nearest_hint(word, known)} (one of {', '.join(known)})"
+        )
+    return TensorSpec(name, Datatype(word), parse_dims(sizes, f"--input {name}"))
+
+
+def parse_dims(text: str, flag: str) -> tuple[int, ...]:
+    """Sizes separated by commas, -1 for any; nothing is a scalar. Raises InvalidArgumentError."""
+    try:
+        dims = tuple(int(size) for size in text.split(",")) if text else ()
+    except ValueError:
+        dims = (0,)
+    if any(size < 1 and size != -1 for size in dims):
+        raise InvalidArgumentError(f"{flag}: expected sizes such as 3,224,224 (-1 is any), got '{text}'")
+    return dims
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`NAME:1,2,3`, the sizes of an input's variable dimensions. Raises InvalidArgumentError."""
+    name, colon, sizes = text.rpartition(":")
+    if not colon or not name:
+        raise InvalidArgumentError(f"--shape expects NAME:1,2,3, got '{text}'")
+    dims = parse_dims(sizes, f"--shape {name}")
+    if -1 in dims:
+        raise InvalidArgumentError(f"--shape {name}: every size must be said, got '{sizes}'")
+    return name, dims

@@ -1,0 +1,209 @@
+"""PyTorch modules of a user's own code, as torch.export programs. Needs torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelserver.core.datatype import Datatype
+from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
+from modelserver.flags import nearest_hint
+from modelserver.toolkit.libraries import require
+
+if TYPE_CHECKING:
+    from modelserver.toolkit.source import ModuleOptions
+
+# Sizes of the example that a module is traced with; 0 and 1 would be taken for constants.
+_EXAMPLE_ROWS = 2
+_EXAMPLE_SIZE = 7
+_DTYPES = {
+    Datatype.BOOL: "bool",
+    Datatype.UINT8: "uint8",
+    Datatype.INT8: "int8",
+    Datatype.INT16: "int16",
+    Datatype.INT32: "int32",
+    Datatype.INT64: "int64",
+    Datatype.FP16: "float16",
+    Datatype.FP32: "float32",
+    Datatype.FP64: "float64",
+    Datatype.BF16: "bfloat16",
+}
+
+
+def torch_library() -> Any:
+    """The torch module. Raises UnavailableError with the pip line."""
+    return require("torch", extra="convert", purpose="converting PyTorch models")
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Without what exporters print and warn about their own ways: what matters is raised."""
+    names = ("torch.export", "torch.onnx", "torch.onnx._internal.exporter._registration", "torchao")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def load_module(text: str) -> Any:
+    """The module that `FILE.py:NAME` or `PACKAGE.MODULE:NAME` names; if it is a class or function, what it returns.
+
+    Runs the user's code. Raises NotFoundError, InvalidArgumentError, and what the code raises as a ServerError.
+    """
+    torch = torch_library()
+    place, _, name = text.rpartition(":")
+    code = _import(place)
+    if not hasattr(code, name):
+        raise NotFoundError(
+            f"'{place}' has no '{name}'{nearest_hint(name, [key for key in vars(code) if key[0] != '_'])}"
+        )
+    found = getattr(code, name)
+    if not isinstance(found, torch.nn.Module):
+        if not callable(found):
+            raise InvalidArgumentError(
+                f"'{text}' is a {type(found).__name__}; expected a torch.nn.Module, or what makes one"
+            )
+        try:
+            found = found()
+        except Exception as error:  # the edge to the user's code
+            raise ServerError(f"'{text}()' failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, torch.nn.Module):
+        raise InvalidArgumentError(f"'{text}' gives a {type(found).__name__}; expected a torch.nn.Module")
+    return found.eval()
+
+
+def _import(place: str) -> Any:
+    path = Path(place)
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        if not path.is_file():
+            raise NotFoundError(f"there is no file '{place}'")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None, "a .py file has a spec"
+        assert spec.loader is not None, "a .py file has a loader"
+        module = importlib.util.module_from_spec(spec)
+        # As `python FILE.py` would find what lies beside it.
+        sys.path.insert(0, str(path.resolve().parent))
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(path.resolve().parent))
+        return module
+    except ServerError:
+        raise
+    except Exception as error:  # the edge to the user's code
+        raise ServerError(f"cannot import '{place}': {type(error).__name__}: {error}") from error
+
+
+def export_module(module: Any, options: ModuleOptions, text: str) -> Any:
+    """The module as a torch.export program, its batch and the dimensions of -1 variable.
+
+    Raises InvalidArgumentError for inputs that are not those of forward(), UnsupportedError when torch cannot trace it.
+    """
+    torch = torch_library()
+    taken = [name for name in inspect.signature(module.forward).parameters if name not in ("args", "kwargs")]
+    names = [spec.name for spec in options.inputs]
+    if not names:
+        raise InvalidArgumentError(
+            f"'{text}' tells no datatypes and shapes: say them for each argument of forward({', '.join(taken)}), such "
+            f"as --input {taken[0] if taken else 'x'}:FP32:3,224,224 (without the batch)"
+        )
+    if names != taken[: len(names)]:
+        raise InvalidArgumentError(
+            f"--input: expected the arguments of forward({', '.join(taken)}) in order, got {names}"
+        )
+    example = tuple(example_tensor(torch, spec, options.max_batch_size) for spec in options.inputs)
+    shapes = {spec.name: _dynamic(torch, spec, options.max_batch_size) for spec in options.inputs}
+    wrapped = _named_outputs(torch, module, options.output_names, names)
+    try:
+        with quiet_torch(), torch.no_grad():
+            return torch.export.export(wrapped, example, dynamic_shapes=tuple(shapes[name] for name in names))
+    except Exception as error:  # torch raises whatever the user's code and its own tracer raise
+        raise UnsupportedError(f"torch.export cannot trace '{text}': {first_line(error)}") from error
+
+
+def example_tensor(torch: Any, spec: Any, max_batch_size: int) -> Any:
+    """A tensor of ones in the shape of an input; of two rows, if the model batches. Raises UnsupportedError."""
+    if spec.datatype not in _DTYPES:
+        raise UnsupportedError(f"input '{spec.name}' is {spec.datatype.value}, which PyTorch has no tensors of")
+    dims = [_EXAMPLE_SIZE if size < 0 else size for size in spec.dims]
+    shape = [_EXAMPLE_ROWS, *dims] if max_batch_size else dims
+    return torch.ones(shape, dtype=getattr(torch, _DTYPES[spec.datatype]))
+
+
+def _dynamic(torch: Any, spec: Any, max_batch_size: int) -> dict[int, Any]:
+    offset = 1 if max_batch_size else 0
+    shapes: dict[int, Any] = {place + offset: torch.export.Dim.AUTO for place, size in enumerate(spec.dims) if size < 0}
+    if max_batch_size > 1:
+        shapes[0] = torch.export.Dim("batch", min=1, max=max_batch_size)
+    return shapes
+
+
+def _named_outputs(torch: Any, module: Any, names: tuple[str, ...], inputs: list[str]) -> Any:
+    """The module behind one that gives its outputs names, if there are any to give."""
+    if not names:
+        return module
+
+    class Named(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *tensors: Any) -> Any:
+            result = self.module(*tensors)
+            if isinstance(result, torch.Tensor):
+                result = (result,)
+            values = list(result.values()) if isinstance(result, dict) else list(result)
+            if len(values) != len(names):
+                raise InvalidArgumentError(f"--output: the model has {len(values)} outputs, got {len(names)} names")
+            return dict(zip(names, values, strict=True))
+
+    # torch.export names inputs by the arguments of forward(); these must stay the module's.
+    Named.forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in inputs),
+        ]
+    )
+    return Named().eval()
+
+
+def load_program(path: Path) -> Any:
+    """A torch.export program from its file. Raises InvalidArgumentError."""
+    torch = torch_library()
+    try:
+        with quiet_torch():
+            return torch.export.load(str(path))
+    except Exception as error:  # a damaged archive makes torch raise anything
+        raise InvalidArgumentError(f"torch.export cannot load '{path}': {first_line(error)}") from error
+
+
+def save_program(program: Any, path: Path) -> None:
+    """Write a program without the lines of source that it was traced from."""
+    torch = torch_library()
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    with quiet_torch():
+        torch.export.save(program, str(path))
+
+
+def first_line(error: Exception) -> str:
+    """The line of an error that says something: torch puts it first, among blank lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
