@@ -1,7 +1,11 @@
-"""Attention on torch's scaled_dot_product_attention over gathered blocks: the CPU's path, and the reference.
+"""Attention over gathered blocks by torch's own operations: the CPU's path, and the reference.
 
-Prefill goes sequence by sequence; a fresh prompt attends to its own keys without touching the cache. Decode goes in
-tiles of sequences of similar length, whose keys and values are gathered into a buffer that stays in the CPU's cache.
+Prefill goes sequence by sequence through SDPA; a fresh prompt attends to its own keys without touching the cache. Decode
+goes in tiles of sequences of similar length, whose keys and values are gathered into a buffer that stays in the CPU's
+cache, and multiplied by two batched products (in float32: SDPA's kernel takes twice as long on two threads).
+
+A block's memory is used as pages, one for its keys and one for its values of each KV head: [2, KV heads, block size,
+head_dim]. So what is gathered of a sequence's head is one matrix.
 """
 
 from __future__ import annotations
@@ -27,33 +31,40 @@ _PIECE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Rows [start, stop) of the decodes; `block_ids` [rows * blocks]; `mask` [rows, 1, 1, blocks * block size]."""
+    """Rows [start, stop) of the decodes; `page_ids` [2 * rows * KV heads * blocks]; `mask` [rows * KV heads, 1, tokens].
+
+    A page is a row of `SdpaAttention._pages`.
+    """
 
     start: int
     stop: int
-    block_ids: torch.Tensor
+    page_ids: torch.Tensor
     mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Rows [start, stop) of the batch: positions from `num_past` on. `block_ids` is None if nothing is cached yet.
+    """Rows [start, stop) of the batch: positions from `num_past` on. `page_ids` is None if nothing is cached yet.
 
-    Else it has the blocks that the first query may see, and `first` is the position where they begin.
+    Else it has the pages that the first query may see, and `first` is the position where they begin.
     """
 
     start: int
     stop: int
     num_past: int
-    block_ids: torch.Tensor | None
+    page_ids: torch.Tensor | None
     first: int
 
 
 @dataclass(frozen=True, slots=True)
 class SdpaInputs:
-    """One step, prepared for all layers; tiles and prefills are by a layer's window. Without slots nothing is kept."""
+    """One step, prepared for all layers; tiles and prefills are by a layer's window.
 
-    slots: torch.Tensor | None
+    `cells` [tokens * 2 * KV heads]: where each token's keys and values go, rows of `SdpaAttention._cells`. Without it
+    nothing is kept.
+    """
+
+    cells: torch.Tensor | None
     num_decodes: int
     tiles: dict[int | None, list[DecodeTile]]
     prefills: dict[int | None, list[Prefill]]
@@ -71,15 +82,19 @@ class SdpaAttention:
         self._device = blocks.layers[0].device
         self._dtype = blocks.shape.dtype
         self._token_bytes = blocks.shape.block_bytes(1) // blocks.shape.num_layers
-        self._tokens = [layer.view(-1, *layer.shape[2:]) for layer in blocks.layers]
-        self._flat_blocks = [layer.view(layer.shape[0], -1) for layer in blocks.layers]
+        self._num_kv_heads = blocks.shape.num_kv_heads
+        self._head_dim = blocks.shape.head_dim
+        self._cells = [layer.view(-1, self._head_dim) for layer in blocks.layers]
+        self._pages = [layer.view(-1, self._block_size * self._head_dim) for layer in blocks.layers]
+        # Pages of a block, and their first cells, counted from its own first.
+        self._page_numbers = np.arange(2 * self._num_kv_heads)
         self._gathered = torch.empty(0, dtype=self._dtype, device=self._device)
         self._masks: dict[int | None, torch.Tensor] = {}
 
     def prepare(self, batch: AttentionBatch) -> SdpaInputs:
         windows = set(self._windows)
         return SdpaInputs(
-            slots=torch.from_numpy(batch.slots).to(self._device),
+            cells=torch.from_numpy(self._cells_of(batch.slots)).to(self._device),
             num_decodes=batch.num_decodes,
             tiles={window: self._decode_tiles(batch, window) for window in windows},
             prefills={window: self._prefills(batch, window) for window in windows},
@@ -93,8 +108,8 @@ class SdpaAttention:
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: SdpaInputs) -> torch.Tensor:
         """`queries` [tokens, heads, head_dim], `kv` [tokens, 2, kv heads, head_dim] -> [tokens, heads * head_dim]."""
-        if inputs.slots is not None:
-            self._tokens[layer].index_copy_(0, inputs.slots, kv)
+        if inputs.cells is not None:
+            self._cells[layer].index_copy_(0, inputs.cells, kv.reshape(-1, self._head_dim))
         window = self._windows[layer]
         tiles, prefills = inputs.tiles[window], inputs.prefills[window]
         outputs = [self._decode(layer, queries, tile) for tile in tiles]
@@ -104,33 +119,41 @@ class SdpaAttention:
     def turn_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: SdpaInputs
     ) -> torch.Tensor:
-        num_kv_heads = self._tokens[layer].shape[2]
+        num_kv_heads = self._num_kv_heads
         num_heads = heads.shape[1] - 2 * num_kv_heads
         if rotation is not None:
             rotation.turn(heads[:, : num_heads + num_kv_heads])
         kv = heads[:, num_heads:].unflatten(1, (2, num_kv_heads))
         return self(layer, heads[:, :num_heads], kv, inputs)
 
+    def kept(self, layer: int) -> torch.Tensor:
+        """What is kept of each slot: [slots, 2, kv heads, head_dim], a copy."""
+        pages = self._layers[layer].view(-1, 2, self._num_kv_heads, self._block_size, self._head_dim)
+        return pages.permute(0, 3, 1, 2, 4).flatten(0, 1)
+
     def _decode(self, layer: int, queries: torch.Tensor, tile: DecodeTile) -> torch.Tensor:
         """A token's query heads that share a KV head attend as if they were several queries."""
         rows = tile.stop - tile.start
-        keys, values = self._gather(layer, tile.block_ids, rows)
-        num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
-        tiled = queries[tile.start : tile.stop].view(rows, num_kv_heads, -1, head_dim)
-        return self._attend(tiled, keys, values, tile.mask).reshape(rows, -1)
+        matrices = rows * self._num_kv_heads
+        keys, values = self._gather(layer, tile.page_ids, matrices)
+        tiled = queries[tile.start : tile.stop].reshape(matrices, -1, self._head_dim)
+        if self._dtype is torch.float32 and self._softcap is None:
+            scores = torch.baddbmm(tile.mask, tiled, keys.transpose(1, 2), alpha=self._scale)
+            return torch.bmm(scores.softmax(dim=-1), values).view(rows, -1)
+        return self._attend(tiled[:, None], keys[:, None], values[:, None], tile.mask[:, None]).reshape(rows, -1)
 
     def _prefill(
         self, layer: int, queries: torch.Tensor, kv: torch.Tensor, prefill: Prefill, window: int | None
     ) -> torch.Tensor:
         rows = prefill.stop - prefill.start
         own = queries[prefill.start : prefill.stop].transpose(0, 1)[None]
-        if prefill.block_ids is None:
+        if prefill.page_ids is None:
             fresh = kv[prefill.start : prefill.stop].permute(1, 2, 0, 3)[:, None]
             keys, values = fresh[0], fresh[1]
             if self._softcap is None and (window is None or rows <= window):
                 return self._attend(own, keys, values, None, is_causal=True)[0].transpose(0, 1).reshape(rows, -1)
         else:
-            keys, values = self._gather(layer, prefill.block_ids, 1)
+            keys, values = (part[None] for part in self._gather(layer, prefill.page_ids, self._num_kv_heads))
         pieces = []
         for piece in range(0, rows, _PIECE_ROWS):
             stop = min(piece + _PIECE_ROWS, rows)
@@ -142,16 +165,26 @@ class SdpaAttention:
         output = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
         return output[0].transpose(0, 1).reshape(rows, -1)
 
-    def _gather(self, layer: int, block_ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [rows, kv heads, tokens, head_dim], valid until the next gather."""
-        flat = self._flat_blocks[layer]
-        size = block_ids.shape[0] * flat.shape[1]
+    def _gather(self, layer: int, page_ids: torch.Tensor, matrices: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [matrices, tokens, head_dim], valid until the next gather."""
+        pages = self._pages[layer]
+        size = page_ids.shape[0] * pages.shape[1]
         if self._gathered.numel() < size:  # kept: fresh memory of this size costs more than the copy
             self._gathered = torch.empty(size, dtype=self._dtype, device=self._device)
-        out = self._gathered[:size].view(block_ids.shape[0], -1)
-        torch.index_select(flat, 0, block_ids, out=out)
-        pair = out.view(rows, -1, *self._tokens[layer].shape[1:]).permute(2, 0, 3, 1, 4)
+        out = self._gathered[:size].view(page_ids.shape[0], -1)
+        torch.index_select(pages, 0, page_ids, out=out)
+        pair = out.view(2, matrices, -1, self._head_dim)
         return pair[0], pair[1]
+
+    def _cells_of(self, slots: IntArray) -> IntArray:
+        """Of each slot's keys and values by head."""
+        firsts = slots // self._block_size * (len(self._page_numbers) * self._block_size) + slots % self._block_size
+        return (firsts[:, None] + self._page_numbers * self._block_size).ravel()
+
+    def _page_ids(self, block_ids: IntArray) -> torch.Tensor:
+        """Of [rows, blocks], the pages by keys or values, row, head, block."""
+        numbers = self._page_numbers.reshape(2, 1, -1, 1)
+        return torch.from_numpy((block_ids[:, None] * len(self._page_numbers) + numbers).ravel()).to(self._device)
 
     def _attend(
         self,
@@ -228,12 +261,12 @@ class SdpaAttention:
         positions = firsts[start:stop, None] * self._block_size + np.arange(width * self._block_size)
         lens = batch.lens[start:stop, None]
         is_seen = positions < lens if window is None else (positions < lens) & (positions >= lens - window)
-        mask = np.where(is_seen, np.float32(0), np.float32("-inf"))
+        mask = np.where(is_seen, np.float32(0), np.float32("-inf")).repeat(self._num_kv_heads, axis=0)
         return DecodeTile(
             start,
             stop,
-            torch.from_numpy(np.ascontiguousarray(block_ids).reshape(-1)).to(self._device),
-            torch.from_numpy(mask)[:, None, None].to(self._device, self._dtype),
+            self._page_ids(block_ids),
+            torch.from_numpy(mask)[:, None].to(self._device, self._dtype),
         )
 
     def _prefills(self, batch: AttentionBatch, window: int | None) -> list[Prefill]:
@@ -242,13 +275,13 @@ class SdpaAttention:
         for row in range(batch.num_decodes, len(batch.lens)):
             num_queries, length = int(batch.num_queries[row]), int(batch.lens[row])
             num_past = length - num_queries
-            block_ids, first = None, 0
+            page_ids, first = None, 0
             if num_past:
                 first_block = int(_first_blocks(np.array([num_past]), window, self._block_size)[0])
                 first = first_block * self._block_size
                 ids = batch.block_tables[row, first_block : -(-length // self._block_size)]
-                block_ids = torch.from_numpy(np.ascontiguousarray(ids)).to(self._device)
-            prefills.append(Prefill(start, start + num_queries, num_past, block_ids, first))
+                page_ids = self._page_ids(ids[None])
+            prefills.append(Prefill(start, start + num_queries, num_past, page_ids, first))
             start += num_queries
         return prefills
 

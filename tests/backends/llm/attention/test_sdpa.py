@@ -44,10 +44,11 @@ def test_a_mixed_step(
     spec = AttentionSpec(num_heads=num_heads, windows=(window,), scale=0.3, softcap=softcap)
     attention = SdpaAttention(blocks, spec)
     queries, kv = torch.randn(58, num_heads, 16), torch.randn(58, 2, num_kv_heads, 16)
+    kept = attention.kept(0)
     found = attention(0, queries, kv, attention.prepare(AttentionBatch(3, COUNTS, LENS, tables, slots)))
     expected = twins.prefill_attention(
         queries,
-        blocks.layers[0],
+        attention.kept(0).unflatten(0, (49, 8)),
         torch.from_numpy(tables),
         torch.from_numpy(LENS),
         num_queries=torch.from_numpy(COUNTS),
@@ -56,4 +57,5 @@ def test_a_mixed_step(
         softcap=softcap,
     )
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(blocks.layers[0].view(-1, 2, num_kv_heads, 16)[torch.from_numpy(slots)], kv)
+    kept[torch.from_numpy(slots)] = kv
+    torch.testing.assert_close(attention.kept(0), kept, atol=0, rtol=0)
