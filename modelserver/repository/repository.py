@@ -138,7 +138,8 @@ class ModelRepository:
     def is_ready(self, strict: bool) -> bool:
         """Whether the start is over and, if `strict`, every model that should serve does.
 
-        A model that was unloaded on request does not count, nor one that is being loaded for the first time.
+        A model that was unloaded on request does not count, nor one that is being loaded for the first time, nor one
+        that is loaded on demand: requests for it must not make the server unready.
         """
         return next(self._obstacles(strict), None) is None
 
@@ -159,7 +160,7 @@ class ModelRepository:
             for name, places in self._catalog.scan.duplicates.items():
                 yield f"model '{name}' is in several repositories: {', '.join(map(str, places))}"
         for name, lifecycle in self._lifecycles.items():
-            if not lifecycle.is_as_wanted:
+            if not lifecycle.is_as_wanted and not self.residency.is_on_demand(name):
                 rows = "; ".join(str(row) for row in lifecycle.index())
                 yield f"model '{name}' does not serve: {rows or 'no version of it was loaded'}"
 

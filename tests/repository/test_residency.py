@@ -1,0 +1,259 @@
+"""Models on demand: woken once for all who ask, evicted when idle or for others, withheld when unloaded by request."""
+
+import asyncio
+from math import inf
+from pathlib import Path
+
+import pytest
+from support.gate import until
+from support.repositories import GatedLoader, identity_request, infer, open_repository, write_model
+
+from modelserver.errors import (
+    InternalError,
+    InvalidArgumentError,
+    ModelAsleepError,
+    NotFoundError,
+    ServerError,
+    UnavailableError,
+)
+from modelserver.repository.options import ControlMode, DemandOptions
+from modelserver.repository.repository import ModelRepository
+
+NONE, POLL = ControlMode.NONE, ControlMode.POLL
+ON = DemandOptions(is_on=True)
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def asleep(repository: ModelRepository, name: str, version: int | None = None) -> ModelAsleepError:
+    with pytest.raises(ModelAsleepError) as caught:
+        repository.get(name, version)
+    return caught.value
+
+
+async def wake(repository: ModelRepository, *names: str) -> None:
+    for name in names:
+        await asleep(repository, name).wake()
+        await infer(repository, name)
+
+
+def ready(repository: ModelRepository) -> list[str]:
+    return [model.name for model in repository.models()]
+
+
+def reasons(repository: ModelRepository) -> dict[str, str]:
+    return {row.name: row.reason for row in repository.index()}
+
+
+async def test_models_sleep_until_they_are_asked_for(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    write_model(tmp_path, "b")
+    write_model(tmp_path, "pinned", extra=parameter("pinned", "true"))
+    write_model(tmp_path, "eager", extra=parameter("load_on_demand", "false"))
+    async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
+        assert ready(repository) == ["eager", "pinned"]
+        assert repository.is_ready(strict=True)
+        assert reasons(repository)["a"] == "not in memory: loaded on demand"
+        await wake(repository, "a")
+        assert ready(repository) == ["a", "eager", "pinned"]
+
+
+async def test_one_model_may_be_on_demand_alone(tmp_path: Path) -> None:
+    write_model(tmp_path, "lazy", extra=parameter("load_on_demand", "true"))
+    write_model(tmp_path, "eager")
+    activated: list[bool] = []
+    async with open_repository(tmp_path, control_mode=NONE) as repository:
+        repository.residency.on_active = lambda: activated.append(True)
+        assert ready(repository) == ["eager"]
+        assert repository.residency.is_active
+        await wake(repository, "lazy")
+
+
+async def test_all_who_ask_share_one_load(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    loader = GatedLoader()
+    async with open_repository(tmp_path, loader=loader, control_mode=NONE, demand=ON) as repository:
+        loader.hold("a")
+        waiting = [asyncio.create_task(asleep(repository, "a").wake()) for _ in range(5)]
+        await loader.reached("a")
+        waiting[0].cancel()  # who leaves does not end the load of the others
+        loader.release("a")
+        await asyncio.gather(*waiting[1:])
+        assert loader.num_attempts == 1
+        assert repository.residency.counts().loads == {"a": 1}
+
+
+@pytest.mark.parametrize("version", [None, 2])
+async def test_what_is_not_there_does_not_wake_anything(tmp_path: Path, version: int | None) -> None:
+    write_model(tmp_path, "a")
+    async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
+        with pytest.raises(ServerError) as caught:
+            repository.get("missing" if version is None else "a", version)
+        if isinstance(caught.value, ModelAsleepError):  # the disk is looked at once, and then not for a while
+            with pytest.raises(NotFoundError):
+                await caught.value.wake()
+            with pytest.raises(NotFoundError):
+                repository.get("missing", None)
+        assert ready(repository) == []
+
+
+async def test_a_model_that_was_put_there_is_found(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    async with open_repository(tmp_path, demand=ON) as repository:
+        write_model(tmp_path, "new")
+        await wake(repository, "new")
+        assert ready(repository) == ["new"]
+
+
+async def test_idle_models_leave_and_come_back(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", extra=parameter("keep_alive", "50ms"))
+    write_model(tmp_path, "b", extra=parameter("keep_alive", "-1"))
+    async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
+        await wake(repository, "a", "b")
+        await until(lambda: ready(repository) == ["b"], "the idle model left")
+        assert repository.residency.counts().evictions == {("a", "idle"): 1}
+        await until(lambda: "idle" in reasons(repository)["a"], "it was closed")
+        await wake(repository, "a")
+
+
+async def test_requests_in_flight_keep_a_model(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", extra=parameter("keep_alive", "0"))
+    async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
+        await asleep(repository, "a").wake()
+        model = repository.get("a", None)
+        model.hold()
+        await asyncio.sleep(0.2)
+        assert ready(repository) == ["a"]
+        assert not repository._lifecycles["a"].evict()
+        model.release()
+        await until(lambda: not ready(repository), "it left")
+
+
+async def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_model(tmp_path, name, extra=parameter("memory_bytes", "40"))
+    demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
+    async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
+        await wake(repository, "a", "b")
+        repository.get("a", None).last_use_ns += 10**12
+        await wake(repository, "c")
+        assert ready(repository) == ["a", "c"]
+        assert repository.residency.counts().evictions == {("b", "memory"): 1}
+        assert {resident.key: resident.num_bytes for resident in repository.residency.residents()} == {"a": 40, "c": 40}
+
+
+async def test_no_room_is_said_and_no_fault_of_the_model(tmp_path: Path) -> None:
+    for name, size in (("a", "40"), ("b", "80"), ("huge", "101")):
+        write_model(tmp_path, name, extra=parameter("memory_bytes", size))
+    demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100, room_patience_s=0.0)
+    async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
+        with pytest.raises(UnavailableError, match="--on-demand-memory-budget"):
+            await asleep(repository, "huge").wake()
+        await wake(repository, "a")
+        repository.get("a", None).hold()
+        with pytest.raises(UnavailableError, match="in use or pinned: a") as caught:
+            await asleep(repository, "b").wake()
+        assert caught.value.retry_after_s
+        repository.get("a", None).release()
+        await wake(repository, "b")
+        assert ready(repository) == ["b"]
+
+
+async def test_an_ensembles_models_stay_while_it_does(tmp_path: Path) -> None:
+    write_model(tmp_path, "part", extra=parameter("keep_alive", "0"))
+    maps = 'input_map { key: "INPUT0" value: "x" } output_map { key: "OUTPUT0" value: "y" }'
+    write_model(
+        tmp_path,
+        "whole",
+        config=f"""
+platform: "ensemble"
+max_batch_size: 8
+input [ {{ name: "x", data_type: TYPE_INT32, dims: [ -1 ] }} ]
+output [ {{ name: "y", data_type: TYPE_INT32, dims: [ -1 ] }} ]
+ensemble_scheduling {{ step {{ model_name: "part" model_version: -1 {maps} }} }}
+""",
+    )
+    async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
+        await asleep(repository, "whole").wake()
+        await asyncio.sleep(0.15)
+        assert ready(repository) == ["part", "whole"]
+        assert repository._lifecycles["whole"].evict()
+        await until(lambda: not ready(repository), "its model left after it")
+
+
+async def test_a_load_that_fails_is_not_tried_at_once_again(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    loader = GatedLoader()
+    loader.fail("a", 1, InternalError("out of memory"))
+    async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
+        with pytest.raises(ServerError, match="out of memory"):
+            await asleep(repository, "a").wake()
+        with pytest.raises(UnavailableError, match=r"could not be loaded on demand, 1 times.*out of memory") as caught:
+            repository.get("a", None)
+        assert 0 < (caught.value.retry_after_s or 0) <= 1
+        assert not isinstance(caught.value, ModelAsleepError)
+        loader.failures.clear()
+        await repository.load("a")  # an explicit load does not wait
+        await infer(repository, "a")
+
+
+async def test_what_was_unloaded_by_request_stays_so(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    async with open_repository(tmp_path, demand=ON) as repository:
+        await wake(repository, "a")
+        await repository.unload("a")
+        with pytest.raises(UnavailableError, match=r"unloaded|UNLOADING") as caught:
+            repository.get("a", None)
+        assert not isinstance(caught.value, ModelAsleepError)
+        await repository.load("a")
+        await repository.unload("a", evicts=True)
+        await wake(repository, "a")
+
+
+async def test_a_load_says_how_long_a_model_stays(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    write_model(tmp_path, "eager", extra=parameter("load_on_demand", "false"))
+    async with open_repository(tmp_path, demand=ON) as repository:
+        await repository.load("a", keep_alive_s=0.05)
+        await until(lambda: not ready(repository), "it left")
+        await repository.load("eager")
+        with pytest.raises(InvalidArgumentError, match="keep_alive"):
+            await repository.load("eager", keep_alive_s=1.0)
+
+
+async def test_polling_leaves_those_asleep_alone(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    async with open_repository(tmp_path, control_mode=POLL, poll_interval_s=3600.0, demand=ON) as repository:
+        write_model(tmp_path, "a", versions=(1, 2))
+        for _ in range(3):
+            await repository._poller.poll_once()
+            await repository._poller.wait_idle()
+        assert ready(repository) == []
+        await wake(repository, "a")
+        assert [model.version for model in repository.models()] == [2]
+
+
+async def test_many_who_come_and_go(tmp_path: Path) -> None:
+    """Random wakes under a budget for two of four: every request is answered, and no more than two are there."""
+    for name in "abcd":
+        write_model(tmp_path, name, extra=parameter("memory_bytes", "50"))
+    demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
+
+    async def ask(repository: ModelRepository, number: int) -> None:
+        name = "abcd"[(number * 7) % 4]
+        while True:
+            try:
+                model = repository.get(name, None)
+                break
+            except ModelAsleepError as error:
+                await error.wake()
+        request = identity_request(name, number)
+        model.signature.check(request)
+        response = await model.submit(request).only()
+        assert response.outputs[0].data.tolist() == [[number, number]]
+        assert len(ready(repository)) <= 2
+
+    async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
+        await asyncio.gather(*(ask(repository, number) for number in range(40)))
