@@ -17,6 +17,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := torch==2.13.0
 EXTRAS := onnx,pytorch,images,llm
 
+# What an installation is made from; of the rest it refers to the files as they are.
+RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c
+
 TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile
 
 .PHONY: serve test nightly check format bench clean
@@ -56,10 +59,10 @@ $(VENV)/.torch: | $(BIN)/python
 	$(PIP) install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 	@touch $@
 
-$(VENV)/.serve: pyproject.toml $(VENV)/.torch
+$(VENV)/.serve: $(RECIPE) $(VENV)/.torch
 	$(PIP) install --editable '.[$(EXTRAS)]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+$(VENV)/.dev: $(RECIPE) $(VENV)/.torch
 	$(PIP) install --editable '.[$(EXTRAS),dev]'
 	@touch $@ $(VENV)/.serve

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from modelserver.config.suggestion import suggest
+from modelserver.core import accelerator
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
 from modelserver.option_table import option_table
@@ -22,8 +23,8 @@ SEPARATOR = ";"
 # Kubernetes puts such variables into the environment for each service; they are not ours.
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
-# What the commands that talk to a server read.
-_CLIENT_VARIABLES = frozenset({"MODELSERVER_URL", "MODELSERVER_API_KEY"})
+# What the commands that talk to a server read, and what is decided before there are options.
+_OTHER_VARIABLES = frozenset({"MODELSERVER_URL", "MODELSERVER_API_KEY", accelerator.VARIABLE})
 
 Values = dict[str, OptionValue]
 
@@ -97,7 +98,7 @@ def parse_environment(environment: Mapping[str, str]) -> Values:
 
 def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     """A sentence for each variable that has our prefix and is nothing of ours; those of Kubernetes are let be."""
-    known = {option.variable for option in option_table()} | _CLIENT_VARIABLES
+    known = {option.variable for option in option_table()} | _OTHER_VARIABLES
     return tuple(
         f"environment variable {name} is no option of the server{_nearest_variable(name)}"
         for name, text in sorted(environment.items())

@@ -14,6 +14,7 @@ import typer
 
 from modelserver.cli.completion import FlagCommand
 from modelserver.cli.output import print_error, print_line, print_table
+from modelserver.core import accelerator
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import Option
 from modelserver.logs import LogWriter, start_logs
@@ -65,6 +66,7 @@ def _run(options: ServerOptions) -> int:
     logs = start_logs(options)
     for sentence in unknown_variables(os.environ):
         logger.warning("%s", sentence)
+    logger.info("numbers in JSON are read by %s", accelerator.description())
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             status, is_abandoned = runner.run(_serve(options, logs))

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest, RequestForm
 from modelserver.core.stream import ResponseStream
@@ -22,7 +23,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.codec import OutputForm
 from modelserver.frontends.http.head import InputHead, RequestHead
-from modelserver.frontends.http.json_tensor import decoder, num_levels, tensor_from_values
+from modelserver.frontends.http.json_tensor import array_kind, decoder, num_levels, struct_letter, tensor_from_values
 from modelserver.frontends.http.templates import Known
 
 # Of one model and version; a client has one for each form of request that it sends.
@@ -39,18 +40,15 @@ _NOT_ALIKE = (
 )
 # So many elements are quicker packed as arguments of a call than converted by NumPy, which watches itself.
 _MAX_PACKED = 1024
-# By dtype's kind and size, `struct`'s letter; NumPy's letters depend on the system.
-_LETTERS = {"b1": "?", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
-_LETTERS |= {"f4": "f", "f8": "d"}
 
 
 class _Elements:
     """What the `data` of an input must be.
 
-    `pack` makes the tensor's bytes of a flat list, where that is worth it.
+    `pack` makes the tensor's bytes of a flat list, where that is worth it; `kind` is the accelerator's word for it.
     """
 
-    __slots__ = ("count", "datatype", "decode", "depth", "dtype", "name", "pack", "shape")
+    __slots__ = ("count", "datatype", "decode", "depth", "dtype", "kind", "name", "pack", "shape")
 
     def __init__(self, head: InputHead, depth: int) -> None:
         self.name = head.name
@@ -61,15 +59,32 @@ class _Elements:
         self.decode = decoder(head.datatype, depth).decode
         self.dtype = head.datatype.numpy
         self.pack: Callable[..., bytes] | None = None
-        letter = _LETTERS.get(self.dtype.str[1:])
+        self.kind = array_kind(head.datatype, head.shape, head.count, depth)
+        letter = struct_letter(head.datatype)
         if depth == 1 and 0 < head.count <= _MAX_PACKED and letter is not None:
             self.pack = struct.Struct(f"={head.count}{letter}").pack
 
 
 class _JsonTemplate(RequestForm):
-    """`first` stands before the first `data`, and `last` behind the last; `elements` tell what is between two."""
+    """`first` stands before the first `data`, and `last` behind the last; `elements` tell what is between two.
 
-    __slots__ = ("elements", "first", "first_len", "form", "id", "last", "last_len", "outputs", "settings")
+    `texts` and `kinds` say the same to the accelerator, where there is one that reads all of the arrays.
+    """
+
+    __slots__ = (
+        "elements",
+        "first",
+        "first_len",
+        "form",
+        "id",
+        "items",
+        "kinds",
+        "last",
+        "last_len",
+        "outputs",
+        "settings",
+        "texts",
+    )
 
     def __init__(
         self, texts: Sequence[bytes], elements: Sequence[_Elements], request: InferRequest, form: OutputForm
@@ -78,6 +93,10 @@ class _JsonTemplate(RequestForm):
         self.first, self.last = texts[0], texts[-1]
         self.first_len, self.last_len = len(self.first), len(self.last)
         self.elements = tuple(zip(elements, (*texts[1:-1], None), strict=True))
+        kinds = tuple([item.kind for item in elements if item.kind is not None])
+        self.texts = tuple(texts)
+        self.kinds = kinds if accelerator.read_call is not None and len(kinds) == len(elements) else None
+        self.items = tuple([(item.name, item.datatype, item.shape, item.dtype) for item in elements])
         self.form = form
         self.id = request.id
         self.outputs = request.outputs
@@ -85,11 +104,17 @@ class _JsonTemplate(RequestForm):
 
     def inputs(self, body: bytes) -> dict[str, Tensor] | None:
         """The tensors in `body`; None when it is another call, or a wrong one."""
+        inputs: dict[str, Tensor] = {}
+        if self.kinds is not None and accelerator.read_call is not None:
+            raws = accelerator.read_call(body, self.texts, self.kinds)
+            if raws is not None:
+                for (name, datatype, shape, dtype), raw in zip(self.items, raws, strict=False):
+                    inputs[name] = Tensor(name, datatype, np.ndarray(shape, dtype, raw))
+                return inputs
         at = self.first_len
         end = len(body) - self.last_len
         if at > end or not body.startswith(self.first) or not body.endswith(self.last):
             return None
-        inputs: dict[str, Tensor] = {}
         for item, text in self.elements:
             stop = end if text is None else body.find(text, at, end)
             if stop < 0:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
@@ -23,6 +24,9 @@ _LEADING_BRACKETS = re.compile(rb"[\[\s]*")
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 _MAX_PACKED = 1024
 _N = ord("n")  # as a number: looking for it is then a tenth of the time
+# `struct`'s letters, by dtype's kind and size: NumPy's own depend on the system.
+_LETTERS = {"b1": "?", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
+_LETTERS |= {"f4": "f", "f8": "d"}
 
 
 def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, data: msgspec.Raw | list[Any]) -> Tensor:
@@ -41,6 +45,11 @@ def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, da
         raise InvalidArgumentError(
             f"input '{name}': 'data' must be flat or nested as its shape {list(shape)} says, got {depth} levels"
         )
+    if accelerator.read_array is not None and isinstance(data, msgspec.Raw):
+        kind = array_kind(datatype, shape, count, depth)
+        raw = None if kind is None else accelerator.read_array(data, kind)
+        if raw is not None:
+            return Tensor(name, datatype, np.ndarray(shape, datatype.numpy, raw))
     return tensor_from_values(name, datatype, shape, count, depth, _decode(name, datatype, depth, data))
 
 
@@ -80,6 +89,17 @@ def tensor_to_json(tensor: Tensor) -> bytes:
     if _N in text and data.dtype.kind == "f":
         return dump_non_finite(data.tolist())
     return text
+
+
+def struct_letter(datatype: Datatype) -> str | None:
+    """That of the datatype's elements; None where `struct` and JSON have none."""
+    return None if datatype in _BINARY_ONLY else _LETTERS.get(datatype.numpy.str[1:])
+
+
+def array_kind(datatype: Datatype, shape: Shape, count: int, depth: int) -> bytes | None:
+    """The accelerator's word for `data` with so many levels; None where it reads no such arrays."""
+    letter = struct_letter(datatype)
+    return None if letter is None else accelerator.array_kind(letter, (count,) if depth == 1 else shape)
 
 
 @lru_cache(maxsize=256)

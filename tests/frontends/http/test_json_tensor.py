@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.twins import TWINS, using
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
@@ -25,6 +27,13 @@ def _decode(datatype: Datatype, shape: tuple[int, ...], text: str | bytes) -> Te
 def _encode(datatype: Datatype, data: Any) -> bytes:
     array = data if isinstance(data, np.ndarray) else np.array(data, datatype.numpy)
     return tensor_to_json(Tensor("y", datatype, array))
+
+
+@pytest.fixture(scope="module", autouse=True, params=TWINS)
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Numbers are read in C and in Python."""
+    with using(request.param):
+        yield
 
 
 @pytest.mark.parametrize(

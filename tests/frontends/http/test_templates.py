@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.http_calls import binary_body, fp32
+from support.twins import TWINS, using
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
@@ -26,6 +28,13 @@ LENGTH = "inference-header-content-length"
 STREAM = ResponseStream()
 
 Call = tuple[str, int | None, bytes, int | None]
+
+
+@pytest.fixture(scope="module", autouse=True, params=TWINS)
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Numbers are read in C and in Python."""
+    with using(request.param):
+        yield
 
 
 def _said(decoder: InferDecoder, call: Call) -> object:

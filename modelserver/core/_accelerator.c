@@ -1,0 +1,484 @@
+/* What is worth a C function among all that a small request costs; modelserver/core/accelerator.py says what for.
+ *
+ * Every function here answers None for whatever it does not handle, and its caller then does the same in Python: so
+ * these may refuse anything, and must never say something else than their twins in Python do. They hold the GIL, keep
+ * no state between calls but the table of powers, and read and write nothing outside of the buffers that they are
+ * given. Only the stable ABI is used: one build serves Python 3.11 and all later ones.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <float.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef __SIZEOF_INT128__
+#error "needs a compiler with 128-bit integers; the server runs without this module"
+#endif
+
+typedef unsigned __int128 uint128;
+
+/* ---- Decimal numbers ------------------------------------------------------------------------------------------------
+ *
+ * A number is read as w * 10^q, with w of 64 bits, and rounded to a double as Eisel and Lemire do (D. Lemire, "Number
+ * Parsing at a Gigabyte per Second", 2021): one product of w with the first 128 bits of 10^q decides, for any w, as
+ * N. Mushtak and D. Lemire proved ("Fast Number Parsing Without Fallback", 2023). Within MAX_POWER, results are
+ * normal numbers, so there is neither overflow nor underflow.
+ */
+
+#define MAX_POWER 64
+#define NUM_POWERS (2 * MAX_POWER + 1)
+
+/* The first 128 bits of 10^q for q from -MAX_POWER on, the higher half first; made by accelerator.py. */
+static uint64_t powers[NUM_POWERS][2];
+static int has_powers = 0;
+
+/* Powers of ten that doubles hold exactly. */
+static const double exact_powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
+                                      1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+#define MAX_EXACT_POWER 22
+#define MAX_EXACT_INTEGER ((uint64_t)1 << 53)
+
+/* w * 10^q to the nearest double, ties to even; w is not 0, and q within MAX_POWER. */
+static double rounded(uint64_t w, int q)
+{
+    const uint64_t *power = powers[q + MAX_POWER];
+    int num_leading = __builtin_clzll(w);
+    w <<= num_leading;
+    uint128 product = (uint128)w * power[0];
+    uint64_t high = (uint64_t)(product >> 64), low = (uint64_t)product;
+    if ((high & 0x1FF) == 0x1FF) {
+        /* The bits that decide may still change: the power's lower half too. */
+        uint64_t more = (uint64_t)(((uint128)w * power[1]) >> 64);
+        low += more;
+        high += low < more;
+    }
+    /* One bit more than the 53 of a double, to round by. */
+    int upper = (int)(high >> 63), shift = upper + 9;
+    uint64_t mantissa = high >> shift;
+    if (low <= 1 && q >= -4 && q <= 23 && (mantissa & 3) == 1 && mantissa << shift == high)
+        mantissa &= ~(uint64_t)1; /* just between two doubles, and the lower one is even */
+    mantissa = (mantissa + (mantissa & 1)) >> 1;
+    /* 217706 / 2^16 is the binary logarithm of 10; the shift is meant to round down. */
+    int exponent = ((217706 * q) >> 16) + 63 + upper - num_leading + 1023;
+    if (mantissa == MAX_EXACT_INTEGER) {
+        mantissa >>= 1;
+        exponent++;
+    }
+    uint64_t bits = (mantissa & (((uint64_t)1 << 52) - 1)) | (uint64_t)exponent << 52;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* ---- JSON -----------------------------------------------------------------------------------------------------------
+ *
+ * `at` never passes `end`. A function returns 0 when it does not handle what is there.
+ */
+
+typedef struct {
+    const unsigned char *at, *end;
+    unsigned char *out;
+    const unsigned char *dims; /* int64 each, perhaps not aligned */
+    int num_dims;
+    char code;
+} Reader;
+
+static inline int is_digit(unsigned char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static inline void skip_space(Reader *r)
+{
+    while (r->at < r->end && (*r->at == ' ' || *r->at == '\n' || *r->at == '\r' || *r->at == '\t'))
+        r->at++;
+}
+
+static inline int take(Reader *r, unsigned char wanted)
+{
+    if (r->at == r->end || *r->at != wanted)
+        return 0;
+    r->at++;
+    return 1;
+}
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define EACH(byte) (0x0101010101010101u * (uint64_t)(byte))
+
+/* Whether these eight characters, the first in the lowest byte, are digits: then *value is their number. */
+static inline int read_eight(const unsigned char *at, uint64_t *value)
+{
+    uint64_t text;
+    memcpy(&text, at, sizeof text);
+    /* The upper halves of bytes are 3, and stay 3 when 6 is added to the lower ones. */
+    if (((text & EACH(0xF0)) ^ EACH(0x30)) | (((text + EACH(6)) & EACH(0xF0)) ^ EACH(0x30)))
+        return 0;
+    text -= EACH('0');
+    text = (text * 10 + (text >> 8)) & 0x00FF00FF00FF00FFu;     /* four numbers of two digits */
+    text = (text * 100 + (text >> 16)) & 0x0000FFFF0000FFFFu;   /* two of four */
+    *value = (text * 10000 + (text >> 32)) & 0x00000000FFFFFFFFu;
+    return 1;
+}
+#endif
+
+/* Digits, which are added to *w; 0 when there are none, or more than it holds. */
+static inline int read_digits(Reader *r, uint64_t *w)
+{
+    const unsigned char *start = r->at;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    uint64_t eight;
+    while (r->end - r->at >= 8 && *w <= (UINT64_MAX - 99999999) / 100000000 && read_eight(r->at, &eight)) {
+        *w = *w * 100000000 + eight;
+        r->at += 8;
+    }
+#endif
+    while (r->at < r->end && is_digit(*r->at)) {
+        if (*w > (UINT64_MAX - 9) / 10)
+            return 0;
+        *w = *w * 10 + (*r->at++ - '0');
+    }
+    return r->at > start;
+}
+
+/* The digits before a point: no zero leads others. */
+static inline int read_whole(Reader *r, uint64_t *w)
+{
+    if (take(r, '0'))
+        return r->at == r->end || !is_digit(*r->at);
+    return read_digits(r, w);
+}
+
+static int read_exponent(Reader *r, int *exponent)
+{
+    int is_negative = 0;
+    uint64_t digits = 0;
+    if (take(r, '-'))
+        is_negative = 1;
+    else
+        take(r, '+');
+    if (!read_digits(r, &digits) || digits > 1000)
+        return 0;
+    *exponent += is_negative ? -(int)digits : (int)digits;
+    return 1;
+}
+
+static int read_double(Reader *r, double *value)
+{
+    int is_negative = take(r, '-'), is_integer = 1, q = 0;
+    uint64_t w = 0;
+    if (!read_whole(r, &w))
+        return 0;
+    if (take(r, '.')) {
+        is_integer = 0;
+        const unsigned char *start = r->at;
+        if (!read_digits(r, &w) || r->at - start > 1000)
+            return 0;
+        q = -(int)(r->at - start);
+    }
+    if (take(r, 'e') || take(r, 'E')) {
+        is_integer = 0;
+        if (!read_exponent(r, &q))
+            return 0;
+    }
+    if (w == 0 && is_negative && is_integer)
+        return 0; /* an integer without a sign, to some */
+    double found;
+    if (w == 0)
+        found = 0.0;
+#if FLT_EVAL_METHOD == 0
+    else if (w <= MAX_EXACT_INTEGER && q <= 0 && q >= -MAX_EXACT_POWER)
+        found = (double)w / exact_powers[-q]; /* both are exact, and a division rounds right */
+#endif
+    else if (q < -MAX_POWER || q > MAX_POWER)
+        return 0;
+    else
+        found = rounded(w, q);
+    *value = is_negative ? -found : found;
+    return 1;
+}
+
+/* An integer from `lowest` to `highest`, as the bits of two's complement. */
+static inline int read_integer(Reader *r, int64_t lowest, uint64_t highest, uint64_t *bits)
+{
+    uint64_t w = 0;
+    if (take(r, '-')) {
+        /* "-0" is left to Python; and -(lowest + 1) + 1 is where -lowest would overflow. */
+        if (!read_whole(r, &w) || w == 0 || lowest == 0 || w > (uint64_t)(-(lowest + 1)) + 1)
+            return 0;
+        *bits = (uint64_t)0 - w;
+        return 1;
+    }
+    if (!read_whole(r, &w) || w > highest)
+        return 0;
+    *bits = w;
+    return 1;
+}
+
+static int read_word(Reader *r, const char *word, size_t size)
+{
+    if ((size_t)(r->end - r->at) < size || memcmp(r->at, word, size) != 0)
+        return 0;
+    r->at += size;
+    return 1;
+}
+
+#define INTEGER(letter, type, lowest, highest)                                                                         \
+    case letter: {                                                                                                     \
+        uint64_t bits;                                                                                                 \
+        if (!read_integer(r, lowest, highest, &bits))                                                                  \
+            return 0;                                                                                                  \
+        type value = (type)bits;                                                                                       \
+        memcpy(r->out, &value, sizeof value);                                                                          \
+        r->out += sizeof value;                                                                                        \
+        return 1;                                                                                                      \
+    }
+
+/* One element, written to `out`; the letters are those of Python's `struct`. */
+static inline int read_element(Reader *r)
+{
+    switch (r->code) {
+    case 'f': {
+        double value;
+        if (!read_double(r, &value) || value > FLT_MAX || value < -FLT_MAX)
+            return 0; /* what rounds to FLT_MAX from above is left to Python */
+        float narrow = (float)value;
+        memcpy(r->out, &narrow, sizeof narrow);
+        r->out += sizeof narrow;
+        return 1;
+    }
+    case 'd': {
+        double value;
+        if (!read_double(r, &value))
+            return 0;
+        memcpy(r->out, &value, sizeof value);
+        r->out += sizeof value;
+        return 1;
+    }
+    case '?': {
+        unsigned char value = (unsigned char)read_word(r, "true", 4);
+        if (!value && !read_word(r, "false", 5))
+            return 0;
+        *r->out++ = value;
+        return 1;
+    }
+        INTEGER('b', int8_t, INT8_MIN, INT8_MAX)
+        INTEGER('h', int16_t, INT16_MIN, INT16_MAX)
+        INTEGER('i', int32_t, INT32_MIN, INT32_MAX)
+        INTEGER('q', int64_t, INT64_MIN, INT64_MAX)
+        INTEGER('B', uint8_t, 0, UINT8_MAX)
+        INTEGER('H', uint16_t, 0, UINT16_MAX)
+        INTEGER('I', uint32_t, 0, UINT32_MAX)
+        INTEGER('Q', uint64_t, 0, UINT64_MAX)
+    }
+    return 0;
+}
+
+static int64_t dim_of(const Reader *r, int level)
+{
+    int64_t dim;
+    memcpy(&dim, r->dims + 8 * level, 8);
+    return dim;
+}
+
+/* An array of exactly as many arrays, or elements, as the level has. */
+static int read_level(Reader *r, int level)
+{
+    int is_last = level + 1 == r->num_dims;
+    if (!take(r, '['))
+        return 0;
+    for (int64_t left = dim_of(r, level); left > 0; left--) {
+        skip_space(r);
+        if (!(is_last ? read_element(r) : read_level(r, level + 1)))
+            return 0;
+        skip_space(r);
+        if (!take(r, left > 1 ? ',' : ']'))
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------------------------------
+ *
+ * What an array must be is a `bytes` of a letter and 1 to MAX_DIMS sizes of 8 bytes, none below 1; accelerator.py packs
+ * it.
+ */
+
+#define MAX_DIMS 32
+
+static Py_ssize_t size_of(char code)
+{
+    switch (code) {
+    case '?':
+    case 'b':
+    case 'B':
+        return 1;
+    case 'h':
+    case 'H':
+        return 2;
+    case 'i':
+    case 'I':
+    case 'f':
+        return 4;
+    case 'q':
+    case 'Q':
+    case 'd':
+        return 8;
+    }
+    return 0;
+}
+
+/* The array at `at`, as a new `bytes`; NULL without an error when it is something else. `at` is then anywhere. */
+static PyObject *read_tensor(Reader *r, PyObject *kind)
+{
+    char *packed;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(kind, &packed, &size) < 0)
+        return NULL;
+    Py_ssize_t num_dims = (size - 1) / 8, num_bytes = size > 0 ? size_of(packed[0]) : 0;
+    if (num_bytes == 0 || num_dims < 1 || num_dims > MAX_DIMS || size != 1 + 8 * num_dims) {
+        PyErr_SetString(PyExc_ValueError, "a kind is a letter of struct and 1 to 32 sizes of 8 bytes");
+        return NULL;
+    }
+    r->code = packed[0];
+    r->dims = (const unsigned char *)packed + 1;
+    r->num_dims = (int)num_dims;
+    /* Each element takes two bytes of text or more, with what follows it: nothing larger is allocated. */
+    Py_ssize_t count = 1, most = (r->end - r->at) / 2;
+    for (int level = 0; level < r->num_dims; level++) {
+        int64_t dim = dim_of(r, level);
+        if (dim < 1 || dim > most / count)
+            return NULL;
+        count *= (Py_ssize_t)dim;
+    }
+    if (count > PY_SSIZE_T_MAX / num_bytes)
+        return NULL;
+    PyObject *tensor = PyBytes_FromStringAndSize(NULL, count * num_bytes);
+    if (tensor == NULL)
+        return NULL;
+    r->out = (unsigned char *)PyBytes_AsString(tensor);
+    if (!read_level(r, 0)) {
+        Py_DECREF(tensor);
+        return NULL;
+    }
+    return tensor;
+}
+
+/* NULL with an error stays NULL, any other is None. */
+static PyObject *refused(void)
+{
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *read_array(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer text;
+    (void)module;
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "read_array takes a text and a kind");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Reader r = {.at = text.buf, .end = (const unsigned char *)text.buf + text.len};
+    PyObject *tensor = NULL;
+    if (has_powers) {
+        skip_space(&r);
+        tensor = read_tensor(&r, args[1]);
+        skip_space(&r);
+        if (tensor != NULL && r.at != r.end)
+            Py_CLEAR(tensor);
+    }
+    PyBuffer_Release(&text);
+    return tensor != NULL ? tensor : refused();
+}
+
+/* The text number `place` of `texts` must be next. */
+static int pass_text(Reader *r, PyObject *texts, Py_ssize_t place)
+{
+    char *text;
+    Py_ssize_t size;
+    PyObject *item = PyTuple_GetItem(texts, place);
+    if (item == NULL || PyBytes_AsStringAndSize(item, &text, &size) < 0)
+        return 0;
+    return read_word(r, text, (size_t)size);
+}
+
+static PyObject *read_call(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    char *body;
+    Py_ssize_t size;
+    (void)module;
+    if (num_args != 3 || !PyTuple_Check(args[1]) || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "read_call takes a body, a tuple of texts and a tuple of kinds");
+        return NULL;
+    }
+    if (PyBytes_AsStringAndSize(args[0], &body, &size) < 0)
+        return NULL;
+    Py_ssize_t num_tensors = PyTuple_Size(args[2]);
+    if (PyTuple_Size(args[1]) != num_tensors + 1) {
+        PyErr_SetString(PyExc_ValueError, "there is one text more than kinds");
+        return NULL;
+    }
+    Reader r = {.at = (const unsigned char *)body, .end = (const unsigned char *)body + size};
+    if (!has_powers || !pass_text(&r, args[1], 0))
+        return refused();
+    PyObject *tensors = PyTuple_New(num_tensors);
+    if (tensors == NULL)
+        return NULL;
+    for (Py_ssize_t place = 0; place < num_tensors; place++) {
+        PyObject *tensor = read_tensor(&r, PyTuple_GetItem(args[2], place));
+        if (tensor == NULL || PyTuple_SetItem(tensors, place, tensor) < 0 || !pass_text(&r, args[1], place + 1)) {
+            Py_DECREF(tensors);
+            return refused();
+        }
+    }
+    if (r.at != r.end) {
+        Py_DECREF(tensors);
+        return refused();
+    }
+    return tensors;
+}
+
+static PyObject *set_powers(PyObject *module, PyObject *table)
+{
+    char *bytes;
+    Py_ssize_t size;
+    (void)module;
+    if (PyBytes_AsStringAndSize(table, &bytes, &size) < 0)
+        return NULL;
+    if (size != sizeof powers) {
+        PyErr_Format(PyExc_ValueError, "expected a table of %zd bytes, got %zd", (Py_ssize_t)sizeof powers, size);
+        return NULL;
+    }
+    memcpy(powers, bytes, sizeof powers);
+    has_powers = 1;
+    Py_RETURN_NONE;
+}
+
+/* ---- The module --------------------------------------------------------------------------------------------------- */
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    FAST(read_array),
+    FAST(read_call),
+    {"set_powers", set_powers, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_accelerator", "See accelerator.py.", -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__accelerator(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddIntConstant(module, "MAX_POWER", MAX_POWER) < 0)
+        Py_CLEAR(module);
+    return module;
+}

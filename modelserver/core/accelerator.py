@@ -1,0 +1,79 @@
+"""The optional part in C (`_accelerator.c`): what a tensor's JSON costs, at a third of the time.
+
+It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
+MODELSERVER_PURE_PYTHON=1 in the environment, msgspec and NumPy read the same numbers from the same text. The functions
+here are None then. An environment variable, because children that the server starts are to follow it, and because a
+module decides this when it is imported: once, so that no request asks.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
+
+VARIABLE = "MODELSERVER_PURE_PYTHON"
+_MODULE = "modelserver.core._accelerator"
+_OFF = frozenset({"", "0", "false", "no", "off"})
+_MAX_DIMS = 32
+
+# Of a text and a kind: the elements of the one array that it is, as the bytes of a tensor; None for anything that is
+# not that, or is left to Python.
+ReadArray = Callable[[object, bytes], bytes | None]
+# Of a body, texts and one kind less: the elements of each array, when the body is the texts with arrays of these kinds
+# between them; None as above.
+ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, ...] | None]
+
+
+def load(environment: Mapping[str, str]) -> ModuleType | None:
+    """The module in C, ready for use; None when it was not built, or is not wanted."""
+    if environment.get(VARIABLE, "").lower() not in _OFF:
+        return None
+    try:
+        module = import_module(_MODULE)
+    except ImportError:
+        return None
+    module.set_powers(_powers_of_ten(module.MAX_POWER))
+    return module
+
+
+def description() -> str:
+    """What is used, for the log."""
+    if _MODULE_IN_C is not None:
+        return "the accelerator in C"
+    is_unwanted = os.environ.get(VARIABLE, "").lower() not in _OFF
+    return f"Python only ({VARIABLE} is set)" if is_unwanted else "Python only (the accelerator was not built)"
+
+
+def array_kind(letter: str, dims: Sequence[int]) -> bytes | None:
+    """How the functions in C are told what an array is: `struct`'s letter of its elements, and the sizes of its levels.
+
+    None when they do not read such arrays: without elements, or nested too deeply.
+    """
+    if not dims or len(dims) > _MAX_DIMS or min(dims) < 1 or max(dims) >= 1 << 62:
+        return None
+    return struct.pack(f"=c{len(dims)}q", letter.encode(), *dims)
+
+
+def _powers_of_ten(max_power: int) -> bytes:
+    """For each q from -max_power to max_power the first 128 bits of 10^q, as those have them who proved that they do.
+
+    Rounded down; but up where 5^-q has no more than 64 bits, so that quotients that have an end are found to have it.
+    """
+    table: list[int] = []
+    for q in range(-max_power, max_power + 1):
+        power = 5 ** abs(q)
+        if q >= 0:
+            excess = power.bit_length() - 128
+            bits = power >> excess if excess > 0 else power << -excess
+        else:
+            bits = (1 << (127 + power.bit_length())) // power + (power.bit_length() <= 64)
+        table += (bits >> 64, bits & (1 << 64) - 1)
+    return struct.pack(f"={len(table)}Q", *table)
+
+
+_MODULE_IN_C = load(os.environ)
+read_array: ReadArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_array
+read_call: ReadCall | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_call

@@ -1,0 +1,16 @@
+"""What pyproject.toml has no words for: the accelerator in C, which an installation without a compiler goes without."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "modelserver.core._accelerator",
+            ["modelserver/core/_accelerator.c"],
+            extra_compile_args=["-O2"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,0 +1,23 @@
+"""What exists in C and in Python: tests run with both, where both are there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from modelserver.core import accelerator
+
+# Without the accelerator there is nothing to compare, and the tests are those of Python's part.
+TWINS = ["python"] if accelerator.read_array is None else ["python", "c"]
+
+
+@contextlib.contextmanager
+def using(twin: str) -> Iterator[None]:
+    """Everything in the block is done by this twin."""
+    with pytest.MonkeyPatch.context() as patch:
+        if twin == "python":
+            patch.setattr(accelerator, "read_array", None)
+            patch.setattr(accelerator, "read_call", None)
+        yield
