@@ -33,7 +33,9 @@ def trained(name: str, network: Network, *, epochs: int, peak_rate: float = 3e-3
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    write_onnx(trained("digits_onnx", Perceptron(128, 128), epochs=60), REPOSITORY / "digits_onnx/1/model.onnx")
+    perceptron = trained("digits_onnx", Perceptron(128, 128), epochs=60)
+    for name in ("digits_onnx", "digits_tensorrt"):
+        write_onnx(perceptron, REPOSITORY / name / "1/model.onnx")
 
     convolution = trained("digits (convolution)", Convolution(), epochs=30)
     write_torchscript(convolution, REPOSITORY / "digits_torchscript/1/model.pt")

@@ -17,7 +17,8 @@ Shape = tuple[int, ...]
 class TensorSpec:
     """One input or output as a client sees it; `dims` has no batch dimension, -1 is any size.
 
-    `reshape` is the shape that the backend sees in place of `dims` (None: the same).
+    `reshape` is the shape that the backend sees in place of `dims` (None: the same). `is_shape`: it is a shape tensor,
+    whose values are sizes of the whole batch, so that it has no batch dimension in a request either.
     """
 
     name: str
@@ -26,6 +27,7 @@ class TensorSpec:
     reshape: Shape | None = None
     is_optional: bool = False
     allow_ragged: bool = False
+    is_shape: bool = False
 
 
 class ModelSignature:
@@ -43,6 +45,7 @@ class ModelSignature:
                 None if spec.reshape is None else tuple(spec.reshape.shape),
                 spec.optional,
                 spec.allow_ragged_batch,
+                spec.is_shape_tensor,
             )
             for spec in config.input
         }
@@ -55,6 +58,7 @@ class ModelSignature:
             )
             for spec in config.output
         }
+        self._shapes = frozenset(name for name, spec in self.inputs.items() if spec.is_shape)
         self._required = frozenset(name for name, spec in self.inputs.items() if not spec.is_optional)
         # Where an input's size is given, and what it is there; the other dimensions may have any size.
         self._fixed = {
@@ -76,7 +80,7 @@ class ModelSignature:
                     f"inference input '{name}' data-type is '{tensor.datatype.value}', "
                     f"but model '{self.model_name}' expects '{spec.datatype.value}'"
                 )
-            if self.max_batch_size > 0:
+            if self.max_batch_size > 0 and name not in self._shapes:
                 if not shape:
                     raise self._shape_error(spec, shape)
                 if rows is None:
@@ -140,7 +144,7 @@ class ModelSignature:
             raise InvalidArgumentError(f"output '{repeated}' already exists in request")
 
     def _shape_error(self, spec: TensorSpec, shape: Shape) -> InvalidArgumentError:
-        batched = self.max_batch_size > 0
+        batched = self.max_batch_size > 0 and not spec.is_shape
         expected = ([-1] if batched else []) + list(spec.dims)
         hint = (
             f" NOTE: max_batch_size of {self.max_batch_size} is set, so the first dimension is the batch size."
@@ -153,7 +157,8 @@ class ModelSignature:
         )
 
     def _batch_mismatch(self, inputs: dict[str, Tensor]) -> InvalidArgumentError:
-        sizes = {name: tensor.data.shape[0] if tensor.data.ndim else None for name, tensor in inputs.items()}
+        batched = {name: tensor for name, tensor in inputs.items() if name not in self._shapes}
+        sizes = {name: tensor.data.shape[0] if tensor.data.ndim else None for name, tensor in batched.items()}
         return InvalidArgumentError(
             f"inputs of model '{self.model_name}' have different batch sizes: {sizes}; "
             "the first dimension must be the same for all inputs"

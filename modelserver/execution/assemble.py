@@ -82,6 +82,9 @@ class Assembler:
             if name in batch_tensors.ragged:
                 inputs[name] = batch_tensors.flatten(requests, name)
                 continue
+            if name in batch_tensors.shared:
+                inputs[name] = requests[0].inputs[name].data
+                continue
             arrays = [request.inputs[name].data for request in requests]
             array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
             reshape = self._input_reshapes.get(name)

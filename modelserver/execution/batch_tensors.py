@@ -1,6 +1,7 @@
 """What a batch of requests of different shapes needs: flat inputs, inputs that tell the shapes, and flat outputs.
 
-The fields `allow_ragged_batch`, `batch_input` and `batch_output` of a config, for instances that see whole batches.
+The fields `allow_ragged_batch`, `is_shape_tensor`, `batch_input` and `batch_output` of a config, for instances that see
+whole batches.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class BatchTensors:
     def __init__(self, config: ModelConfig) -> None:
         self._model_name = config.name
         self.ragged = frozenset(spec.name for spec in config.input if spec.allow_ragged_batch)
+        # Shape tensors: the requests of a batch agree on them, which is why they are in one.
+        self.shared = frozenset(spec.name for spec in config.input if spec.is_shape_tensor)
         self._inputs: list[tuple[str, str, Numbers, np.dtype[np.generic]]] = []
         for batch_input in config.batch_input:
             assert batch_input.data_type is not None, "a validated batch input has a datatype"
@@ -42,7 +45,7 @@ class BatchTensors:
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.ragged or self._inputs or self._outputs)
+        return bool(self.ragged or self.shared or self._inputs or self._outputs)
 
     def flatten(self, requests: Sequence[InferRequest], name: str) -> Array:
         """A ragged input of the batch: the elements of all requests, one after the other."""

@@ -32,7 +32,7 @@ def warm_up(
     Raises ServerError, naming the sample, when one does not fit the model, cannot be read, or fails.
     """
     for sample in config.model_warmup:
-        read = partial(_sample_inputs, sample, model_directory, is_batched=config.max_batch_size > 0)
+        read = partial(_sample_inputs, sample, model_directory, config)
         _run(executor, signature, sample.name, read, count=max(1, sample.count), instance_name=instance_name)
     for name, make in _automatic_samples(config, signature):
         _run(executor, signature, name, make, count=1, instance_name=instance_name)
@@ -89,7 +89,7 @@ def probe_inputs(config: ModelConfig, signature: ModelSignature, model_directory
     """
     is_batched = config.max_batch_size > 0
     if config.model_warmup:
-        return [_sample_inputs(sample, model_directory, is_batched=is_batched) for sample in config.model_warmup]
+        return [_sample_inputs(sample, model_directory, config) for sample in config.model_warmup]
     return [_zero_inputs(signature, {}, 1 if is_batched else None)]
 
 
@@ -118,14 +118,17 @@ def _zero_inputs(signature: ModelSignature, sizes: Mapping[str, Sequence[int]], 
             continue
         left = iter(sizes.get(spec.name, ()))
         item = _zero_item(spec.datatype, tuple([next(left, 1) if dim == -1 else dim for dim in spec.dims]))
-        data = item if rows is None else np.repeat(item[np.newaxis], rows, axis=0)
+        data = item if rows is None or spec.is_shape else np.repeat(item[np.newaxis], rows, axis=0)
         inputs.append(Tensor(spec.name, spec.datatype, data))
     return inputs
 
 
-def _sample_inputs(sample: ModelWarmup, model_directory: Path, *, is_batched: bool) -> list[Tensor]:
-    rows = max(1, sample.batch_size)
-    return [_tensor(name, spec, rows if is_batched else None, model_directory) for name, spec in sample.inputs.items()]
+def _sample_inputs(sample: ModelWarmup, model_directory: Path, config: ModelConfig) -> list[Tensor]:
+    rows = max(1, sample.batch_size) if config.max_batch_size > 0 else None
+    shapes = {spec.name for spec in config.input if spec.is_shape_tensor}  # these have no batch dimension
+    return [
+        _tensor(name, spec, None if name in shapes else rows, model_directory) for name, spec in sample.inputs.items()
+    ]
 
 
 def _tensor(name: str, spec: WarmupInput, rows: int | None, model_directory: Path) -> Tensor:

@@ -176,15 +176,16 @@ class _Reading:
     def finish(self) -> ModelDefinition:
         if self._layout.is_single:  # the name was given from outside
             self._config = replace(self._config, name=self._layout.name)
-        unsupported = unsupported_problems(self._config, self._source)
         is_ensemble = self._config.is_ensemble
         backend_class = EnsembleBackend if is_ensemble else self._settle_backend()
+        acts_on = backend_class.acts_on if backend_class is not None else ()
+        unsupported = unsupported_problems(self._config, self._source, acts_on)
         served = self._settle_versions()
         completed = backend_class is not None and bool(served) and not self._problems
         if completed and not unsupported and not is_ensemble and not self._options.is_auto_complete_disabled:
             assert backend_class is not None, "completed says so"
             self._complete(backend_class, served)
-            unsupported = unsupported_problems(self._config, self._source)
+            unsupported = unsupported_problems(self._config, self._source, acts_on)
         written = self._config
         if backend_class is not None:
             self._normalise(backend_class)

@@ -24,9 +24,13 @@ from modelserver.config.schema import (
 Finding = tuple[str, str]
 
 
-def unsupported_problems(config: ModelConfig, source: str) -> tuple[Problem, ...]:
-    """One problem per field that asks for something this version does not execute."""
-    return tuple(_problem(source, field, f"this version does not execute {what}") for field, what in _refused(config))
+def unsupported_problems(config: ModelConfig, source: str, acts_on: Collection[str] = ()) -> tuple[Problem, ...]:
+    """One problem per field that asks for something this version does not execute, but for those of `acts_on`."""
+    return tuple(
+        _problem(source, field, f"this version does not execute {what}")
+        for field, what in _refused(config)
+        if _without_index(field) not in acts_on
+    )
 
 
 def ignored_warnings(config: ModelConfig, source: str, acts_on: Collection[str] = ()) -> tuple[Problem, ...]:
@@ -38,12 +42,17 @@ def ignored_warnings(config: ModelConfig, source: str, acts_on: Collection[str] 
     ignored = [
         _problem(source, field, f"has no effect in this version: {what}")
         for field, what in _ignored(config)
-        if re.sub(r"\[\d+\]", "", field) not in acts_on
+        if _without_index(field) not in acts_on
     ]
     if config.dynamic_batching is not None and not config.max_batch_size:
         what = "max_batch_size is 0, so each request is executed alone; of dynamic batching only its queues are there"
         ignored.append(_problem(source, "dynamic_batching", what))
     return tuple(ignored)
+
+
+def _without_index(field: str) -> str:
+    """The field as `Backend.acts_on` names it."""
+    return re.sub(r"\[\d+\]", "", field)
 
 
 def _problem(source: str, field: str, message: str) -> Problem:

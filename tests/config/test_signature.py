@@ -91,3 +91,20 @@ def test_a_wrong_datatype_names_both() -> None:
 def test_wrong_outputs_are_refused(outputs: tuple[str, ...], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         signature().check(request(A=(1, 16), B=(1, 1, 2), outputs=outputs))
+
+
+def shaped_signature() -> ModelSignature:
+    inputs = (
+        ModelInput(name="A", data_type=Datatype.FP32, dims=(-1,)),
+        ModelInput(name="S", data_type=Datatype.FP32, dims=(2,), is_shape_tensor=True),
+    )
+    output = (ModelOutput(name="X", data_type=Datatype.FP32, dims=(-1, -1)),)
+    return ModelSignature(ModelConfig(name="simple", max_batch_size=8, input=inputs, output=output))
+
+
+def test_a_shape_tensor_has_no_batch_dimension() -> None:
+    fitting = request(A=(3, 16), S=(2,))
+    shaped_signature().check(fitting)
+    assert fitting.rows == 3
+    with pytest.raises(InvalidArgumentError, match=r"input 'S' .* Expected \[2\], got \[3, 2\]\.$"):
+        shaped_signature().check(request(A=(3, 16), S=(3, 2)))

@@ -98,3 +98,14 @@ def test_an_output_that_does_not_add_up_fails_who_asked_for_it() -> None:
     assert asking.error is not None
     assert "has 4 elements, expected 5, the sum for the shapes [[1, 3], [1, 2]]" in asking.error.message
     assert other.error is None
+
+
+def test_a_shape_tensor_is_not_joined() -> None:
+    shape = ModelInput("S", Datatype.FP32, dims=(2,), is_shape_tensor=True)
+    plain = ModelInput("IN", Datatype.FP32, dims=(3,))
+    requests = [sent(2, 3), sent(1, 3)]
+    for request in requests:
+        request.inputs["S"] = tensor("S", np.array([4.0, 5.0], dtype=np.float32))
+    inputs = assembler_of(config_of(input=(plain, shape))).gather(requests)
+    assert inputs["IN"].shape == (3, 3)
+    assert inputs["S"].tolist() == [4.0, 5.0]
