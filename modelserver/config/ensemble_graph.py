@@ -7,15 +7,13 @@ cannot do without its outputs.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from modelserver.config.problem import key_path
+from modelserver.config.ensemble_parameters import CONDITION, StepParameter, step_parameters
 from modelserver.config.report import Report
 from modelserver.config.schema import EnsembleStep, ModelConfig
 
-_CONDITION_KEY = re.compile(r"step\.(?P<step>.+)\.condition")
 _NOT = "!"
 
 
@@ -115,63 +113,24 @@ def ensemble_graph(config: ModelConfig) -> EnsembleGraph:
     for index, step in enumerate(steps):
         for tensor in dict.fromkeys(step.output_map.values()):
             writers[tensor] = (*writers.get(tensor, ()), index)
-    conditions = {index: condition for _, index, condition in _conditions(config, steps, None)}
+    found = {index: _condition(parameter) for index, parameter in step_parameters(config, CONDITION).items()}
+    conditions = {index: condition for index, condition in found.items() if condition is not None}
     return EnsembleGraph(steps, frozenset(tensor.name for tensor in config.input), writers, conditions)
 
 
 def check_conditions(config: ModelConfig, report: Report) -> None:
-    """Report parameters that look like conditions and are none."""
-    ensemble = config.ensemble_scheduling
-    seen: dict[int, str] = {}
-    for key, index, _ in _conditions(config, ensemble.step if ensemble is not None else (), report):
-        if index in seen:
-            report.add(condition_path(key), f"step[{index}] has a condition already: '{seen[index]}'")
-        seen.setdefault(index, key)
+    """Report conditions that name no tensor."""
+    for parameter in step_parameters(config, CONDITION).values():
+        if _condition(parameter) is None:
+            message = f"expected the name of a BOOL tensor of the ensemble, or {_NOT} and the name, got none"
+            report.add(parameter.path, message)
 
 
-def condition_path(key: str) -> str:
-    """The field path of a condition."""
-    return key_path("parameters", key)
+def condition_paths(config: ModelConfig) -> dict[int, str]:
+    """The field path of each step's condition."""
+    return {index: parameter.path for index, parameter in step_parameters(config, CONDITION).items()}
 
 
-def condition_keys(config: ModelConfig) -> dict[int, str]:
-    """The parameter that gives each step its condition."""
-    ensemble = config.ensemble_scheduling
-    steps = ensemble.step if ensemble is not None else ()
-    return {index: key for key, index, _ in _conditions(config, steps, None)}
-
-
-def _conditions(
-    config: ModelConfig, steps: Sequence[EnsembleStep], report: Report | None
-) -> Iterator[tuple[str, int, Condition]]:
-    for key, value in config.parameters.items():
-        if not key.startswith("step."):
-            continue
-        match = _CONDITION_KEY.fullmatch(key)
-        name = value.removeprefix(_NOT).strip()
-        problem = None
-        if match is None:
-            problem = "expected step.<index or model>.condition as key"
-        elif not name:
-            problem = "expected the name of a BOOL tensor of the ensemble, or ! and the name, got none"
-        else:
-            index = _step_of(match["step"], steps)
-            if isinstance(index, int):
-                yield key, index, Condition(name, not value.startswith(_NOT))
-            else:
-                problem = index
-        if problem is not None and report is not None:
-            report.add(condition_path(key), problem)
-
-
-def _step_of(text: str, steps: Sequence[EnsembleStep]) -> int | str:
-    """The step that a key means, or what is wrong with it."""
-    if text.isascii() and text.isdigit():
-        index = int(text)
-        return index if index < len(steps) else f"there is no step[{index}]: the ensemble has {len(steps)} steps"
-    indexes = [index for index, step in enumerate(steps) if step.model_name == text]
-    if not indexes:
-        return f"no step has the model '{text}'"
-    if len(indexes) > 1:
-        return f"several steps have the model '{text}': say which by its index, one of {indexes}"
-    return indexes[0]
+def _condition(parameter: StepParameter) -> Condition | None:
+    name = parameter.value.removeprefix(_NOT).strip()
+    return Condition(name, not parameter.value.startswith(_NOT)) if name else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modelserver.config.ensemble_graph import EnsembleGraph, Guards, condition_keys, condition_path, ensemble_graph
+from modelserver.config.ensemble_graph import EnsembleGraph, Guards, condition_paths, ensemble_graph
+from modelserver.config.ensemble_limits import check_limits_of_models
 from modelserver.config.ensemble_scopes import find_scopes
 from modelserver.config.problem import Locations, Problem, key_path
 from modelserver.config.report import Report
@@ -45,6 +46,7 @@ def check_models(
             models[index] = found
             _check_step(config, step, index, found, report)
     _check_tensors(config, models, report)
+    check_limits_of_models(config, models, report)
     if len(models) == len(config.ensemble_scheduling.step) and not report.problems:
         _check_runs(config, models, report)
     return tuple(sorted(report.problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
@@ -90,13 +92,13 @@ def _check_tensors(config: ModelConfig, models: Mapping[int, ModelConfig], repor
             for begin in written:
                 if not _compare(tensor, begin, end, report):
                     break
-    keys = condition_keys(config)
+    paths = condition_paths(config)
     for index, condition in ensemble_graph(config).conditions.items():
         for begin in begins.get(condition.tensor, ())[:1]:
             if begin.datatype is not Datatype.BOOL:
                 kind = begin.datatype.value if begin.datatype is not None else "of no type"
                 message = f"expected a tensor of BOOL, but '{condition.tensor}' is {kind} as {begin.what}"
-                report.add(condition_path(keys[index]), message)
+                report.add(paths[index], message)
 
 
 def _begins(config: ModelConfig, models: Mapping[int, ModelConfig]) -> dict[str, list[_End]]:

@@ -8,10 +8,11 @@ from modelserver.config.ensemble_graph import (
     EnsembleGraph,
     are_exclusive,
     check_conditions,
-    condition_keys,
-    condition_path,
+    condition_paths,
     ensemble_graph,
 )
+from modelserver.config.ensemble_limits import check_limits
+from modelserver.config.ensemble_parameters import check_keys
 from modelserver.config.platform import ENSEMBLE
 from modelserver.config.problem import key_path
 from modelserver.config.report import Report
@@ -57,7 +58,9 @@ def _check_step(config: ModelConfig, step: EnsembleStep, path: str, report: Repo
 
 
 def _check_graph(config: ModelConfig, ensemble: ModelEnsembling, report: Report) -> None:
+    check_keys(config, report)
     check_conditions(config, report)
+    check_limits(config, report)
     graph = ensemble_graph(config)
     read = _check_reads(config, ensemble, graph, report)
     outputs = {tensor.name for tensor in config.output}
@@ -83,8 +86,8 @@ def _check_reads(config: ModelConfig, ensemble: ModelEnsembling, graph: Ensemble
         for index, step in enumerate(ensemble.step)
         for name, tensor in step.input_map.items()
     ]
-    keys = condition_keys(config)
-    reads += [(condition_path(keys[index]), condition.tensor) for index, condition in graph.conditions.items()]
+    paths = condition_paths(config)
+    reads += [(paths[index], condition.tensor) for index, condition in graph.conditions.items()]
     known = [*(tensor.name for tensor in config.input), *graph.writers]
     for where, tensor in reads:
         if tensor and tensor not in known:

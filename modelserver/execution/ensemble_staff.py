@@ -13,6 +13,7 @@ from modelserver.errors import UnsupportedError
 from modelserver.execution.staff import StaffedInstance
 from modelserver.scheduling.ensemble import Binding, EnsembleScheduler, FindHolder
 from modelserver.scheduling.ensemble_plan import StepModel
+from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.statistics import ModelStatistics
 
 
@@ -45,6 +46,10 @@ class EnsembleStaff:
             model.statistics.is_traced = True  # whoever executes its batches tells the requests' notes
         self.scheduler.bind(binding, fault)
         return binding.is_decoupled if binding is not None else self._config.is_decoupled
+
+    def measure(self) -> list[Sequence[Measurement]]:
+        """What is to be told of its steps. Event loop thread."""
+        return [self.scheduler.step_counts.measure()]
 
     def stop(self) -> None:
         """Refuse new requests. Event loop thread; safe to repeat."""

@@ -177,7 +177,7 @@ class Model:
 
     def measure(self) -> list[Sequence[Measurement]]:
         """What each instance says of itself for the metrics page, in the order of the config. Event loop thread."""
-        return [member.loaded.instance.measure() for member in self._staff.members]
+        return self._staff.measure()
 
     def instances(self) -> list[InstanceInfo]:
         """The instances that serve now, in the order of the config."""

@@ -43,6 +43,7 @@ from modelserver.scheduling.sequence_batcher import SequenceBatcher
 from modelserver.scheduling.sequence_table import EndHook
 from modelserver.scheduling.source import BatchSource
 from modelserver.scheduling.strategy import BatchStrategy
+from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,10 @@ class Staff:
         self.scheduler: Scheduler
         self._use(self._make_scheduler())
         self.members = self._employ(instances)
+
+    def measure(self) -> list[Sequence[Measurement]]:
+        """What each instance says of itself for the metrics page, in the order of the config. Event loop thread."""
+        return [member.loaded.instance.measure() for member in self.members]
 
     def stop(self) -> None:
         """Refuse new requests. Event loop thread; safe to repeat."""

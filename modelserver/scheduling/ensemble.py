@@ -11,6 +11,7 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
+from modelserver.scheduling.ensemble_attempts import StepCounts
 from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, plan_ensemble
 from modelserver.scheduling.ensemble_run import EnsembleRun
 from modelserver.scheduling.refusal import refuse
@@ -82,6 +83,7 @@ class EnsembleScheduler:
         self._fault = "its models are not bound yet"
         self._binding: Binding | None = None
         self._runs: set[EnsembleRun] = set()
+        self.step_counts = StepCounts()
 
     @property
     def inflight(self) -> int:
@@ -120,6 +122,9 @@ class EnsembleScheduler:
         run.start()
         return request.stream
 
+    def hurry(self) -> None:
+        """No request waits here."""
+
     def stop(self) -> None:
         """Refuse new requests; those that run go on, with the models that they began with."""
         self._is_stopped = True
@@ -137,6 +142,9 @@ class EnsembleScheduler:
             run.abort(error)
 
     # What a run tells and asks.
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_s, callback, *args)
 
     def holder_of(self, run: EnsembleRun, model: StepModel) -> StepModel:
         assert isinstance(run.binding, Binding), "set by submit"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
+from modelserver.config.ensemble_graph import Condition
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
+from modelserver.errors import InvalidArgumentError
 from modelserver.scheduling.ensemble_plan import ScopePlan, StepPlan
 
 
@@ -64,6 +68,10 @@ class DecoupledCall(StepCall):
         self.held: dict[int, Iteration] = {}
 
 
+# Iterations with the positions of steps in them that can start.
+Ready = deque[tuple["Iteration", int]]
+
+
 class Iteration:
     """One run through the steps of a scope: the tensors that are there, and what is still to be done.
 
@@ -109,6 +117,51 @@ class Iteration:
 
     def is_settled(self, tensor: str) -> bool:
         return tensor in self.values or (self.parent is not None and self.parent.is_settled(tensor))
+
+    def holds(self, condition: Condition) -> bool:
+        """Whether a condition is met. Raises InvalidArgumentError when it is not the same for all rows."""
+        tensor = self.find(condition.tensor)
+        if tensor is None or not tensor.data.size:
+            return not condition.expected
+        flat = tensor.data.reshape(-1)
+        if flat.size > 1 and not (flat == flat[0]).all():
+            raise InvalidArgumentError(
+                f"the condition '{condition.tensor}' differs among the rows of the request: send rows that differ in "
+                "different requests"
+            )
+        return bool(flat[0]) is condition.expected
+
+    def settle_outputs(
+        self, wanted: Sequence[tuple[str, str]], outputs: Iterable[Tensor], scopes: Sequence[ScopePlan], ready: Ready
+    ) -> None:
+        """A step was answered: `wanted` are the model's names of its outputs and those of the ensemble."""
+        found = {tensor.name: tensor for tensor in outputs}
+        for name, target in wanted:
+            self.settle(target, found.get(name), scopes, ready)
+
+    def settle(self, name: str, tensor: Tensor | None, scopes: Sequence[ScopePlan], ready: Ready) -> None:
+        """A tensor is there, or (None) will not come; steps that waited for nothing else join `ready`."""
+        values = self.values
+        if name in values:
+            return
+        values[name] = tensor
+        scope, missing = self.scope, self.missing
+        for position in scope.readers.get(name, ()):
+            missing[position] -= 1
+            if not missing[position]:
+                ready.append((self, position))
+        if scope.inner and name in scope.inner:
+            for inner_scope, position in scope.inner[name]:
+                self._settle_within(scopes[inner_scope], position, ready)
+
+    def _settle_within(self, scope: ScopePlan, position: int, ready: Ready) -> None:
+        for inner in self.inner:
+            if inner.scope is scope:
+                inner.missing[position] -= 1
+                if not inner.missing[position]:
+                    ready.append((inner, position))
+            else:
+                inner._settle_within(scope, position, ready)
 
     def all_parameters(self) -> dict[str, ParameterValue] | None:
         """What the steps said beside their outputs; of a name that several use, the innermost."""

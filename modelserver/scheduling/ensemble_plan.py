@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from modelserver.config.ensemble_graph import Condition, EnsembleGraph, ensemble_graph
+from modelserver.config.ensemble_limits import StepLimits, step_limits
 from modelserver.config.ensemble_scopes import Scopes, find_scopes
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature
@@ -57,6 +58,7 @@ class StepPlan:
     outputs: tuple[tuple[str, str], ...]
     requested: tuple[str, ...] | None
     condition: Condition | None
+    limits: StepLimits | None
     scope: int
     position: int
     opens: int | None
@@ -111,7 +113,7 @@ def plan_ensemble(
     decoupled = [model.is_decoupled for model in models]
     scopes, _ = find_scopes(graph, decoupled, asked)
     used = _used_steps(graph, asked)
-    planner = _Planner(graph, scopes, models, used, asked)
+    planner = _Planner(graph, scopes, models, used, asked, step_limits(config))
     ensemble = config.ensemble_scheduling
     return EnsemblePlan(
         scopes=tuple(planner.scope(number) for number in range(len(scopes.parents))),
@@ -135,9 +137,16 @@ def _used_steps(graph: EnsembleGraph, outputs: Sequence[str]) -> set[int]:
 
 class _Planner:
     def __init__(
-        self, graph: EnsembleGraph, scopes: Scopes, models: Sequence[StepModel], used: set[int], outputs: Sequence[str]
+        self,
+        graph: EnsembleGraph,
+        scopes: Scopes,
+        models: Sequence[StepModel],
+        used: set[int],
+        outputs: Sequence[str],
+        limits: Mapping[int, StepLimits],
     ) -> None:
         self._graph = graph
+        self._limits = limits
         self._scopes = scopes
         self._outputs = outputs
         self._steps: list[list[StepPlan]] = [[] for _ in scopes.parents]
@@ -165,6 +174,7 @@ class _Planner:
             outputs=outputs,
             requested=None if len(outputs) == len(model.signature.outputs) else tuple(name for name, _ in outputs),
             condition=self._graph.conditions.get(index),
+            limits=self._limits.get(index),
             scope=scope,
             position=len(self._steps[scope]),
             opens=self._scopes.opened.get(index),

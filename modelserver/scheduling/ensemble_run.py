@@ -8,24 +8,23 @@ settled as None.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Protocol
 
+from modelserver.config.ensemble_limits import StepLimits
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
-from modelserver.errors import CancelledError, InvalidArgumentError, ServerError
+from modelserver.errors import CancelledError, ServerError
+from modelserver.scheduling.ensemble_attempts import Attempts, AttemptsOwner
 from modelserver.scheduling.ensemble_iteration import DecoupledCall, Iteration, StepCall
-from modelserver.scheduling.ensemble_plan import EnsemblePlan, ScopePlan, StepModel, StepPlan
+from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, StepPlan
 from modelserver.telemetry.statistics import FailureReason, ResponseKind
 
 _NS_PER_US = 1000
 
 
-class RunOwner(Protocol):
-    """What a run tells its scheduler."""
-
-    def now_ns(self) -> int: ...
+class RunOwner(AttemptsOwner, Protocol):
+    """What a run tells its scheduler, and asks of it."""
 
     def holder_of(self, run: EnsembleRun, model: StepModel) -> StepModel:
         """Where the sequence goes on that the run's request belongs to: on the model, or on one that it replaced."""
@@ -42,8 +41,10 @@ class EnsembleRun:
 
     __slots__ = (
         "_answers",
+        "_attempts",
         "_backlog",
         "_calls",
+        "_continues_sequence",
         "_inflight",
         "_is_advancing",
         "_is_decoupled",
@@ -75,6 +76,7 @@ class EnsembleRun:
         self._plan = plan
         self._is_decoupled = is_decoupled
         self._is_advancing = False
+        self._continues_sequence = bool(request.sequence_id) and not request.sequence_start
         self._ready: deque[tuple[Iteration, int]] = deque()
         self._calls: dict[StepCall, InferRequest] = {}
         self._root = Iteration(plan.scopes[0], None, None)
@@ -82,6 +84,7 @@ class EnsembleRun:
         self._num_answers = 0
         self._sent_ns = request.arrival_ns
         self._unread: deque[Iteration | None] | None = None
+        self._attempts: Attempts | None = None  # made when the first step starts that has limits
         # Only where steps run several times and are bounded:
         self._inflight: dict[int, int] = {}
         self._backlog: dict[int, deque[tuple[Iteration, int]]] = {}
@@ -107,13 +110,15 @@ class EnsembleRun:
         """A response of a step's model."""
         if response.is_final:
             self._calls.pop(call, None)
+            if self._attempts is not None:
+                self._attempts.ended(call)
             self.input_ns += call.input_ns
             self.infer_ns += call.infer_ns
             self.output_ns += call.output_ns
         if self.is_over:
             return
         if response.error is not None:
-            self._fail(call.step, response.error)
+            self._fail_attempt(call, response.error)
             return
         step, iteration = call.step, call.iteration
         if isinstance(call, DecoupledCall):
@@ -126,7 +131,7 @@ class EnsembleRun:
         else:
             if response.parameters:
                 iteration.parameters = {**(iteration.parameters or {}), **response.parameters}
-            self._settle_outputs(iteration, step, response.outputs)
+            iteration.settle_outputs(step.outputs, response.outputs, self._plan.scopes, self._ready)
             self._ended_part(iteration)
         if response.is_final and self._inflight:
             self._make_room(step)
@@ -156,11 +161,11 @@ class EnsembleRun:
         """Send a step's request, or skip it. One function, because it is most of what a step costs."""
         if step.condition is not None:
             try:
-                is_wanted = _holds(iteration.find(step.condition.tensor), step.condition.tensor)
+                is_wanted = iteration.holds(step.condition)
             except ServerError as error:
                 self._fail(step, error)
                 return
-            if is_wanted is not step.condition.expected:
+            if not is_wanted:
                 self._skip(iteration, step)
                 return
         inputs: dict[str, Tensor] = {}
@@ -179,9 +184,7 @@ class EnsembleRun:
         timeout_us = whole.timeout_us
         if timeout_us:
             timeout_us = max(1, timeout_us - (self._owner.now_ns() - whole.arrival_ns) // _NS_PER_US)
-        model = step.model
-        if whole.sequence_id and not whole.sequence_start:
-            model = self._owner.holder_of(self, model)
+        model = self._owner.holder_of(self, step.model) if self._continues_sequence else step.model
         self._calls[call] = request = InferRequest(
             step.model_name,
             model.version,
@@ -200,11 +203,44 @@ class EnsembleRun:
         )
         if whole.trace is not None:
             whole.trace.follow(request)
+        if step.limits is not None:
+            self._begin_attempt(call, step.limits)
         try:
             model.infer(request)
         except ServerError as error:
             self._calls.pop(call, None)
-            self._fail(step, error)
+            self._fail_attempt(call, error)
+
+    def _begin_attempt(self, call: StepCall, limits: StepLimits) -> None:
+        if self._attempts is None:
+            self._attempts = Attempts(self._owner, self)
+        self._attempts.begin(call, limits)
+
+    def expire(self, call: StepCall, error: ServerError) -> None:
+        """Called by the attempts: the step's request is given up, whatever its model still answers."""
+        call.is_finished = True
+        request = self._calls.pop(call, None)
+        if request is not None:
+            request.cancel()
+        self._fail_attempt(call, error)
+
+    def repeat(self, iteration: Iteration, step: StepPlan) -> None:
+        """Called by the attempts: start a step once more."""
+        self._ready.append((iteration, step.position))
+        self._advance()
+
+    def _fail_attempt(self, call: StepCall, error: ServerError) -> None:
+        """A step's request failed: so does the request, unless the step is tried again."""
+        step, attempts = call.step, self._attempts
+        if attempts is not None and step.limits is not None:
+            attempts.ended(call)
+            if attempts.retry(call, step.limits, error):
+                if self._inflight:
+                    self._make_room(step)
+                    if not self._is_advancing:
+                        self._advance()
+                return
+        self._fail(step, error)
 
     def _skip(self, iteration: Iteration, step: StepPlan) -> None:
         """The step does not run; its outputs will not come, unless another step may write them."""
@@ -213,7 +249,7 @@ class EnsembleRun:
                 num_writers = iteration.scope.writers.get(tensor, 1)
                 iteration.skipped[tensor] = iteration.skipped.get(tensor, 0) + 1
                 if iteration.skipped[tensor] == num_writers:
-                    self._settle(iteration, tensor, None)
+                    iteration.settle(tensor, None, self._plan.scopes, self._ready)
         self._ended_part(iteration)
 
     def _has_room(self, iteration: Iteration, step: StepPlan) -> bool:
@@ -231,35 +267,7 @@ class EnsembleRun:
         if backlog:
             self._ready.append(backlog.popleft())
 
-    # Tensors.
-
-    def _settle_outputs(self, iteration: Iteration, step: StepPlan, outputs: Iterable[Tensor]) -> None:
-        found = {tensor.name: tensor for tensor in outputs}
-        for name, target in step.outputs:
-            self._settle(iteration, target, found.get(name))
-
-    def _settle(self, iteration: Iteration, name: str, tensor: Tensor | None) -> None:
-        values = iteration.values
-        if name in values:
-            return
-        values[name] = tensor
-        scope, missing = iteration.scope, iteration.missing
-        for position in scope.readers.get(name, ()):
-            missing[position] -= 1
-            if not missing[position]:
-                self._ready.append((iteration, position))
-        if scope.inner and name in scope.inner:
-            for inner_scope, position in scope.inner[name]:
-                self._settle_within(iteration, self._plan.scopes[inner_scope], position)
-
-    def _settle_within(self, iteration: Iteration, scope: ScopePlan, position: int) -> None:
-        for inner in iteration.inner:
-            if inner.scope is scope:
-                inner.missing[position] -= 1
-                if not inner.missing[position]:
-                    self._ready.append((inner, position))
-            else:
-                self._settle_within(inner, scope, position)
+    # Iterations.
 
     def _open(self, call: DecoupledCall, response: InferResponse) -> None:
         """A response of a decoupled step: what is in its scope runs once more."""
@@ -274,9 +282,9 @@ class EnsembleRun:
         parent.inner.append(iteration)
         for position, tensor in scope.outer:
             iteration.missing[position] += not parent.is_settled(tensor)
-        self._settle_outputs(iteration, step, response.outputs)
+        iteration.settle_outputs(step.outputs, response.outputs, self._plan.scopes, self._ready)
         for tensor in scope.opening:  # those that only come from another step that opens this scope
-            self._settle(iteration, tensor, None)
+            iteration.settle(tensor, None, self._plan.scopes, self._ready)
 
     def _ended_part(self, iteration: Iteration) -> None:
         """A step of the iteration has ended or was skipped, or its answer is given, or an iteration within is over."""
@@ -368,6 +376,8 @@ class EnsembleRun:
         self.is_over = True
         self.request.on_cancel = None
         self._ready.clear()
+        if self._attempts is not None:
+            self._attempts.close()
         if self._unread is not None:
             self.request.stream.on_read = None
         calls, self._calls = self._calls, {}
@@ -383,19 +393,6 @@ class EnsembleRun:
                 iteration.is_unread = False
                 if not iteration.num_left and iteration.opener is not None:
                     iteration.opener.has_read()
-
-
-def _holds(tensor: Tensor | None, name: str) -> bool:
-    """The value of a condition; raises InvalidArgumentError when it is not the same for all rows."""
-    if tensor is None or not tensor.data.size:
-        return False
-    flat = tensor.data.reshape(-1)
-    value = bool(flat[0])
-    if flat.size > 1 and not (flat == flat[0]).all():
-        raise InvalidArgumentError(
-            f"the condition '{name}' differs among the rows of the request: send rows that differ in different requests"
-        )
-    return value
 
 
 def _within(error: ServerError, prefix: str) -> ServerError:

@@ -11,7 +11,7 @@ from support.ensembles import ensemble_config, model_config, parse, step
 from modelserver.config.ensemble_graph import ensemble_graph
 from modelserver.config.ensemble_models import check_models
 from modelserver.config.pbtxt import read_pbtxt
-from modelserver.config.schema import EnsembleStep, ModelConfig, ModelResponseCache
+from modelserver.config.schema import EnsembleStep, ModelConfig, ModelResponseCache, ModelSequenceBatching
 from modelserver.config.validate import validate
 from modelserver.core.datatype import Datatype
 
@@ -207,7 +207,7 @@ parameters { key: "step.a.conditon" value { string_value: "IN" } }"""
     [problem] = validate(config)
     assert (problem.field, problem.message) == (
         'parameters["step.a.conditon"]',
-        "expected step.<index or model>.condition as key",
+        "expected as key step.<index or model>, and one of .condition, .retries, .timeout_microseconds",
     )
 
 
@@ -229,3 +229,49 @@ def test_the_graph_knows_the_order() -> None:
     graph = ensemble_graph(ensemble_config(*reversed(PLAIN)))
     assert graph.order() == (1, 0)
     assert graph.name_of(0) == "step[0] (model 'b')"
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"a.retries": "3", "1.timeout_microseconds": "500"}, None),
+        ({"a.retries": "11"}, "expected a whole number from 0 to 10, got '11'"),
+        ({"a.retries": "-1"}, "expected a whole number from 0 to 10, got '-1'"),
+        ({"a.retries": "²"}, "expected a whole number from 0 to 10, got '²'"),
+        ({"a.timeout_microseconds": "0"}, "expected microseconds, a whole number from 1 on, got '0'"),
+        ({"a.timeout_microseconds": "1e3"}, "expected microseconds, a whole number from 1 on, got '1e3'"),
+        (
+            {"a.timeout_microseconds": "9" * 5000},
+            f"expected microseconds, a whole number from 1 on, got '{'9' * 5000}'",
+        ),
+        ({"a.retries": "1", "0.retries": "1"}, "step[0] has retries already: 'step.a.retries'"),
+        ({"c.retries": "1"}, "no step has the model 'c'"),
+        (
+            {"a.patience": "1"},
+            "expected as key step.<index or model>, and one of .condition, .retries, .timeout_microseconds",
+        ),
+    ],
+)
+def test_limits_must_make_sense(limits: dict[str, str], message: str | None) -> None:
+    assert [problem.message for problem in validate(ensemble_config(*PLAIN, limits=limits))] == (
+        [message] if message else []
+    )
+
+
+def test_all_problems_of_limits_come_at_once() -> None:
+    limits = {"a.retries": "many", "a.timeout_microseconds": "", "9.retries": "1"}
+    assert [problem.field for problem in validate(ensemble_config(*PLAIN, limits=limits))] == [
+        'parameters["step.9.retries"]',
+        'parameters["step.a.timeout_microseconds"]',
+        'parameters["step.a.retries"]',
+    ]
+
+
+def test_what_must_not_be_asked_twice_is_not_retried() -> None:
+    config = ensemble_config(*PLAIN, limits={"a.retries": "1", "b.retries": "1", "a.timeout_microseconds": "5"})
+    sequences = replace(model_config("b"), sequence_batching=ModelSequenceBatching())
+    found = problems(config, model_config("a", is_decoupled=True), sequences)
+    assert set(found) == {'parameters["step.a.retries"]', 'parameters["step.b.retries"]'}
+    assert "is decoupled" in found['parameters["step.a.retries"]']
+    assert "has sequences" in found['parameters["step.b.retries"]']
+    assert not problems(ensemble_config(*PLAIN, limits={"b.retries": "0"}), A, sequences)

@@ -8,8 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support import scripted
 from support.async_clients import AsyncClient
 from support.clients import ClientError, HttpClient, ProtocolClient
@@ -333,6 +335,56 @@ def test_a_client_that_leaves_a_stream_is_told_to_its_source(served: RunningServ
 
 
 # Control.
+
+
+# Fails, ends its process or sleeps the first time that it sees a request.
+MOODY = """
+    import os, pathlib, time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            [request] = requests
+            data = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            mark = pathlib.Path(pb_utils.get_model_dir()) / f"seen{data.flat[0]}"
+            if not mark.exists():
+                mark.touch()
+                if data.flat[0] == 1:
+                    raise ValueError("not in the mood")
+                if data.flat[0] == 2:
+                    os._exit(1)
+                if data.flat[0] == 3:
+                    time.sleep(1)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", data + 1000)])]
+"""
+LIMITED = """
+platform: "ensemble"
+input [ { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] } ]
+output [ { name: "OUT", data_type: TYPE_INT32, dims: [ -1 ] } ]
+parameters { key: "step.m.retries" value { string_value: "4" } }
+parameters { key: "step.m.timeout_microseconds" value { string_value: "800000" } }
+ensemble_scheduling { step [
+  { model_name: "m" model_version: -1
+    input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" } } ] }
+"""
+
+
+def test_steps_are_tried_again(tmp_path: Path) -> None:
+    """After an error, the end of a process, and more time than the config gives; and the metrics tell."""
+    config = "input [ { name: 'X', data_type: TYPE_INT32, dims: [ -1 ] } ]"
+    write_python(tmp_path, MOODY, config + config.replace("input", "output").replace("X", "Y"))
+    write_model(tmp_path, "limited", LIMITED)
+    with running_server(tmp_path) as running, HttpClient(running) as client:
+        for value in (1, 2, 3):
+            data = np.array([value], np.int32)
+            np.testing.assert_array_equal(client.infer("limited", {"IN": data})["OUT"], data + 1000)
+        metrics = httpx.get(f"http://{running.metrics_url}/metrics").text
+    samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
+    found = {each.name: each for each in samples if each.name.startswith("modelserver_ensemble_step_")}
+    retries, timeouts = (found[f"modelserver_ensemble_step_{what}_total"] for what in ("retries", "timeouts"))
+    assert retries.value >= 3
+    assert timeouts.value == 1
+    assert (retries.labels["model"], retries.labels["step"]) == ("limited", "step[0] (model 'm')")
 
 
 def test_models_come_and_go_with_their_ensemble(protocol: type[ProtocolClient], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from support.manual_loop import ManualLoop
 
 from modelserver.config.pbtxt import read_pbtxt
 from modelserver.config.schema import (
@@ -73,9 +74,10 @@ def ensemble_config(
     max_inflight_requests: int = 0,
     max_batch_size: int = 0,
     dims: tuple[int, ...] = (-1,),
+    limits: Mapping[str, str] | None = None,
     **conditions: str,
 ) -> ModelConfig:
-    """An ensemble named "e"; `conditions` are by step: `step0="!FLAG"`."""
+    """An ensemble named "e"; `conditions` are by step: `step0="!FLAG"`, `limits` by the rest of a key: `0.retries`."""
     tensors = [(key, Datatype.INT32) for key in inputs] + [(key, Datatype.BOOL) for key in bools]
     return ModelConfig(
         name="e",
@@ -83,7 +85,10 @@ def ensemble_config(
         max_batch_size=max_batch_size,
         input=tuple(ModelInput(key, datatype, dims=dims, optional=key in optional) for key, datatype in tensors),
         output=tuple(ModelOutput(key, Datatype.INT32, dims=dims) for key in outputs),
-        parameters={f"step.{key.removeprefix('step')}.condition": value for key, value in conditions.items()},
+        parameters={
+            **{f"step.{key.removeprefix('step')}.condition": value for key, value in conditions.items()},
+            **{f"step.{key}": value for key, value in (limits or {}).items()},
+        },
         ensemble_scheduling=ModelEnsembling(tuple(steps), max_inflight_requests),
     )
 
@@ -153,12 +158,19 @@ class Ensemble:
     """A scheduler over doubles."""
 
     def __init__(self, config: ModelConfig, *models: StepDouble, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` None: one of which only timers are used, which are the test's: `loop.run_timers`."""
         by_name = {model.name: model for model in models}
         steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
         self.models = [by_name[item.model_name] for item in steps]
         self.clock = ManualClock(1_000)
         self.statistics = ModelStatistics()
-        self.scheduler = EnsembleScheduler(config, loop=loop or _NoLoop(), statistics=self.statistics, clock=self.clock)
+        self.loop = ManualLoop(self.clock)
+        self.scheduler = EnsembleScheduler(
+            config,
+            loop=loop or self.loop,  # type: ignore[arg-type]  # it has what is used
+            statistics=self.statistics,
+            clock=self.clock,
+        )
         self.config = config
         self.binding = Binding(config, self.models)
         self.scheduler.bind(self.binding)
@@ -176,13 +188,14 @@ class Ensemble:
         self.scheduler.submit(request)
         return collected
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and what is due happen."""
+        self.clock.advance_us(round(seconds * 1e6))
+        self.loop.run_timers()
+
     def run(self, **fields: Any) -> dict[str, list[int]]:
         """The outputs of a request that is answered at once."""
         return self.submit(**fields).only
-
-
-class _NoLoop(asyncio.AbstractEventLoop):
-    """For schedulers that are not aborted."""
 
 
 class Collected:

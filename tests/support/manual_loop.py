@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from modelserver.core.clock import ManualClock
 
 
 class ManualTimer:
-    def __init__(self, when_ns: int, callback: Callable[[], None]) -> None:
+    def __init__(self, when_ns: int, callback: Callable[[], object]) -> None:
         self.when_ns = when_ns
         self.callback = callback
         self.is_cancelled = False
@@ -24,8 +25,8 @@ class ManualLoop:
         # What is to be called after this turn; None: turns end at once.
         self.turn: list[Callable[[], None]] | None = None
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> ManualTimer:
-        timer = ManualTimer(self.clock.now_ns() + round(delay * 1e9), callback)
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: object) -> ManualTimer:
+        timer = ManualTimer(self.clock.now_ns() + round(delay * 1e9), partial(callback, *args))
         self.timers.append(timer)
         return timer
 
