@@ -10,6 +10,7 @@ import typer
 
 from modelserver.cli import (
     bench,
+    build_engine,
     chat,
     check,
     completion,
@@ -17,11 +18,13 @@ from modelserver.cli import (
     doctor,
     health,
     infer,
+    inspect,
     keys,
     logs,
     manifest,
     models,
     ps,
+    quantize,
     serve,
     top,
 )
@@ -60,6 +63,9 @@ infer.register(app)
 chat.register(app)
 bench.register(app)
 convert.register(app)
+quantize.register(app)
+build_engine.register(app)
+inspect.register(app)
 keys.register(app)
 manifest.register(app)
 completion.register(app)

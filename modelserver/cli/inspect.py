@@ -1,0 +1,111 @@
+"""`modelserver inspect`: what a model's file says of itself, without a server and without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from modelserver.backend import BackendContext
+from modelserver.cli.models import AsJson
+from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.config.schema import ModelConfig
+from modelserver.discovery import find_backend
+from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
+
+_ENGINES = "modelserver_backends.tensorrt.commands"
+_ENGINE_MAGICS = (b"ftrt", b"vtrt")
+_TORCH_SUFFIXES = (".pt", ".pt2", ".pth")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(inspect)
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A TensorRT engine (.plan), .onnx, .pt2 or .pt.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model's file is: its kind, its inputs and outputs, and how it was built."""
+    document = describe(file)
+    if as_json:
+        print_json(document)
+    else:
+        _print(file, document)
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """As JSON. Raises ServerError for a file that is not there, or is of no kind that is known."""
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(4)
+    except IsADirectoryError:
+        raise InvalidArgumentError(
+            f"{file} is a directory: name a file in it, or look at a repository with 'modelserver check'"
+        ) from None
+    except OSError as error:
+        raise NotFoundError(f"{file}: {error.strerror}") from None
+    found: dict[str, Any]
+    if magic in _ENGINE_MAGICS or file.suffix in (".plan", ".engine"):
+        found = importlib.import_module(_ENGINES).describe_plan(file)
+    elif file.suffix == ".onnx":
+        found = importlib.import_module(_ENGINES).describe_onnx(file)
+    elif file.suffix in _TORCH_SUFFIXES:
+        found = _describe_torch(file)
+    else:
+        raise InvalidArgumentError(f"{file}: expected a file .plan, .onnx, {', '.join(_TORCH_SUFFIXES)}, or an engine")
+    return {"file": str(file), **found}
+
+
+def _describe_torch(file: Path) -> dict[str, Any]:
+    """By the backend that would serve it: what it would complete a config to, or why it cannot."""
+    config = ModelConfig(name=file.stem, backend="pytorch", default_model_filename=file.name)
+    context = BackendContext(file.stem, 1, config, file.parent, file.parent)
+    document: dict[str, Any] = {"kind": "PyTorch model", "bytes": file.stat().st_size}
+    try:
+        completed = find_backend("pytorch").complete_config(context)
+    except ServerError as error:
+        return {**document, "note": error.message}
+    lead = ["batch"] if completed.max_batch_size else []
+    for kind, specs in (("inputs", completed.input), ("outputs", completed.output)):
+        document[kind] = [
+            {
+                "name": spec.name,
+                "datatype": spec.data_type.value if spec.data_type is not None else None,
+                "shape": [*lead, *spec.dims],
+            }
+            for spec in specs
+        ]
+    return {**document, "max_batch_size": completed.max_batch_size}
+
+
+def _print(file: Path, document: dict[str, Any]) -> None:
+    print_line(f"{file}: {document['kind']}, {document['bytes']} bytes")
+    for key in ("built_with", "architectures", "opset", "producer", "external_files", "max_batch_size"):
+        value = document.get(key)
+        if value:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            print_line(f"{key.replace('_', ' ')}: {shown}")
+    for kind in ("inputs", "outputs"):
+        if document.get(kind):
+            print_line("")
+            rows = [
+                (
+                    tensor["name"],
+                    tensor["datatype"] or "?",
+                    "?" if tensor["shape"] is None else "[" + ", ".join(map(str, tensor["shape"])) + "]",
+                )
+                for tensor in document[kind]
+            ]
+            print_table((kind[:-1], "datatype", "shape"), rows)
+    for number, text in enumerate(document.get("profiles", [])):
+        print_line(f"profile {number}: {text}")
+    for key, value in document.get("built", {}).items():
+        if key in ("flavour", "version", "architectures"):
+            continue  # as the header says above
+        print_line(f"built {key.replace('_', ' ')}: {value}")
+    if "note" in document:
+        print_line("")
+        print_line(f"note: {document['note']}")
