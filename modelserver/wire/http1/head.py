@@ -18,6 +18,8 @@ from modelserver.wire.limits import HeadLimits, WireLimits
 
 END_OF_HEAD = b"\r\n\r\n"
 
+# A first line with neither a version nor a path is another protocol's.
+_LIKE_A_REQUEST = re.compile(rb"[^\r\n]* (HTTP/|/|[A-Za-z]+://|\*)")
 _REQUEST_LINE = re.compile(rb"[A-Z-]+ (\S+) HTTP/(\d\.\d)\r\n")
 _ABSOLUTE_FORM = re.compile(r"(?i:https?)://([^/?#]+)([^?]*)(.*)")
 _HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
@@ -31,6 +33,10 @@ class RefusedError(Exception):
         self.status = status
         self.message = message
         self.violation = violation
+
+
+class ForeignError(RefusedError):
+    """What came is of another protocol: who sent it would make nothing of an answer, if a connection begins with it."""
 
 
 class RequestHead:
@@ -110,6 +116,8 @@ def read_head(data: bytes, wire_limits: WireLimits) -> RequestHead:
     except httptools.HttpParserError as error:
         is_framing = "Content-Length" in str(error) or "Transfer-Encoding" in str(error)
         violation = Violation.SMUGGLING if is_framing else Violation.PROTOCOL
+        if _LIKE_A_REQUEST.match(data) is None:
+            raise ForeignError(400, "this is not HTTP/1.1: the first line has neither a path nor a version") from None
         raise RefusedError(400, f"this is not valid HTTP/1.1: {error}", violation) from None
     request_line = _REQUEST_LINE.match(data)
     if request_line is None or not lines.is_complete:

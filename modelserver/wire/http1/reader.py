@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import logging
 from typing import Any
 
 from modelserver.errors import PayloadTooLargeError, ServerError
@@ -15,12 +16,14 @@ from modelserver.frontends.http.status import error_response, message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.body import MIN_DIRECT_BYTES
 from modelserver.wire.context import WireContext
-from modelserver.wire.http1.head import END_OF_HEAD, RefusedError, RequestHead, check_beginning
+from modelserver.wire.http1.head import END_OF_HEAD, ForeignError, RefusedError, RequestHead, check_beginning
 from modelserver.wire.http1.incoming import Incoming
 from modelserver.wire.http1.memo import HeadMemo
 from modelserver.wire.http1.outgoing import Outgoing
 from modelserver.wire.http1.patience import Progress
 from modelserver.wire.http1.turn import Turn
+
+_logger = logging.getLogger(__name__)
 
 # Bodies of requests that wait for their turn before the connection is read no further.
 _MAX_WAITING_BYTES = 1024 * 1024
@@ -45,6 +48,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         "_arena",
         "_context",
         "_frontend",
+        "_has_asked",
         "_head_since_s",
         "_incoming",
         "_is_draining",
@@ -90,6 +94,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._num_dropped = 0
         self._max_dropped = _MAX_DROPPED_BYTES
         self._is_held = self._is_over = self._is_draining = self._is_quiet = False
+        self._has_asked = False  # whether a request has come at all
         self._progress = Progress()  # of `_incoming`, or of what is dropped
         # When the head that is awaited began; None while none is.
         self._head_since_s: float | None = None
@@ -106,6 +111,10 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     @abc.abstractmethod
     def begin_pieces(self, request: RequestHead, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
         """Called by the turn."""
+
+    @abc.abstractmethod
+    def _finish(self, *, lingers: bool = False) -> None:
+        """Close behind the last answer; one that `lingers` leaves the peer the time to read it."""
 
     @abc.abstractmethod
     def _settle(self) -> None:
@@ -223,8 +232,12 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             head_data = data[at:end]
             self._last_head = self._memo.get(head_data)
         except RefusedError as refused:
-            self._refuse(message_response(refused.status, refused.message), refused.violation)
+            if isinstance(refused, ForeignError) and not self._has_asked:
+                self._leave(refused)
+            else:
+                self._refuse(message_response(refused.status, refused.message), refused.violation)
             return 0
+        self._has_asked = True
         self._last_data = head_data
         self._last_len = len(head_data)
         request = self._last_head
@@ -329,6 +342,14 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._is_over = True
         self._is_held = False
         self._refusal = response
+
+    def _leave(self, error: ForeignError) -> None:
+        """Close on a client that speaks something else, without a word that it would not understand."""
+        self._context.counts.violated(Protocol.HTTP1, error.violation)
+        _logger.debug("closed the connection of %s: %s", self.peer, error.message)
+        self._rest = b""
+        self._is_over = True
+        self._finish()
 
     def _refuse_body(self, error: ServerError) -> None:
         self._max_dropped = max(_MAX_DROPPED_BYTES, self._context.limits.max_body_bytes)

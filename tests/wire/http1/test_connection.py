@@ -575,3 +575,36 @@ async def test_errors_are_json() -> None:
     head, _, body = Dialogue().begin(b"nonsense\r\n\r\n").take().partition(b"\r\n\r\n")
     assert b"Content-Type: application/json" in head
     assert "capital letters" in json.loads(body)["error"]
+
+
+FOREIGN = [b"INVALID CONNECTION PREFACE", b"EHLO mail.example.org", b"PING", b"SSH-2.0-OpenSSH_9.2", b"A B C D"]
+
+
+@pytest.mark.parametrize("line", FOREIGN)
+async def test_another_protocol_is_not_answered(line: bytes) -> None:
+    for pieces in ([line + b"\r\n\r\n"], [bytes((byte,)) for byte in line + b"\r\n\r\n"]):
+        dialogue = Dialogue().begin()
+        for piece in pieces:
+            dialogue.send(piece)
+        await asyncio.sleep(0)
+        assert dialogue.take() == b""
+        assert dialogue.transport.ending == "close"
+        assert dialogue.violations == [Violation.PROTOCOL]
+        assert dialogue.exchanges == []
+
+
+@pytest.mark.parametrize("line", [b"GET / HTTP/x", b"GET /", b"GET / HTTP/1.1 ", b"X HTTP/1.1", b"OPTIONS *"])
+async def test_what_is_nearly_a_request_is_told_what_is_wrong(line: bytes) -> None:
+    dialogue = Dialogue().begin()
+    dialogue.send(line + b"\r\n\r\n")
+    await asyncio.sleep(0)
+    assert dialogue.take().startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("line", FOREIGN)
+async def test_nonsense_behind_a_request_is_answered(line: bytes) -> None:
+    dialogue = Dialogue().begin()
+    dialogue.send(b"GET /a HTTP/1.1\r\nHost: test\r\n\r\n" + line + b"\r\n\r\n")
+    await asyncio.sleep(0)
+    answer = dialogue.take()
+    assert answer.find(b"\r\n/a") < answer.find(b"HTTP/1.1 400 ")
