@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from modelserver.callers import Callers
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InferRequest
@@ -85,18 +86,21 @@ class DataPlane:
         shared_memory: SharedMemory | None = None,
         tracer: Tracer | None = None,
         tells_overload: bool = False,
+        callers: Callers | None = None,
     ) -> None:
-        """`tells_overload`: a full queue and a timeout have error codes of their own."""
+        """`tells_overload`: a full queue and a timeout have error codes of their own. `callers` may have quotas."""
         self._repository = repository
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._logs_requests = logs_requests
         self.tracer = tracer or Tracer()
         self._tells_overload = tells_overload
+        self._callers = callers
         self._waking = WakingRequests(self.infer)
         repository.residency.on_active = self._observe
         self._observe()
         self.is_shutting_down = False
+        self._refuses_sequences = self._refuses_all = False
         self.refusals = RefusalCounts()
         self.shared_memory = shared_memory or SharedMemory()
         self.cuda_shared_memory = CudaSharedMemory()
@@ -113,7 +117,7 @@ class DataPlane:
             if request.sequence_id and not request.sequence_start:
                 model = self._repository.sequence_holder(request.model_name, request.version, request.sequence_id)
             if model is None:
-                if self.is_shutting_down:
+                if self.is_shutting_down and (self._refuses_all or (self._refuses_sequences and request.sequence_id)):
                     raise UnavailableError("the server is shutting down and accepts no new requests")
                 model = self._repository.get(request.model_name, request.version)
             request.version = model.version  # replies name the version that answers
@@ -144,12 +148,13 @@ class DataPlane:
         """As `Model.submit`, with what is to see or change the responses on their way standing before the reader."""
         reader = request.stream
         transfer = request.transfer
+        is_call = isinstance(request, CalledRequest)
+        give_back = self._admit(request) if self._callers is not None and not is_call else None
         request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after log and trace have begun
         model.last_use_ns = request.arrival_ns
         moving = None if transfer is None else TransferStream(request, transfer, model, regions, self.shared_memory)
         if moving is not None:
             request.stream = moving
-        is_call = isinstance(request, CalledRequest)
         trace = self.tracer.sample(model.name, request.trace_parent, is_call=is_call) if self.tracer.is_on else None
         if trace is not None:
             model.statistics.is_traced = True
@@ -165,10 +170,23 @@ class DataPlane:
                 log_refusal(request, error)
             if moving is not None:
                 moving.release()
+            if give_back is not None:
+                give_back()
             if self._tells_overload:
                 raise tell_overload(error) from None
             raise
         return reader
+
+    def _admit(self, request: InferRequest) -> Callable[[], None]:
+        """As `Callers.admit`; a refusal is counted and logged."""
+        assert self._callers is not None, "the caller of this has looked"
+        try:
+            return self._callers.admit(request)
+        except ServerError as error:
+            self.refusals.record(error.code)
+            if self._logs_requests:
+                log_refusal(request, error)
+            raise
 
     def follow_logs(self, settings: LogSettings) -> None:
         """Write a line per request, or not, from now on."""
@@ -178,7 +196,11 @@ class DataPlane:
     def _observe(self) -> None:
         """Find out whether anything is to stand before the readers of responses."""
         self._is_observed = (
-            self._logs_requests or self.tracer.is_on or self._tells_overload or self._repository.residency.is_active
+            self._logs_requests
+            or self.tracer.is_on
+            or self._tells_overload
+            or self._callers is not None
+            or self._repository.residency.is_active
         )
 
     def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
@@ -214,6 +236,14 @@ class DataPlane:
         if self.is_shutting_down:
             return ["the server is shutting down"]
         return self._repository.unready_because(strict=self._strict_readiness)
+
+    def begin_drain(self) -> None:
+        """Readiness falls; everything else goes on."""
+        self.is_shutting_down = True
+
+    def end_sequences(self) -> None:
+        """New sequences are refused, as they could outlive the drain; those that there are go on."""
+        self._refuses_sequences = True
 
     def begin_shutdown(self) -> None:
         """Readiness falls and new inference is refused; what was accepted goes on."""
@@ -287,4 +317,7 @@ class DataPlane:
 
 def _describe(specs: Iterable[TensorSpec], *, batched: bool) -> tuple[TensorMetadata, ...]:
     lead = (-1,) if batched else ()
-    return tuple(TensorMetadata(spec.name, spec.datatype.value, lead + spec.dims) for spec in specs)
+    return tuple(
+        TensorMetadata(spec.name, spec.datatype.value, spec.dims if spec.is_shape else lead + spec.dims)
+        for spec in specs
+    )

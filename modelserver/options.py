@@ -56,7 +56,8 @@ class ServerOptions:
 
     # fmt: off
     id: str = field(default="modelserver", metadata=flag(SERVER, "Name in the server's metadata (Triton: triton)."))
-    exit_timeout_secs: int = field(default=30, metadata=flag(SERVER, "Seconds that requests in flight and queued are given to finish after SIGTERM or SIGINT.", minimum=0))
+    exit_timeout_secs: int = field(default=30, metadata=flag(SERVER, "Seconds that requests in flight and queued are given to finish after SIGTERM or SIGINT, and after --drain-delay-secs; those that do not are answered with 503 or UNAVAILABLE.", minimum=0))
+    drain_delay_secs: float = field(default=0.0, metadata=flag(SERVER, "Seconds after SIGTERM or SIGINT in which the server says that it is not ready and serves on all the same, for balancers to notice before it closes its ports.", minimum=0, maximum=3600, is_ours=True))
     config: str = field(default="", metadata=flag(SERVER, "YAML file of options: a mapping from flag names to values.", metavar="FILE", is_ours=True))
     tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
     overload_statuses: bool = field(default=False, metadata=flag(SERVER, "Answer 429 with Retry-After (gRPC: RESOURCE_EXHAUSTED) when a queue is full, and 504 (DEADLINE_EXCEEDED) when a request's time was over in a queue. false: 503 (UNAVAILABLE) for both, as Triton.", is_ours=True))

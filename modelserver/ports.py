@@ -38,8 +38,11 @@ class Wire(Protocol):
     async def start(self) -> None:
         """Raises UnavailableError, naming the flag, when the address cannot be had."""
 
+    def retire(self) -> None:
+        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+
     async def stop(self, grace_s: float) -> None:
-        """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left."""
+        """Accept no more, let what is in flight finish for `grace_s` seconds, then tell the rest that it will not."""
 
 
 @dataclass(frozen=True, slots=True)

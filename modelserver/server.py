@@ -1,9 +1,10 @@
 """The composition root: builds every object from the options, in order, and takes them down in mirrored order.
 
 Start: the ports open first, so that liveness answers, and readiness says "not yet", while models load; a
-port that is taken is found before minutes of loading. Then the models load. Stop: readiness falls and new
-inference is refused, accepted requests finish while the ports stay open for the health checks, the ports
-close, models are unloaded, metrics close last. All stages share the deadline of --exit-timeout-secs.
+port that is taken is found before minutes of loading. Then the models load. Stop: readiness falls, and for
+--drain-delay-secs all goes on, so that whoever sends requests here can notice; the ports take no more connections and
+have clients leave; what has come is answered; models are unloaded; metrics close last. All stages but the delay
+share the deadline of --exit-timeout-secs.
 """
 
 from __future__ import annotations
@@ -165,10 +166,11 @@ class Server:
             if self.answers is not None:
                 stack.push_async_callback(self.answers.close)
             self._on_stop(stack, "models", self.repository.stop)
+            self._on_stop(stack, "requests in flight", self._drain)
             await self._open(stack, ports, HTTP, GRPC, SAGEMAKER, VERTEX_AI)
             stack.callback(lambda: self.controlplane.logs.tail.close())  # whose readers would hold the ports open
             await self.repository.start()
-            self._on_stop(stack, "requests in flight", self._drain)
+            self._on_stop(stack, "readiness", self._announce_stop)
             self._started = stack.pop_all()
         addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())
         logger.info("serving: %s", addresses)
@@ -178,7 +180,8 @@ class Server:
         started, self._started = self._started, None
         if started is None:
             return
-        self._stop_deadline = asyncio.get_running_loop().time() + self.options.exit_timeout_secs
+        delay_s = self.options.drain_delay_secs
+        self._stop_deadline = asyncio.get_running_loop().time() + delay_s + self.options.exit_timeout_secs
         await started.aclose()
         logger.info("stopped")
 
@@ -285,7 +288,11 @@ class Server:
         wires = {id(wire): wire for _, wire in named}.values()
 
         async def stop(grace_s: float) -> None:
-            await asyncio.gather(*(wire.stop(grace_s) for wire in wires))
+            late = asyncio.get_running_loop().call_later(grace_s, self._count_unanswered)
+            try:
+                await asyncio.gather(*(wire.stop(grace_s) for wire in wires))
+            finally:
+                late.cancel()
 
         self._on_stop(stack, " and ".join(name for name, _ in named), stop)
         for wire in wires:
@@ -315,24 +322,50 @@ class Server:
             return FAILED_START_STOP_S
         return max(0.0, self._stop_deadline - asyncio.get_running_loop().time())
 
-    async def _drain(self, timeout_s: float) -> None:
-        """Refuse new requests, wait until those that were accepted are answered, and until sequences have ended."""
-        self.dataplane.begin_shutdown()
-        for model in self.repository.models():
-            model.stop()  # what waits for company in a batch has all the company it will get
+    async def _announce_stop(self, timeout_s: float) -> None:
+        """Readiness falls; go on for the delay, for that to be seen, and until the sequences have ended."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while True:
-            num_inflight = sum(model.inflight for model in self.repository.models())
-            num_sequences = sum(model.num_sequences for model in self.repository.models())
-            if not num_inflight and not num_sequences:
-                return
-            if loop.time() >= deadline:
-                break
-            await asyncio.sleep(_DRAIN_POLL_S)
+        deadline_s = loop.time() + timeout_s
+        self.dataplane.begin_drain()
+        for wire in self._wires.values():
+            wire.retire()
+        if self.options.drain_delay_secs:
+            logger.info("not ready any more; serving on for %g s", self.options.drain_delay_secs)
+            await asyncio.sleep(self.options.drain_delay_secs)
+        # What waits for company in a batch has all the company it will get.
+        for model in self.repository.models():
+            model.hurry()
+        self.dataplane.end_sequences()
+        num_sequences = await self._until_zero(self._num_sequences, deadline_s)
         if num_sequences:
             logger.warning("stopping: %d sequences did not end within --exit-timeout-secs", num_sequences)
-        if num_inflight:
+
+    async def _drain(self, timeout_s: float) -> None:
+        """The ports are closed: wait for what models were asked, and refuse what they ask of each other from now on."""
+        self.dataplane.begin_shutdown()
+        for model in self.repository.models():
+            model.stop()
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        if await self._until_zero(self._num_inflight, deadline_s):
+            self._count_unanswered()
+
+    async def _until_zero(self, count: Callable[[], int], deadline_s: float) -> int:
+        """Wait until `count` gives 0, or the deadline has come; the last count."""
+        loop = asyncio.get_running_loop()
+        while (num_left := count()) and loop.time() < deadline_s:  # noqa: ASYNC110 - counts have no waiters
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return num_left
+
+    def _num_inflight(self) -> int:
+        return sum(model.inflight for model in self.repository.models())
+
+    def _num_sequences(self) -> int:
+        return sum(model.num_sequences for model in self.repository.models())
+
+    def _count_unanswered(self) -> None:
+        """The time is over: say once how many requests it was too short for."""
+        num_inflight = self._num_inflight()
+        if num_inflight and not self.is_abandoned:
             self.is_abandoned = True
             logger.error("stopping: %d requests were not answered within --exit-timeout-secs", num_inflight)
 

@@ -254,6 +254,13 @@ class Batcher:
             if seat.is_parked:
                 self._idle.wake(seat)
 
+    def hurry(self) -> None:
+        """No request waits for company in its batch any more. Called from the event loop thread."""
+        with self._lock:
+            self._rules = replace(self._rules, max_delay_ns=0)
+            if self._queue and self._idle.can_wake:
+                self._idle.wake_one()
+
     def stop(self) -> None:
         """Refuse new requests; those in the queue are finished, without delay. Called from the event loop thread."""
         with self._lock:

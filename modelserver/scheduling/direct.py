@@ -75,6 +75,9 @@ class DirectScheduler:
         """There are no sequences here."""
         return False
 
+    def hurry(self) -> None:
+        """No request waits here."""
+
     def stop(self) -> None:
         """Refuse new requests."""
         self._is_stopped = True

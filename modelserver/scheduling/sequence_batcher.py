@@ -170,6 +170,12 @@ class SequenceBatcher:
         except RuntimeError:
             logger.debug("model '%s': the event loop is closed, responses are dropped", self._model_name)
 
+    def hurry(self) -> None:
+        """No request waits for company in its batch any more. Called from the event loop thread."""
+        with self.lock:
+            self.table.reconfigure_delays()
+            self.wake_touched()
+
     def stop(self) -> None:
         """Refuse new sequences; those under way go on until they end. Called from the event loop thread."""
         with self.lock:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 _logger = logging.getLogger(__name__)
 
@@ -47,12 +48,16 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more, and close the bound socket. Safe to repeat."""
+        """Accept what has connected already, then no more, and close the bound socket. Safe to repeat.
+
+        Closing the socket resets the connections of its backlog, which their clients take for open.
+        """
         if self._bound.fileno() < 0:
             return
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._bound)
+        self._accept_rest()
         self._bound.close()
 
     def _resume(self) -> None:
@@ -60,15 +65,27 @@ class Acceptor:
         self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_MAX_ACCEPTED_PER_TURN):
-            try:
-                accepted, _ = self._bound.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no descriptors or no memory left
-                _logger.error("cannot accept connections, trying again in %g s: %s", _EXHAUSTED_PAUSE_S, error.strerror)
-                self._loop.remove_reader(self._bound)
-                self._pause = self._loop.call_later(_EXHAUSTED_PAUSE_S, self._resume)
-                return
-            accepted.setblocking(False)
-            self._take(accepted)
+        try:
+            for _ in range(_MAX_ACCEPTED_PER_TURN):
+                if not self._accept_next():
+                    return
+        except OSError as error:  # no descriptors or no memory left
+            _logger.error("cannot accept connections, trying again in %g s: %s", _EXHAUSTED_PAUSE_S, error.strerror)
+            self._loop.remove_reader(self._bound)
+            self._pause = self._loop.call_later(_EXHAUSTED_PAUSE_S, self._resume)
+
+    def _accept_rest(self) -> None:
+        with suppress(OSError):  # no descriptors or no memory left: the rest is reset
+            for _ in range(_BACKLOG):
+                if not self._accept_next():
+                    return
+
+    def _accept_next(self) -> bool:
+        """Take one connection, if one waits. Raises OSError when the system has nothing left to accept with."""
+        try:
+            accepted, _ = self._bound.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        accepted.setblocking(False)
+        self._take(accepted)
+        return True

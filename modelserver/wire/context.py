@@ -15,6 +15,9 @@ from modelserver.wire.http2.deadlines import DeadlineWheel
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.outbox import Outbox
 
+# What who is dismissed is told.
+DISMISSAL = "the server is shutting down and gives this request up after --exit-timeout-secs; send it to another one"
+
 
 class Connection(Protocol):
     """One open connection, as the port that accepted it sees it. Event loop thread only.
@@ -25,8 +28,14 @@ class Connection(Protocol):
     def sweep(self, now_s: float) -> None:
         """Called about once a second with the loop's time: close what has used up its time."""
 
+    def retire(self) -> None:
+        """Make the next answer the last one where the protocol can say so with it; go on until then. Safe to repeat."""
+
     def shutdown(self) -> None:
         """Take no further request; close once the ones that came are answered. Safe to repeat."""
+
+    def dismiss(self) -> None:
+        """Answer what is not answered with the news that it will not be, and close. After `shutdown`."""
 
     def abort(self) -> None:
         """Close now, whatever is in progress."""
@@ -47,6 +56,8 @@ class WireContext:
     arena: Arena = field(default_factory=Arena)
     assembly: AssemblyBudget = field(init=False)
     deadlines: DeadlineWheel = field(init=False)
+    # Connections end with their next answer, where the protocol can say so with it.
+    is_retiring: bool = False
     # No connection of this port takes further requests.
     is_draining: bool = False
 

@@ -75,6 +75,11 @@ class NativeServer:
         where = authority(self._address.host, self.port)
         _logger.info("%s listens on %s%s", self._name, where, " with TLS" if self._tls is not None else "")
 
+    def retire(self) -> None:
+        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+        if self._port is not None:
+            self._port.retire()
+
     async def stop(self, grace_s: float) -> None:
         """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left."""
         acceptor, self._acceptor = self._acceptor, None

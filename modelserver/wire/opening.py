@@ -14,6 +14,8 @@ from modelserver.wire.entrance import Entrance, MakeConnection
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _METHOD_OF_PREFACE = PREFACE[:4]
+# What a client gets to say something when the server stops: a round trip, and a slow machine's time to write.
+_FIRST_WORDS_S = 0.25
 _TLS_HANDSHAKE = 0x16  # the first byte of a record that begins a handshake (RFC 8446, 5.1)
 
 
@@ -49,6 +51,8 @@ class Opening(asyncio.Protocol):
         self._since_s = self._context.loop.time()
         self._context.connections.add(self)
         self._context.counts.opened(Protocol.UNKNOWN)
+        if self._context.is_draining:
+            self.shutdown()
         secured = transport.get_extra_info("ssl_object")
         agreed = secured.selected_alpn_protocol() if secured is not None else None
         if agreed is not None:
@@ -83,12 +87,22 @@ class Opening(asyncio.Protocol):
         if now_s - self._since_s > limit_s:
             self._close(Violation.SLOW_HEAD, f"a client said nothing complete within {limit_s:g} s")
 
+    def retire(self) -> None:
+        """Nothing was asked yet."""
+
     def shutdown(self) -> None:
-        """Close: nothing was asked yet."""
+        """Close if nothing is asked soon: the first request may be on its way."""
+        self._context.loop.call_later(_FIRST_WORDS_S, self._close_if_silent)
+
+    def dismiss(self) -> None:
         self._transport.abort()
 
     def abort(self) -> None:
         self._transport.abort()
+
+    def _close_if_silent(self) -> None:
+        if self._is_open:
+            self._transport.abort()
 
     def _hand_over(self, make: MakeConnection) -> None:
         self._leave()

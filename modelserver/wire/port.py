@@ -29,6 +29,10 @@ _DESCRIPTOR_SHARE = 0.9
 _MAX_REFUSALS = 64
 _DRAIN_POLL_S = 0.01
 _ABORT_WAIT_S = 1.0
+# For handshakes that are under way when the port stops.
+_HANDSHAKE_GRACE_S = 2.0
+# For what was given up, to be told so.
+_LAST_WORDS_S = 1.0
 
 
 class Port:
@@ -76,22 +80,34 @@ class Port:
         else:
             self._begin(accepted, objection)
 
+    def retire(self) -> None:
+        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+        self.context.is_retiring = True
+        for connection in list(self.context.connections):
+            connection.retire()
+
     async def stop(self, grace_s: float) -> None:
-        """Let what is in flight finish for `grace_s` seconds, then cut what is left. Sockets come no more."""
+        """Let what is in flight finish for `grace_s` seconds, then tell the rest that it will not.
+
+        Sockets come no more.
+        """
         context = self.context
         context.is_draining = True
-        await asyncio.sleep(0)  # a task that is cancelled before it began would not close its socket
-        for task in self._beginning:
-            task.cancel()
-        if self._beginning:
-            await asyncio.wait(self._beginning)
         if context.grpc is not None:
             context.grpc.drain()
         for connection in list(context.connections):
             connection.shutdown()
-        await self._until_empty(grace_s)
+        beginning = asyncio.ensure_future(self._end_beginning(min(grace_s, _HANDSHAKE_GRACE_S)))
+        try:
+            await self._until_empty(grace_s)
+        finally:
+            beginning.cancel()
+            await asyncio.gather(self._end_beginning(0.0), beginning, return_exceptions=True)
         if context.connections:
-            _logger.warning("%s: cut %d connections at the end of the grace", self.name, len(context.connections))
+            _logger.warning("%s: gave %d connections up at the end of the grace", self.name, len(context.connections))
+            for connection in list(context.connections):
+                connection.dismiss()
+            await self._until_empty(_LAST_WORDS_S)
         for connection in list(context.connections):
             connection.abort()
         await self._until_empty(_ABORT_WAIT_S)
@@ -101,8 +117,18 @@ class Port:
     async def _until_empty(self, timeout_s: float) -> None:
         loop = self.context.loop
         deadline_s = loop.time() + timeout_s
-        while self.context.connections and loop.time() < deadline_s:  # noqa: ASYNC110 - nobody owns this moment
+        while (self.context.connections or self._beginning) and loop.time() < deadline_s:  # noqa: ASYNC110 - nobody owns this moment
             await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _end_beginning(self, grace_s: float) -> None:
+        """Give handshakes `grace_s` to be done, and cancel those that are not."""
+        await asyncio.sleep(0)  # a task that is cancelled before it began would not close its socket
+        if self._beginning and grace_s:
+            await asyncio.wait(self._beginning, timeout=grace_s)
+        for task in self._beginning:
+            task.cancel()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
 
     # Connections to come.
 

@@ -49,7 +49,13 @@ class Refusal(asyncio.Protocol):
         if now_s - self._since_s > self._context.limits.times.linger_s:
             self._transport.abort()
 
+    def retire(self) -> None:
+        """It has no next answer."""
+
     def shutdown(self) -> None:
+        self._transport.abort()
+
+    def dismiss(self) -> None:
         self._transport.abort()
 
     def abort(self) -> None:

@@ -90,12 +90,23 @@ class EchoModel:
             request.stream.deliver(InferResponse(error=CancelledError("the request was cancelled")))
 
 
+class EchoResidency:
+    """What `DataPlane` asks about models that may sleep: here none does."""
+
+    is_active = False
+    on_active: Callable[[], None]
+
+    def can_wake(self, _name: str, _version: int | None) -> bool:
+        return False
+
+
 class EchoRepository:
     """What `DataPlane` asks of a repository, over models that are already there."""
 
     def __init__(self, *models: EchoModel) -> None:
         self._models = {model.name: model for model in models}
         self.is_complete = True
+        self.residency = EchoResidency()
 
     def get(self, name: str, version: int | None) -> EchoModel:
         model = self._models.get(name)

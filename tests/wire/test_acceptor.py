@@ -90,13 +90,16 @@ async def test_accepting_goes_on_after_a_pause(
 
 
 @on_both_loops
-async def test_closing_within_the_pause() -> None:
+async def test_closing_takes_what_has_connected() -> None:
+    """Also within the pause."""
     bound = Address(HOST, 0).bind()
-    exhausted = Exhausted(bound)
-    acceptor = Acceptor(asyncio.get_running_loop(), exhausted, Taker().take)  # type: ignore[arg-type]
+    exhausted, taker = Exhausted(bound), Taker()
+    acceptor = Acceptor(asyncio.get_running_loop(), exhausted, taker.take)  # type: ignore[arg-type]
     acceptor.start()
     with socket.create_connection(bound.getsockname()):
         async with asyncio.timeout(10):
             while exhausted.is_exhausted:  # noqa: ASYNC110 - the kernel does it
                 await asyncio.sleep(0.002)
     acceptor.close()
+    assert len(taker.taken) == 1
+    taker.close()

@@ -224,7 +224,7 @@ async def test_streams_end_when_the_frontend_drains() -> None:
 
 
 @on_both_loops
-async def test_stop_cuts_what_outlives_its_grace(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_tells_what_outlives_its_grace(caplog: pytest.LogCaptureFixture) -> None:
     http, grpc_ = Http(holds=True), Grpc(holds=True)
     async with serving(http, grpc_) as running, running.channel() as channel:
         asked = asyncio.ensure_future(running.http.get(f"{running.url}/one"))
@@ -235,12 +235,14 @@ async def test_stop_cuts_what_outlives_its_grace(caplog: pytest.LogCaptureFixtur
         grpc_.held[0].on_cancel = lambda: left.append("grpc")
         with caplog.at_level(logging.WARNING):
             await running.server.stop(0.05)
-        with pytest.raises(httpx.HTTPError):
-            await asked
-        with pytest.raises(grpc.aio.AioRpcError):
+        answer = await asked
+        assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+        with pytest.raises(grpc.aio.AioRpcError) as told:
             await called
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert told.value.details() == answer.json()["error"]
         assert sorted(left) == ["grpc", "http"]
-    assert "cut 2 connections at the end of the grace" in caplog.text
+    assert "gave 2 connections up at the end of the grace" in caplog.text
 
 
 async def test_a_port_that_serves_one_protocol_refuses_the_other_in_words() -> None:

@@ -87,4 +87,4 @@ class Frontend(Protocol):
     def methods(self) -> Mapping[str, Method]: ...
 
     def drain(self) -> None:
-        """Open streams take no more requests and end when what is in flight is answered. Called once, at shutdown."""
+        """Open streams soon take no more requests, and end when those in flight are answered. Called once."""

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from modelserver.config.message import config_to_message
 from modelserver.core.request import forward, set_context
-from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.grpc import codec, replies
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
 from modelserver.frontends.grpc.decoder import InferDecoder
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane
 
 SERVICE = "inference.GRPCInferenceService"
+# Streams are read on at a drain: what their clients sent before they could know of it.
+_LAST_REQUESTS_S = 0.25
 
 
 class GrpcFrontend:
@@ -79,10 +81,14 @@ class GrpcFrontend:
         return methods
 
     def drain(self) -> None:
-        """Open streams take no more requests and end when what is in flight is answered. Called once, at shutdown."""
+        """Open streams soon take no more requests, and end when those in flight are answered. Called once."""
         self._draining.set()
         for stream in self._streams:
-            stream.drain()
+            self._drain_soon(stream)
+
+    def _drain_soon(self, stream: InferStream) -> None:
+        """What the client sent before it could know is taken."""
+        asyncio.get_running_loop().call_later(_LAST_REQUESTS_S, stream.drain)
 
     def _own_methods(self) -> Mapping[str, Method]:
         return {
@@ -124,10 +130,10 @@ class GrpcFrontend:
                 call.on_cancel = request.cancel
 
     async def _model_stream_infer(self, call: StreamCall) -> None:
-        if self._draining.is_set():
-            raise UnavailableError("the server is shutting down and accepts no new streams")
         stream = InferStream(call, self._dataplane, self._decoder, self._limits)
         self._streams.add(stream)
+        if self._draining.is_set():
+            self._drain_soon(stream)
         try:
             await stream.run()
         finally:

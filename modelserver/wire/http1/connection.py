@@ -14,7 +14,7 @@ from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.status import message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import DISMISSAL, WireContext
 from modelserver.wire.http1.answer import (
     BODYLESS,
     CLOSE,
@@ -69,7 +69,7 @@ class Http1Connection(RequestReader):
         transport.set_write_buffer_limits(high=context.limits.write_buffer_bytes)
         context.connections.add(self)
         context.counts.opened(Protocol.HTTP1)
-        self._is_draining = context.is_draining
+        self._is_draining = context.is_draining or context.is_retiring
         self._since_s = self._quiet_since_s = context.loop.time()
         self._head_since_s = self._since_s
         if data:
@@ -351,11 +351,38 @@ class Http1Connection(RequestReader):
         elif grace_s is not None and now_s - self._since_s > max_age_s + grace_s:
             self._transport.abort()
 
+    def retire(self) -> None:
+        """Make the next answer the last. Closed while idle, a request could be on its way already."""
+        self._is_draining = True
+
     def shutdown(self) -> None:
         """Take no further request; close once the ones that came are answered. Safe to repeat."""
         self._is_draining = True
         if self._is_idle():
             self._finish()
+
+    def dismiss(self) -> None:
+        """Answer the request whose turn it is, or that is being received, with 503; the others are lost."""
+        turn, lost = self._turn, self._waiting
+        if self._is_finished or self._is_lost or self._pieces is not None or (turn is None and self._incoming is None):
+            self._transport.abort()  # what has begun cannot be told any more; the missing end does
+            return
+        if self._incoming is not None:
+            self._incoming.collector.drop()
+        self._incoming = self._room = self._refusal = None
+        self._waiting, self._rest = [], b""
+        self._is_held, self._is_over = False, True
+        response = message_response(503, DISMISSAL)
+        if turn is None:
+            self._answer_refusal(response)
+        else:
+            on_disconnect = turn.on_disconnect
+            turn.respond(response)
+            if on_disconnect is not None:
+                on_disconnect()
+        for each in lost:
+            each.lost()
+        self.flush()
 
     def abort(self) -> None:
         """Close now, whatever is in progress."""

@@ -63,14 +63,14 @@ class Closing:
         connection = self._connection
         connection.sender.frames += (goaway(MAX_31_BITS, ErrorCode.NO_ERROR), ping(_MARKER))
         connection.schedule_flush()
-        self._later(_MARKER_TIMEOUT_S, self._refuse)
+        self._later(_MARKER_TIMEOUT_S, self.refuse)
         if grace_s is not None:
             self._later(grace_s, connection.abort)
 
     def ping_answered(self, payload: bytes) -> None:
         """A PING of ours came back."""
         if payload == _MARKER:
-            self._refuse()
+            self.refuse()
 
     def close_if_done(self) -> None:
         """Hang up if all streams are done and their answers are with the transport."""
@@ -117,8 +117,8 @@ class Closing:
             timer.cancel()
         self._timers.clear()
 
-    def _refuse(self) -> None:
-        """The client knows: what it opens from now on was opened in spite of that."""
+    def refuse(self) -> None:
+        """The client knows, or had the time to: what it opens from now on was opened in spite of that."""
         if self._step is not _Step.ANNOUNCED:
             return
         self._step = _Step.FINAL

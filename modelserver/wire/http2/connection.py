@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from modelserver.telemetry.wire import Protocol, Violation
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import DISMISSAL, WireContext
 from modelserver.wire.http2.closing import Closing
 from modelserver.wire.http2.conduct import Conduct
 from modelserver.wire.http2.control import ControlFrames
@@ -139,8 +139,17 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.sender.frames:
             self.flush()
 
+    def retire(self) -> None:
+        """There is a way to say so without an answer, for when the port takes no more connections: `shutdown`."""
+
     def shutdown(self) -> None:
         self.closing.announce()
+
+    def dismiss(self) -> None:
+        self.closing.refuse()
+        for stream in list(self.streams.values()):
+            stream.dismiss(DISMISSAL)
+        self.flush()
 
     def abort(self) -> None:
         self.transport.abort()

@@ -219,13 +219,20 @@ class GrpcCall(UnaryCall, Http2Stream):
     # Ends that are not answers.
 
     def expire(self) -> None:
+        if self.phase == ANSWERED:  # and the client does not take the answer
+            self.connection.reset(self, ErrorCode.CANCEL)
+        else:
+            self._end_early(Status.DEADLINE_EXCEEDED, DEADLINE_TEXT)
+
+    def dismiss(self, text: str) -> None:
+        if self.phase != ANSWERED:
+            self._end_early(Status.UNAVAILABLE, text)
+
+    def _end_early(self, status: int, text: str) -> None:
         if not self.is_open:
             return
         was_running = self.phase == RUNNING
-        if self.phase == ANSWERED:  # and the client does not take the answer
-            self.connection.reset(self, ErrorCode.CANCEL)
-            return
-        end_call(self, Status.DEADLINE_EXCEEDED, DEADLINE_TEXT)
+        end_call(self, status, text)
         if was_running:
             self.cancel()
 

@@ -183,6 +183,11 @@ class GrpcStream(Http2Stream):
             end_call(self, Status.DEADLINE_EXCEEDED, DEADLINE_TEXT, has_headers=self._has_headers)
             self._task.cancel()
 
+    def dismiss(self, text: str) -> None:
+        if self.phase != ANSWERED:
+            end_call(self, Status.UNAVAILABLE, text, has_headers=self._has_headers)
+            self._task.cancel()
+
     def cancel(self) -> None:
         self._task.cancel()
 

@@ -47,5 +47,8 @@ class RefusedStream(Http2Stream):
     def give_up(self, text: str) -> None:
         """It has its answer."""
 
+    def dismiss(self, text: str) -> None:
+        """It has its answer."""
+
     def check_length(self, *, is_complete: bool) -> None:
         """Of no interest either."""

@@ -15,7 +15,7 @@ from modelserver.wire.address import peer_of
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.answer import BODYLESS
 from modelserver.wire.http1.head import json_length
-from modelserver.wire.http2.frame import END_STREAM, window_update
+from modelserver.wire.http2.frame import END_STREAM, ErrorCode, window_update
 from modelserver.wire.http2.outgoing import Outgoing
 from modelserver.wire.http2.rest_answer import answer_block, length_field
 from modelserver.wire.http2.stream import (
@@ -220,6 +220,18 @@ class RestExchange(HttpExchange, Http2Stream):
     def give_up(self, text: str) -> None:
         self.phase = RUNNING
         self.respond(message_response(408, text))
+
+    def dismiss(self, text: str) -> None:
+        if self.phase >= ANSWERED:
+            return
+        if self._is_started:  # what has begun cannot be told any more
+            self.connection.reset(self, ErrorCode.INTERNAL_ERROR)
+            return
+        on_disconnect = self.on_disconnect
+        self.phase = RUNNING
+        self.respond(message_response(503, text))
+        if on_disconnect is not None:
+            on_disconnect()
 
     def release(self) -> None:
         if self._collector is not None and not self._collector.is_complete:

@@ -78,6 +78,10 @@ class Http2Stream:
         """The client does not go on sending: tell it so, and close the stream."""
         raise NotImplementedError
 
+    def dismiss(self, text: str) -> None:
+        """The handler is not waited for any more: tell the client so if its answer has not begun, and stop it."""
+        raise NotImplementedError
+
     def release(self) -> None:
         """The stream is closed: give back what it holds. Called once."""
 

@@ -17,7 +17,7 @@ from modelserver.frontends.http.limits import HttpLimits
 from modelserver.logs import set_own_level
 from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
 from modelserver.wire.processes.link import Link
-from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred, LogLevel
+from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred, LogLevel, Retire
 from modelserver.wire.processes.remote import RemoteDataPlane
 
 _logger = logging.getLogger(__name__)
@@ -33,13 +33,16 @@ class Core:
         grpc_limits: GrpcLimits,
         *,
         drain: Callable[[float], None],
+        retire: Callable[[], None] = lambda: None,
     ) -> None:
         """`descriptors`: the link, the memory that this process writes, and that of the core.
 
-        `drain` is called with the seconds of grace when the core wants this process to end, or is gone.
+        `drain` is called with the seconds of grace when the core wants this process to end, or is gone; `retire`
+        before, when clients are to go elsewhere.
         """
         connection, outgoing, incoming = descriptors
         self._drain = drain
+        self._retire = retire
         self.link = Link(
             "the core",
             socket.socket(fileno=connection),
@@ -73,6 +76,8 @@ class Core:
                 self.dataplane.on_failed(message)
             elif kind is Drain:
                 self._drain(message.grace_s)
+            elif kind is Retire:
+                self._retire()
             elif kind is LogLevel:
                 set_own_level(message.level)
                 _logger.debug("logs from level %s on", logging.getLevelName(message.level))

@@ -59,7 +59,11 @@ class Front(Resident):
         self._handover = socket.socket(fileno=handover)
         self._handover.setblocking(False)
         self._core = core = Core(
-            (link, outgoing, incoming), self._setup.http_limits, self._setup.grpc_limits, drain=self._finish
+            (link, outgoing, incoming),
+            self._setup.http_limits,
+            self._setup.grpc_limits,
+            drain=self._finish,
+            retire=self._retire,
         )
         self._counts = [WireCounts() for _ in self._setup.ports]
         self._readers = [CountsReader(counts) for counts in self._counts]
@@ -95,6 +99,7 @@ class Front(Resident):
         for port in self._ports:
             port.start()
         grace_s = await self._end
+        self._take_rest()
         loop.remove_reader(self._handover)
         await asyncio.gather(*(port.stop(grace_s) for port in self._ports))
         reporter.cancel()
@@ -106,17 +111,31 @@ class Front(Resident):
 
     def _take_connections(self) -> None:
         for _ in range(_MAX_RECEIVED):
-            try:
-                data, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
-            except BlockingIOError:
+            if not self._take_connection():
                 return
-            if not descriptors:  # the core has closed its end
-                self._finish(0.0)
-                return
-            self._num_received += 1
-            connection = socket.socket(fileno=descriptors[0])
-            connection.setblocking(False)
-            self._ports[data[0]].take(connection)
+
+    def _take_rest(self) -> None:
+        """Those that were dealt before the core said that there are no more."""
+        while self._take_connection():
+            pass
+
+    def _take_connection(self) -> bool:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
+        except BlockingIOError:
+            return False
+        if not descriptors:  # the core has closed its end
+            self._finish(0.0)
+            return False
+        self._num_received += 1
+        connection = socket.socket(fileno=descriptors[0])
+        connection.setblocking(False)
+        self._ports[data[0]].take(connection)
+        return True
+
+    def _retire(self) -> None:
+        for port in self._ports:
+            port.retire()
 
     def _finish(self, grace_s: float) -> None:
         if not self._end.done():

@@ -180,6 +180,10 @@ class Drain(msgspec.Struct, array_like=True, tag=27, frozen=True):
     grace_s: float
 
 
+class Retire(msgspec.Struct, array_like=True, tag=29, frozen=True):
+    """Have clients go elsewhere with their next requests."""
+
+
 class LogLevel(msgspec.Struct, array_like=True, tag=28, frozen=True):
     """Log from this level of `logging` on."""
 
@@ -187,7 +191,9 @@ class LogLevel(msgspec.Struct, array_like=True, tag=28, frozen=True):
 
 
 FromFront = Infer | Cancel | Exchange | Unary | Open | HalfClose | Report | Piece | Credit | Spilled
-FromCore = Inferred | Failed | Responded | Started | Replied | Ended | Drain | LogLevel | Piece | Credit | Spilled
+FromCore = (
+    Inferred | Failed | Responded | Started | Replied | Ended | Drain | Retire | LogLevel | Piece | Credit | Spilled
+)
 
 
 class FrontBundle(msgspec.Struct, array_like=True, gc=False):

@@ -73,6 +73,7 @@ class WireProcesses:
         self._acceptors: list[Acceptor] = []
         self._tidier: asyncio.TimerHandle | None = None
         self._is_listening = False
+        self._is_retiring = False
         self._is_stopping = False
 
     @property
@@ -130,6 +131,12 @@ class WireProcesses:
                 " with TLS" if port.tls is not None else "",
                 self._num_fronts,
             )
+
+    def retire(self) -> None:
+        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+        self._is_retiring = True
+        for session in self._sessions.values():
+            session.retire()
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left.
@@ -200,6 +207,8 @@ class WireProcesses:
         self._sessions[front] = session
         if self._log_level != self._set_up_level:
             session.set_log_level(self._log_level)
+        if self._is_retiring:
+            session.retire()
         if self._is_stopping:
             session.drain(0.0)
         else:
@@ -251,6 +260,10 @@ class FrontedPort:
     async def start(self) -> None:
         """As `WireProcesses.start`."""
         await self.processes.start()
+
+    def retire(self) -> None:
+        """As `WireProcesses.retire`."""
+        self.processes.retire()
 
     async def stop(self, grace_s: float) -> None:
         """As `WireProcesses.stop`."""

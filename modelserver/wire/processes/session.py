@@ -23,6 +23,7 @@ from modelserver.wire.processes.messages import (
     Open,
     Piece,
     Report,
+    Retire,
     Unary,
 )
 from modelserver.wire.processes.setup import CorePlanes, FrontSockets
@@ -94,6 +95,10 @@ class FrontSession:
         connection.close()
         self._num_dealt += 1
         return True
+
+    def retire(self) -> None:
+        """Have clients go elsewhere with their next requests."""
+        self._link.send(Retire())
 
     def drain(self, grace_s: float) -> None:
         """Have the front finish what is in flight, for `grace_s` at most, and exit."""

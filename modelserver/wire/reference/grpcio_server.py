@@ -83,6 +83,9 @@ class GrpcioServer:
         self._server = server
         _logger.info("gRPC listens on %s", authority(self._address.host, port))
 
+    def retire(self) -> None:
+        """The reference has no way to say so before it stops."""
+
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls at once, give those in flight `grace_s` seconds to finish, then cancel them."""
         server, self._server = self._server, None

@@ -58,6 +58,9 @@ class UvicornServer:
             lambda: _Connection(config, self._state, self._limits, loop), sock=bound, backlog=_BACKLOG
         )
 
+    def retire(self) -> None:
+        """The reference has no way to say so before it stops."""
+
     async def stop(self, grace_s: float) -> None:
         """Accept no more, let requests in flight finish for `grace_s`, then cut what is left."""
         listener, self._listener = self._listener, None
