@@ -54,6 +54,61 @@ def script(*steps: str, **fields: object) -> dict[str, object]:
     return {"SCRIPT": list(steps), **fields}
 
 
+def text(server: RunningServer, path: str, document: object, accept: str) -> str:
+    """The whole body."""
+    with EventCall(server, f"/v2/models/{path}", document, {"Accept": accept}) as call:
+        return call.text()
+
+
+# What a client wishes for in its Accept header.
+
+ALL_WISHES = 'application/json, text/event-stream; Events=named ;end="done"; tensors=nested'
+SAID = '"model_name":"many","model_version":"1"}'
+
+
+@pytest.mark.parametrize(
+    ("accept", "body"),
+    [
+        ("*/*", f'data: {{"OUT":"a",{SAID}\n\ndata: {{"error":"b"}}\n\n'),
+        ("text/event-stream; events=yes; end=soon; q=0.5", f'data: {{"OUT":"a",{SAID}\n\ndata: {{"error":"b"}}\n\n'),
+        ("text/event-stream;end=done", f'data: {{"OUT":"a",{SAID}\n\ndata: {{"error":"b"}}\n\ndata: [DONE]\n\n'),
+        (
+            ALL_WISHES,
+            f'event: response\ndata: {{"OUT":["a"],{SAID}\n\nevent: error\ndata: {{"error":"b"}}\n\n'
+            "event: done\ndata: [DONE]\n\n",
+        ),
+    ],
+)
+def test_events_have_names_and_an_end_for_who_wishes_so(served: RunningServer, accept: str, body: str) -> None:
+    assert text(served, "many/generate_stream", script("say a", "fail b", "end"), accept) == body
+
+
+def test_a_stream_that_begins_with_an_error_has_an_end_too(served: RunningServer) -> None:
+    with EventCall(served, STREAM, script("fail b", "end"), {"Accept": ALL_WISHES}) as call:
+        assert call.status == 400
+        assert call.text() == 'event: error\ndata: {"error":"b"}\n\nevent: done\ndata: [DONE]\n\n'
+
+
+def test_events_of_the_infer_route_have_names_and_an_end_too(served: RunningServer) -> None:
+    document = {"inputs": [{"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ["end"]}]}
+    assert text(served, "many/infer", document, ALL_WISHES) == "event: done\ndata: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "values", "out"),
+    [
+        ("wide", "Y", [[1, 2], [3, 4]], "[[[1.0,2.0],[3.0,4.0]]]"),
+        ("fp32", "OUTPUT0", 1.5, "[[1.5]]"),
+        ("int8", "OUTPUT0", [1, 2], "[[1,2]]"),
+    ],
+)
+def test_tensors_are_nested_for_who_wishes_so(
+    served: RunningServer, model: str, key: str, values: object, out: str
+) -> None:
+    document = {{"Y": "X"}.get(key, "INPUT0"): values}
+    assert f'"{key}":{out}' in text(served, f"{model}/generate", document, "application/json; tensors=nested")
+
+
 # One object.
 
 

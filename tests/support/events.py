@@ -42,6 +42,10 @@ class EventCall:
     def next(self) -> dict[str, Any]:
         return next(iter(self))
 
+    def text(self) -> str:
+        """The whole answer as it is, without comments."""
+        return "".join(line.decode() for line in self._answer if not line.startswith(b":"))
+
     def document(self) -> Any:
         """The whole answer, of a call that is not answered by events."""
         return json.loads(self._answer.read())

@@ -12,6 +12,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError
+from modelserver.frontends.http.answer_form import PLAIN, AnswerForm
 from modelserver.frontends.http.exchange import HttpExchange, ResponseWriter
 from modelserver.frontends.http.status import STATUS, error_text
 
@@ -24,6 +25,9 @@ _HEADERS = (
     ("X-Accel-Buffering", "no"),
 )
 
+_END = b"data: [DONE]\n\n"
+_NAMED_END = b"event: done\n" + _END
+
 # A response without an error as one line of JSON. Raises what becomes an error event.
 EncodeEvent = Callable[[InferRequest, InferResponse], bytes]
 
@@ -31,18 +35,19 @@ EncodeEvent = Callable[[InferRequest, InferResponse], bytes]
 class EventStream(ResponseStream):
     """Takes a request's responses, and begins the answer with the first: that decides its status.
 
-    Later errors are events with the key `error`. An empty final response ends the stream without an event. When
-    the client leaves, the request is cancelled. Event loop thread only.
+    Later errors are events with the key `error`. An empty final response ends the stream without an event, or with
+    `[DONE]` where `form` wants that. When the client leaves, the request is cancelled. Event loop thread only.
     """
 
-    __slots__ = ("_encode", "_exchange", "_is_writing", "_task", "_unwritten", "_writer", "request")
+    __slots__ = ("_encode", "_exchange", "_form", "_is_writing", "_task", "_unwritten", "_writer", "request")
 
     protocol = "HTTP"
 
     reads_later = True
 
-    def __init__(self, exchange: HttpExchange, encode: EncodeEvent) -> None:
+    def __init__(self, exchange: HttpExchange, encode: EncodeEvent, form: AnswerForm = PLAIN) -> None:
         super().__init__()
+        self._form = form
         self._exchange: HttpExchange | None = exchange
         self._encode = encode
         self._unwritten: list[InferResponse] = []
@@ -77,6 +82,8 @@ class EventStream(ResponseStream):
                 await self._write_events(responses)
             self._is_writing = False
             if self.is_finished and self._writer is not None:
+                if self._form.has_end:
+                    await self._writer.write(_NAMED_END if self._form.is_named else _END)
                 await self._writer.close()
                 self.release()
         except ConnectionError:
@@ -106,10 +113,12 @@ class EventStream(ResponseStream):
         error = response.error
         if error is None:
             try:
-                return b"data: %b\n\n" % self._encode(self.request, response)
+                name = b"event: response\n" if self._form.is_named else b""
+                return b"%bdata: %b\n\n" % (name, self._encode(self.request, response))
             except ServerError as refusal:
                 error = refusal
-        return b"data: %b\n\n" % orjson.dumps({"error": error_text(error.message)})
+        name = b"event: error\n" if self._form.is_named else b""
+        return b"%bdata: %b\n\n" % (name, orjson.dumps({"error": error_text(error.message)}))
 
     def _give_up(self) -> None:
         """The client has left: what still comes is dropped."""

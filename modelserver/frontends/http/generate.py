@@ -11,6 +11,7 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import UnsupportedError
+from modelserver.frontends.http.answer_form import AnswerForm, document_form, events_form
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.compression import choose_encoding
 from modelserver.frontends.http.event_stream import EventStream
@@ -36,15 +37,18 @@ class Generate:
         """One object for the only response. Raises ServerError for what fails at once."""
         number = parse_version(name, version)
         exchange = reporting(exchange, self._dataplane, name, number)
-        accepted = exchange.head.headers.get("accept-encoding")
-        make = partial(_OnlyReply, exchange, choose_encoding(accepted) if accepted else None)
+        headers = exchange.head.headers
+        accepted = headers.get("accept-encoding")
+        form = document_form(headers.get("accept"))
+        make = partial(_OnlyReply, exchange, choose_encoding(accepted) if accepted else None, form)
         self._with_body(exchange, partial(self._submit, exchange, name, number, make))
 
     def generate_stream(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """An event for each response. Raises ServerError for what fails at once."""
         number = parse_version(name, version)
         exchange = reporting(exchange, self._dataplane, name, number)
-        make = partial(EventStream, exchange, encode_generate)
+        form = events_form(exchange.head.headers.get("accept"))
+        make = partial(EventStream, exchange, partial(encode_generate, is_nested=form.is_nested), form)
         self._with_body(exchange, partial(self._submit, exchange, name, number, make))
 
     def _with_body(self, exchange: HttpExchange, submit: Callable[[Buffer], None]) -> None:
@@ -84,12 +88,13 @@ class Generate:
 class _OnlyReply(ResponseStream):
     """Takes a request's responses and answers with the only one; no or more responses are an error."""
 
-    __slots__ = ("_encoding", "_exchange", "_held", "request")
+    __slots__ = ("_encoding", "_exchange", "_form", "_held", "request")
 
     protocol = "HTTP"
 
-    def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
+    def __init__(self, exchange: HttpExchange, encoding: str | None, form: AnswerForm) -> None:
         super().__init__()
+        self._form = form
         self._exchange: HttpExchange | None = exchange
         self._encoding = encoding
         self._held: InferResponse | None = None
@@ -106,7 +111,7 @@ class _OnlyReply(ResponseStream):
         request, held = self.request, self._held
         self.release()
         try:
-            answer = _answer(request, held, response)
+            answer = _answer(request, held, response, self._form)
         except Exception as error:
             if not response.is_final:
                 request.cancel()
@@ -119,7 +124,7 @@ class _OnlyReply(ResponseStream):
         self.request = None  # type: ignore[assignment]  # nobody asks any more
 
 
-def _answer(request: InferRequest, held: InferResponse | None, last: InferResponse) -> HttpResponse:
+def _answer(request: InferRequest, held: InferResponse | None, last: InferResponse, form: AnswerForm) -> HttpResponse:
     """The answer, given what came before and a response that is final, an error, or one too many."""
     if last.error is not None:
         raise last.error
@@ -129,4 +134,5 @@ def _answer(request: InferRequest, held: InferResponse | None, last: InferRespon
             "generate expects model to produce exactly 1 response, use generate stream for model that generates "
             "various number of responses"
         )
-    return HttpResponse(200, [JSON_TYPE], (encode_generate(request, last if held is None else held),))
+    document = encode_generate(request, last if held is None else held, is_nested=form.is_nested)
+    return HttpResponse(200, [JSON_TYPE], (document,))

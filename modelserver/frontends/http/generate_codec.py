@@ -57,11 +57,11 @@ def decode_generate(
     return request
 
 
-def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
+def encode_generate(request: InferRequest, response: InferResponse, *, is_nested: bool = False) -> bytes:
     """The answer for a response without error: outputs and parameters by name, next to who answered.
 
-    An output with one element is a value, any other a flat array. Raises InvalidArgumentError for an output that has
-    no JSON form.
+    An output with one element is a value, any other a flat array; unless they are to be nested as their shapes say.
+    Raises InvalidArgumentError for an output that has no JSON form.
     """
     fields = {"model_name": orjson.dumps(request.model_name), "model_version": orjson.dumps(str(request.version or ""))}
     if request.id:
@@ -69,8 +69,8 @@ def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
     for name, value in (response.parameters or {}).items():
         fields[name] = orjson.dumps(value)
     for tensor in response.outputs:
-        text = tensor_to_json(tensor)
-        fields[tensor.name] = text[1:-1] if tensor.data.size == 1 else text
+        text = tensor_to_json(tensor, is_nested=is_nested)
+        fields[tensor.name] = text[1:-1] if tensor.data.size == 1 and not is_nested else text
     members = [b"%b:%b" % (orjson.dumps(name), fields[name]) for name in sorted(fields)]
     return b"{%b}" % b",".join(members)
 

@@ -11,6 +11,7 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from modelserver.frontends.http.answer_form import events_form
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.codec import OutputForm, encode_infer, encode_infer_event
 from modelserver.frontends.http.compression import choose_encoding
@@ -154,7 +155,7 @@ class Inference:
 
     def _submit_for_events(self, exchange: HttpExchange, head: InferHead, body: Buffer) -> None:
         """As Triton does not: an event for each response, with the document that an infer call answers."""
-        reply = EventStream(exchange, encode_infer_event)
+        reply = EventStream(exchange, encode_infer_event, events_form(exchange.head.headers.get("accept")))
         try:
             if head.json_len == 0:
                 request, form = self._decode_raw(head, body), OutputForm(is_binary=True)

@@ -70,20 +70,21 @@ def tensor_from_values(
     return Tensor(name, datatype, _encode_strings(array, shape) if datatype is Datatype.BYTES else array.reshape(shape))
 
 
-def tensor_to_json(tensor: Tensor) -> bytes:
-    """The flat `data` of an output, as JSON.
+def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
+    """The `data` of an output, as JSON: flat, or nested as its shape says.
 
     Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
     """
     data, datatype = tensor.data, tensor.datatype
     if datatype is Datatype.BYTES:
-        return orjson.dumps(_decode_strings(tensor))
+        texts = _decode_strings(tensor)
+        return orjson.dumps(np.array(texts, object).reshape(data.shape).tolist() if is_nested else texts)
     if datatype is Datatype.FP16 or datatype is Datatype.BF16:
         raise InvalidArgumentError(
             f"output '{tensor.name}': {datatype.value} has no JSON form; request it with 'binary_data': true, "
             "or all outputs with the request parameter 'binary_data_output': true"
         )
-    data = data.ravel()
+    data = np.ascontiguousarray(data).reshape(data.shape) if is_nested else data.ravel()
     text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
     # What is not finite is null there, and nothing else has an n: finding that costs less than looking at each number.
     if _N in text and data.dtype.kind == "f":
