@@ -38,6 +38,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.diagnosis import Finding, FindingLevel
 from modelserver.errors import (
+    CancelledError,
     ConfigError,
     InternalError,
     InvalidArgumentError,
@@ -46,6 +47,7 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from modelserver.gpus import free_gpu_bytes, visible_gpus
 from modelserver.telemetry.measurement import Measurement
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "Backend",
     "BackendContext",
     "BatchInstance",
+    "CancelledError",
     "ConfigError",
     "Datatype",
     "DeviceKind",
@@ -90,8 +93,10 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "device_memory",
+    "free_gpu_bytes",
     "model_inputs",
     "model_outputs",
+    "visible_gpus",
 ]
 
 Array = np.ndarray[Any, Any]

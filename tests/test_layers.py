@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.allocator",
         "modelserver.device_memory",
         "modelserver.diagnosis",
+        "modelserver.gpus",
     ),
     (
         "modelserver.scheduling",

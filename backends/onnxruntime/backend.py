@@ -7,8 +7,11 @@ is two) keeps the machine busy; a second one only overlaps the copying around la
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +23,44 @@ from modelserver.backend import (
     BackendContext,
     DeviceKind,
     FileSignature,
+    Finding,
     InvalidArgumentError,
     ModelConfig,
     NotFoundError,
     Placement,
+    Reservation,
+    UnavailableError,
     UnsupportedError,
+    device_memory,
+    free_gpu_bytes,
     model_outputs,
+    visible_gpus,
 )
 
+from .device_run import BoundRun, GraphRun
+from .diagnosis import diagnose_distributions, diagnose_providers
+from .external_data import check_external_data
 from .instance import OnnxInstance
-from .options import providers, run_options, session_options
+from .options import bare_options, run_options, session_options
+from .pinned import Staging, allocate_pinned
+from .plugins import add_plugins, plugin_providers
+from .providers import (
+    CPU,
+    CUDA,
+    Provider,
+    available_providers,
+    check_session,
+    may_fall_back,
+    nodes_by_provider,
+    wanted_providers,
+)
 from .signature import session_signature
 
+log = logging.getLogger(__name__)
+
 _FILENAME = "model.onnx"
+_SHARE_SESSION = "share_session"
+_MEMORY_BYTES = "memory_bytes"
 # Everything that ONNX Runtime raises about a file: its classes have no common base but Exception.
 _LOAD_ERRORS = (
     native.Fail,
@@ -43,9 +71,20 @@ _LOAD_ERRORS = (
     native.NoSuchFile,
     native.NotImplemented,
     native.RuntimeException,
+    native.EPFail,
     RuntimeError,
     ValueError,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A session on a device, what its file says of it, and the device memory that it was promised."""
+
+    session: Any
+    signature: FileSignature
+    on_gpu: bool
+    reservation: Reservation | None
 
 
 class OnnxBackend(Backend):
@@ -53,54 +92,153 @@ class OnnxBackend(Backend):
 
     model_filenames = (_FILENAME,)
     extra = "onnx"
-    option_names = frozenset({"intra_op_thread_count", "inter_op_thread_count"})
-    acts_on = frozenset({"optimization.graph", "optimization.execution_accelerators"})
+    option_names = frozenset({"intra_op_thread_count", "inter_op_thread_count", "enable-global-threadpool"})
+    acts_on = frozenset(
+        {
+            "optimization.graph",
+            "optimization.execution_accelerators",
+            "optimization.cuda",
+            "optimization.input_pinned_memory",
+        }
+    )
     can_run_inline = True
-    supports_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    supports_gpu = CUDA in onnxruntime.get_available_providers()
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
         self._lock = threading.Lock()  # guards _sessions: instances may be created at once
-        self._sessions: dict[tuple[DeviceKind, int], tuple[Any, FileSignature]] = {}
+        # Those that instances share, by device, and those that belong to one.
+        self._sessions: dict[tuple[DeviceKind, int], _Session] = {}
+        self._own_sessions: list[_Session] = []
         self._path = context.version_directory
         self._options: Any = None
-        self._run_options: Any = None
 
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
+        options = bare_options(context)
         # Only the signature is wanted: no time for optimizing what is thrown away.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = 1
+        if options.use_per_session_threads:
+            options.intra_op_num_threads = 1
         path = _model_path(context)
-        session = _loaded(context, path, lambda: onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"]))
+        session = _loaded(context, path, lambda: _new_session(path, options, [(CPU, {})]))
         return context.complete_config(_signature(context, session))
+
+    @classmethod
+    def diagnose(cls) -> Sequence[Finding]:
+        distribution = diagnose_distributions()
+        return (distribution, *diagnose_providers(distribution, bool(visible_gpus())))
 
     def load(self) -> None:
         self._path = _model_path(self.context)
         self._options = session_options(self.context)
-        self._run_options = run_options(self.context)
+        run_options(self.context)  # raises what each instance would
 
     def create_instance(self, placement: Placement) -> OnnxInstance:
+        config = self.context.config
+        wants_graphs = bool(config.optimization and config.optimization.cuda and config.optimization.cuda.graphs)
+        is_shared = self.context.bool_parameter(_SHARE_SESSION, True)
         with self._lock:
-            key = (placement.kind, placement.device_id)
-            if key not in self._sessions:
-                self._sessions[key] = self._new_session(placement)
-            session, signature = self._sessions[key]
-        return OnnxInstance(session, self.context.config, signature.scalars, run_options=self._run_options)
+            if is_shared and not (wants_graphs and placement.kind is DeviceKind.GPU):
+                key = (placement.kind, placement.device_id)
+                if key not in self._sessions:
+                    self._sessions[key] = self._open_session(placement)
+                held = self._sessions[key]
+            else:
+                held = self._open_session(placement)
+                self._own_sessions.append(held)
+        return OnnxInstance(
+            held.session,
+            config,
+            held.signature.scalars,
+            run_options=run_options(self.context),
+            bound=self._bound_run(held, placement, wants_graphs) if held.on_gpu else None,
+        )
 
     def unload(self) -> None:
+        for held in [*self._sessions.values(), *self._own_sessions]:
+            if held.reservation is not None:
+                held.reservation.release()
         self._sessions.clear()
+        self._own_sessions.clear()
 
-    def _new_session(self, placement: Placement) -> tuple[Any, FileSignature]:
-        chosen = providers(self.context, placement)
-        session = _loaded(
-            self.context, self._path, lambda: onnxruntime.InferenceSession(self._path, self._options, chosen)
+    def _bound_run(self, held: _Session, placement: Placement, wants_graphs: bool) -> BoundRun | GraphRun:
+        """How the runs of an instance on a GPU go."""
+        config = self.context.config
+        names = [spec.name for spec in model_outputs(config)]
+        if wants_graphs:
+            return GraphRun(held.session, names, ("cuda", placement.device_id), has_ids=True)
+        pinned = config.optimization.input_pinned_memory if config.optimization is not None else None
+        is_pinned = pinned is None or pinned.enable
+        return BoundRun(held.session, names, Staging(allocate_pinned) if is_pinned else None)
+
+    def _open_session(self, placement: Placement) -> _Session:
+        """A session on the placement. Raises UnavailableError when it has not got what the config asks for."""
+        context = self.context
+        wanted = wanted_providers(context, placement)
+        there = [*onnxruntime.get_available_providers(), *plugin_providers(wanted)]
+        asked = available_providers(context, wanted, there, onnxruntime.__version__)
+        reservation = self._reserve(placement) if placement.kind is DeviceKind.GPU and len(asked) > 1 else None
+        try:
+            session = _loaded(context, self._path, lambda: self._create(asked))
+            signature = _signature(context, session)
+            context.check_config(signature)
+            got = session.get_providers()
+            problem = check_session(context, asked, got)
+        except BaseException:
+            if reservation is not None:
+                reservation.release()
+            raise
+        if problem is not None:
+            log.warning("%s; its config allows that", problem)
+        if reservation is not None:
+            reservation.settle()
+        if got != [CPU]:
+            _log_assignment(context, placement, session)
+        return _Session(session, signature, placement.kind is DeviceKind.GPU and CUDA in got, reservation)
+
+    def _create(self, asked: Sequence[Provider]) -> Any:
+        add_plugins(self._options, asked)
+        try:
+            return _new_session(self._path, self._options, asked)
+        except _LOAD_ERRORS:
+            if not may_fall_back(self.context) or len(asked) == 1:
+                raise
+            log.warning(
+                "model '%s': no session with %s; its config allows the CPU",
+                self.context.model_name,
+                asked[0][0],
+                exc_info=True,
+            )
+            return _new_session(self._path, self._options, [(CPU, {})])
+
+    def _reserve(self, placement: Placement) -> Reservation:
+        """What the session will take of the GPU, by the config's word or by what its weights are on disk."""
+        context = self.context
+        config_bytes = context.int_parameter(_MEMORY_BYTES)
+        num_bytes = config_bytes or sum(file.stat().st_size for file in self._path.parent.glob("*") if file.is_file())
+        return device_memory(f"cuda:{placement.device_id}").reserve(
+            num_bytes,
+            available=free_gpu_bytes(placement.device_id),
+            least=num_bytes,
+            what=f"model '{context.model_name}'",
+            purpose=f" on GPU {placement.device_id}",
         )
-        signature = _signature(self.context, session)
-        self.context.check_config(signature)
-        return session, signature
+
+
+def _new_session(path: Path, options: Any, asked: Sequence[Provider]) -> Any:
+    """A session by what was asked, and not by something else: ONNX Runtime's own way to fall back is switched off."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what is missing was found before, or is found after
+        return onnxruntime.InferenceSession(path, options, list(asked), enable_fallback=0)
+
+
+def _log_assignment(context: BackendContext, placement: Placement, session: Any) -> None:
+    """Say which provider executes how many nodes, where the library tells."""
+    if hasattr(session, "get_provider_graph_assignment_info"):
+        counts = nodes_by_provider(session.get_provider_graph_assignment_info())
+        shown = ", ".join(f"{provider} {count} nodes" for provider, count in counts.items())
+        log.info("model '%s': instance '%s' is executed by %s", context.model_name, placement.name, shown)
 
 
 def _model_path(context: BackendContext) -> Path:
@@ -121,8 +259,11 @@ def _model_path(context: BackendContext) -> Path:
 
 
 def _loaded(context: BackendContext, path: Path, load: Callable[[], Any]) -> Any:
+    check_external_data(path, context.version_directory)
     try:
         return load()
+    except UnavailableError:
+        raise
     except _LOAD_ERRORS as error:
         raise InvalidArgumentError(
             f"model '{context.model_name}' version {context.version}: ONNX Runtime cannot load {path} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from modelserver.backend import (
     Array,
+    CancelledError,
     Datatype,
     InternalError,
     InvalidArgumentError,
@@ -21,21 +22,34 @@ from modelserver.backend import (
     model_outputs,
 )
 
+from .device_run import BoundRun, GraphRun
+
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 
 class OnnxInstance(TensorInstance):
-    """Runs the session that all instances on a device share.
+    """Runs a session, which the instances on a device share.
 
-    `scalars` are the inputs and outputs that the graph has without the one dimension of their config;
-    `run_options` are onnxruntime.RunOptions for every run.
+    `scalars` are the inputs and outputs that the graph has without the one dimension of their config. `run_options` is
+    what `options.run_options` gives. `bound` executes runs of plain tensors in place of the session: on a GPU.
     """
 
+    can_be_interrupted = True
+
     def __init__(
-        self, session: Any, config: ModelConfig, scalars: Collection[str] = (), *, run_options: Any = None
+        self,
+        session: Any,
+        config: ModelConfig,
+        scalars: Collection[str] = (),
+        *,
+        run_options: tuple[Any, Any | None, int],
+        bound: BoundRun | GraphRun | None = None,
     ) -> None:
         self._session = session
-        self._run_options = run_options
+        # Options of this instance alone: they carry the interruption.
+        self._run_options, self._shrinking, self._interval = run_options
+        self._num_runs = 0
+        self._is_interrupted = False
         inputs, outputs = model_inputs(config), model_outputs(config)
         self._scalar_inputs = [spec.name for spec in inputs if spec.name in scalars]
         self._scalar_outputs = [spec.name for spec in outputs if spec.name in scalars]
@@ -44,6 +58,14 @@ class OnnxInstance(TensorInstance):
         self._string_outputs = [spec.name for spec in outputs if spec.data_type is Datatype.BYTES]
         self._bfloat16_inputs = {spec.name for spec in inputs if spec.data_type is Datatype.BF16}
         self._has_bfloat16 = bool(self._bfloat16_inputs) or any(spec.data_type is Datatype.BF16 for spec in outputs)
+        has_strings = bool(self._string_inputs or self._string_outputs)
+        self._bound = None if has_strings or self._has_bfloat16 else bound
+
+    def interrupt(self, is_wanted: bool) -> None:
+        self._is_interrupted = is_wanted
+        self._run_options.terminate = is_wanted
+        if self._shrinking is not None:
+            self._shrinking.terminate = is_wanted
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         feeds = dict(inputs)
@@ -54,13 +76,12 @@ class OnnxInstance(TensorInstance):
             if name in feeds:
                 feeds[name] = _decoded(feeds[name])
         try:
-            if self._has_bfloat16:
-                arrays = self._run_values(feeds)
-            else:
-                arrays = self._session.run(self._output_names, feeds, self._run_options)
+            arrays = self._execute(feeds)
         except (native.InvalidArgument, ValueError) as error:
             raise InvalidArgumentError(f"ONNX Runtime refuses the inputs: {error}") from error
         except (native.Fail, native.RuntimeException, native.EPFail, native.NotImplemented) as error:
+            if self._is_interrupted:
+                raise CancelledError("the requests of the batch were cancelled while it was executed") from error
             raise InternalError(f"ONNX Runtime failed: {error}") from error
         outputs = dict(zip(self._output_names, arrays, strict=True))
         for name in self._string_outputs:
@@ -69,10 +90,23 @@ class OnnxInstance(TensorInstance):
             outputs[name] = np.reshape(outputs[name], 1)
         return outputs
 
-    def _run_values(self, feeds: Mapping[str, Array]) -> list[Array]:
+    def _execute(self, feeds: Mapping[str, Array]) -> Sequence[Array]:
+        options = self._run_options
+        if self._shrinking is not None:
+            self._num_runs += 1
+            if self._num_runs % self._interval == 0:
+                options = self._shrinking
+        if self._bound is not None:
+            return self._bound.run(feeds, options)
+        if self._has_bfloat16:
+            return self._run_values(feeds, options)
+        arrays: list[Array] = self._session.run(self._output_names, feeds, options)
+        return arrays
+
+    def _run_values(self, feeds: Mapping[str, Array], options: Any) -> list[Array]:
         """The long road for BF16, which NumPy lacks: ONNX Runtime's own values on both sides."""
         values = {name: self._value(name, array) for name, array in feeds.items()}
-        results = self._session.run_with_ort_values(self._output_names, values, self._run_options)
+        results = self._session.run_with_ort_values(self._output_names, values, options)
         return [_array(value) for value in results]
 
     def _value(self, name: str, array: Array) -> Any:

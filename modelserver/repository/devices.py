@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-DEVICE_FILES = Path("/dev")
+from modelserver.gpus import usable_gpus
 
 
-def gpu_ids() -> tuple[int, ...]:
-    """The NVIDIA GPUs that this process can open, by their device files; no driver library is asked."""
-    numbers = (path.name.removeprefix("nvidia") for path in DEVICE_FILES.glob("nvidia[0-9]*"))
-    return tuple(sorted(int(number) for number in numbers if number.isdigit()))
+def gpu_ids(least_capability: float = 0.0) -> tuple[int, ...]:
+    """CUDA's numbers of the NVIDIA GPUs that this process can use, without those of a lower compute capability."""
+    return usable_gpus(least_capability)

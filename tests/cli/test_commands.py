@@ -15,8 +15,8 @@ import pytest
 from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
+from modelserver import gpus
 from modelserver.cli.main import main
-from modelserver.repository import devices
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -91,7 +91,7 @@ def test_check_judges_gpus_by_those_of_the_machine(
     (tmp_path / "dev").mkdir()
     for number in range(num_gpus):
         (tmp_path / "dev" / f"nvidia{number}").touch()
-    monkeypatch.setattr(devices, "DEVICE_FILES", tmp_path / "dev")
+    monkeypatch.setattr(gpus, "DEVICE_FILES", tmp_path / "dev")
     tensor = '{ name: "a" data_type: TYPE_FP32 dims: 1 }'
     group = "instance_group { kind: KIND_GPU gpus: 1 }"
     write_model(tmp_path / "models", "m", f'backend: "identity" input {tensor} output {tensor} {group}')

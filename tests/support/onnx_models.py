@@ -10,9 +10,9 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 Dims = Sequence[int | str | None]
 
 
-def value(name: str, dims: Dims, onnx_type: int = TensorProto.FLOAT) -> ValueInfoProto:
-    """An input or output; a str is a symbolic dimension."""
-    return helper.make_tensor_value_info(name, onnx_type, list(dims))
+def value(name: str, dims: Dims | None, onnx_type: int = TensorProto.FLOAT) -> ValueInfoProto:
+    """An input or output; a str is a symbolic dimension, None any shape."""
+    return helper.make_tensor_value_info(name, onnx_type, None if dims is None else list(dims))
 
 
 def onnx_model(

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from support.contexts import context_of, instance_of, loaded
 from support.onnx_models import identity_model, onnx_model, value, write_model
 
-from modelserver.backend import InternalError, InvalidArgumentError, Placement
+from modelserver.backend import CancelledError, InternalError, InvalidArgumentError, Placement
 from modelserver.discovery import find_backend
 from training.digits import held_out
 
@@ -160,4 +160,55 @@ def test_instances_of_one_device_share_a_session_and_run_at_once(model_repositor
     for thread in threads:
         thread.join()
     assert answers == [True] * 80
+    backend.unload()
+
+
+def slow_model(directory: Path) -> Path:
+    """Multiplies a matrix with itself, again and again: `n` times."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["m", "x"], ["next"]), helper.make_node("Identity", ["more"], ["still"])],
+        "body",
+        [value("i", [], TensorProto.INT64), value("more", [], TensorProto.BOOL), value("m", None)],
+        [value("still", [], TensorProto.BOOL), value("next", None)],
+    )
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=graph)
+    squeeze = helper.make_node("Squeeze", ["count"], ["n"])
+    inputs = [value("x", [64, 64]), value("count", [1], TensorProto.INT64)]
+    return write_model(directory, onnx_model(inputs, [value("y", [64, 64])], nodes=[squeeze, loop]))
+
+
+def test_a_run_that_nobody_waits_for_is_ended(tmp_path: Path) -> None:
+    instance = instance_of("onnxruntime", context_of(slow_model(tmp_path / "m")))
+    x = np.eye(64, dtype=np.float32)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            instance.run({"x": x, "count": np.array([1 << 40])})
+        except CancelledError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    instance.interrupt(True)  # also where the run has not begun yet
+    thread.join(60)
+    assert len(raised) == 1
+    instance.interrupt(False)
+    assert np.array_equal(instance.run({"x": x, "count": np.array([3])})["y"], x)
+
+
+def test_memory_may_be_given_back_every_few_runs(tmp_path: Path) -> None:
+    parameters = {"memory.enable_memory_arena_shrinkage": "cpu:0", "arena_shrinkage_interval": "3"}
+    plain = context_of(identity_model(tmp_path / "m", ["n", 3]))
+    instance = instance_of("onnxruntime", replace(plain, config=replace(plain.config, parameters=parameters)))
+    for number in range(7):
+        assert instance.run({"x": np.full((1, 3), number, np.float32)})["y"][0, 0] == number
+
+
+def test_instances_may_have_sessions_of_their_own(model_repository: Path) -> None:
+    plain = context_of(model_repository / "digits_onnx")
+    context = replace(plain, config=replace(plain.config, parameters={"share_session": "false"}))
+    backend = loaded(find_backend("onnxruntime"), context)
+    instances: list[Any] = [backend.create_instance(Placement(f"i{index}", index=index)) for index in range(2)]
+    assert instances[0]._session is not instances[1]._session
     backend.unload()

@@ -1,36 +1,25 @@
-"""Config parameters -> session options and execution providers."""
+"""Config parameters -> session options, run options and thread pools."""
 
 from __future__ import annotations
 
-import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import onnxruntime
 import pytest
-from modelserver_backends.onnxruntime.options import providers, run_options, session_options
+from modelserver_backends.onnxruntime.options import run_options, session_options
 from support.contexts import context_of
 
-from modelserver.backend import ConfigError, DeviceKind, ModelConfig, Placement
-from modelserver.config.schema import (
-    Accelerator,
-    ExecutionAccelerators,
-    ModelOptimizationPolicy,
-    OptimizationGraph,
-)
+from modelserver.backend import ConfigError, ModelConfig
+from modelserver.config.schema import ModelOptimizationPolicy, OptimizationGraph
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-CPU = Placement("cpu")
-GPU = Placement("gpu", DeviceKind.GPU, 1)
 
 
 def context(options: dict[str, str] | None = None, *, optimization=None, **parameters: str):
     config = ModelConfig(parameters=parameters, optimization=optimization)
     return context_of(Path("/models/m"), config=config, options=options)
-
-
-def accelerated(kind: str, name: str, **parameters: str):
-    accelerators = ExecutionAccelerators(**{f"{kind}_execution_accelerator": (Accelerator(name, parameters),)})
-    return context(optimization=ModelOptimizationPolicy(execution_accelerators=accelerators))
 
 
 def test_parameters_set_the_session() -> None:
@@ -60,12 +49,16 @@ def test_the_backends_options_are_the_default_of_threads() -> None:
 
 def test_what_onnx_runtime_reads_per_run_is_no_entry_of_the_session() -> None:
     given = context(**{SHRINKAGE: "cpu:0", "memory.other": "1"})
-    assert run_options(given).get_run_config_entry(SHRINKAGE) == "cpu:0"
+    _, shrinking, interval = run_options(given)
+    assert (shrinking.get_run_config_entry(SHRINKAGE), interval) == ("cpu:0", 1)
     options = session_options(given)
     assert options.get_session_config_entry("memory.other") == "1"
     with pytest.raises(RuntimeError):
         options.get_session_config_entry(SHRINKAGE)
-    assert run_options(context()) is None
+    assert run_options(context())[1] is None
+    assert run_options(context(arena_shrinkage_interval="9", **{SHRINKAGE: "cpu:0"}))[2] == 9
+    with pytest.raises(ConfigError, match="arena_shrinkage_interval: expected 1 or more, got 0"):
+        run_options(context(arena_shrinkage_interval="0"))
 
 
 @pytest.mark.parametrize("text", ["cpu", "cpu:x", "tpu:0", "cpu:0,gpu:0", ""])
@@ -101,42 +94,34 @@ def test_graph_levels_are_tritons(level: int, name: str) -> None:
     assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{name}")
 
 
-def test_a_cpu_runs_on_the_cpu() -> None:
-    assert providers(context(), CPU) == [("CPUExecutionProvider", {})]
+POOLS = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+import psutil
+from support.contexts import context_of
+from modelserver.backend import Placement
+from modelserver.discovery import find_backend
+
+found = find_backend("onnxruntime")
+options = {{"enable-global-threadpool": "1", "intra_op_thread_count": "3"}}
+instances, counts = [], []
+for number in range(3):
+    # The last one does not ask for them, and has no choice.
+    context = context_of(Path({model!r}), options=options if number < 2 else {{}})
+    backend = found(context)
+    assert found.complete_config(context) == context.config
+    backend.load()
+    instances.append(backend.create_instance(Placement("i")))
+    counts.append(psutil.Process().num_threads())
+print(*counts)
+"""
 
 
-def test_a_gpu_prefers_cuda_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    chosen = providers(context(gpu_mem_limit="1000", cudnn_conv_algo_search="1", arena_extend_strategy="1"), GPU)
-    assert chosen == [
-        (
-            "CUDAExecutionProvider",
-            {
-                "gpu_mem_limit": "1000",
-                "cudnn_conv_algo_search": "HEURISTIC",
-                "arena_extend_strategy": "kSameAsRequested",
-                "device_id": "1",
-            },
-        ),
-        ("CPUExecutionProvider", {}),
-    ]
-
-
-def test_tensorrt_comes_before_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = ["TensorrtExecutionProvider", "CUDAExecutionProvider"]
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: installed)
-    chosen = providers(accelerated("gpu", "tensorrt", precision_mode="FP16", max_workspace_size_bytes="5"), GPU)
-    assert [name for name, _ in chosen] == [*installed, "CPUExecutionProvider"]
-    assert chosen[0][1] == {"trt_max_workspace_size": "5", "trt_fp16_enable": "1", "device_id": "1"}
-
-
-def test_an_accelerator_that_is_not_installed_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert providers(accelerated("cpu", "openvino"), CPU) == [("CPUExecutionProvider", {})]
-    assert "OpenVINOExecutionProvider is not in this build of ONNX Runtime" in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_an_unknown_accelerator_is_an_error_wherever_it_would_run(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected one of cuda, tensorrt, .*, got 'turbo'"):
-        providers(accelerated(kind, "turbo"), CPU)
+def test_sessions_may_share_the_processs_threads(model_repository: Path) -> None:
+    """The pools can be made once in a process, so that is a process of its own."""
+    code = POOLS.format(path=sys.path, model=str(model_repository / "digits_onnx"))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr
+    assert len(set(result.stdout.split())) == 1, "sessions have threads of their own"

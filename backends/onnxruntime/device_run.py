@@ -1,0 +1,109 @@
+"""Runs of a session on a device by IOBinding: staged inputs, and captured CUDA graphs over fixed addresses.
+
+The device is a parameter, so that the tests run this on a CPU; what a CPU cannot show is written against ONNX Runtime's
+documentation of its CUDA provider ("Using CUDA Graphs") and is checked by `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from modelserver.backend import Array
+
+from .pinned import Staging
+
+# Each captured graph keeps device memory; shapes beyond so many are executed without one.
+MAX_GRAPHS = 16
+_GRAPH_ID = "gpu_graph_id"
+_NO_GRAPH = "-1"
+
+
+class BoundRun:
+    """Binds what lies in host memory; ONNX Runtime copies to the device and back. One instance's, one at a time."""
+
+    def __init__(self, session: Any, output_names: Sequence[str], staging: Staging | None) -> None:
+        self._session = session
+        self._output_names = output_names
+        self._staging = staging
+        self._binding = session.io_binding()
+
+    def run(self, feeds: Mapping[str, Array], options: Any) -> list[Array]:
+        """The outputs, in arrays of their own."""
+        binding = self._binding
+        try:
+            for name, array in feeds.items():
+                staged = array if self._staging is None else self._staging.stage(name, array)
+                binding.bind_cpu_input(name, np.ascontiguousarray(staged))
+            for name in self._output_names:
+                binding.bind_output(name)
+            self._session.run_with_iobinding(binding, options)
+            return [value.numpy() for value in binding.get_outputs()]
+        finally:
+            binding.clear_binding_inputs()
+            binding.clear_binding_outputs()
+
+
+class _FixedRun:
+    """Inputs and outputs of one set of shapes, at addresses that stay."""
+
+    def __init__(self, session: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], device: tuple[str, int]):
+        self._session = session
+        self._inputs = {
+            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, *device)
+            for name, array in feeds.items()
+        }
+        self._outputs = {
+            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, *device)
+            for name, array in results.items()
+        }
+        self._binding = session.io_binding()
+        for name, value in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in self._outputs.items():
+            self._binding.bind_ortvalue_output(name, value)
+
+    def run(self, feeds: Mapping[str, Array], options: Any) -> list[Array]:
+        for name, array in feeds.items():
+            self._inputs[name].update_inplace(np.ascontiguousarray(array))
+        self._session.run_with_iobinding(self._binding, options)
+        # On a device `numpy` copies; on a CPU it shows the buffer, which the next run overwrites.
+        return [np.array(value.numpy()) for value in self._outputs.values()]
+
+
+class GraphRun:
+    """As `BoundRun`, with a CUDA graph for each of the first `MAX_GRAPHS` sets of input shapes.
+
+    The first run of new shapes tells those of the outputs, the second one captures, later ones replay. A session with
+    captured graphs belongs to one instance.
+    """
+
+    def __init__(self, session: Any, output_names: Sequence[str], device: tuple[str, int], *, has_ids: bool) -> None:
+        self._session = session
+        self._output_names = output_names
+        self._device = device
+        self._has_ids = has_ids  # only the CUDA provider knows the ids of graphs
+        self._plain = BoundRun(session, output_names, None)
+        self._fixed: dict[tuple[Any, ...], tuple[int, _FixedRun]] = {}
+
+    def run(self, feeds: Mapping[str, Array], options: Any) -> list[Array]:
+        """The outputs, in arrays of their own."""
+        key = tuple((name, array.shape) for name, array in feeds.items())
+        known = self._fixed.get(key)
+        if known is not None:
+            number, fixed = known
+            self._name_graph(options, str(number))
+            return fixed.run(feeds, options)
+        self._name_graph(options, _NO_GRAPH)
+        results = self._plain.run(feeds, options)
+        if len(self._fixed) < MAX_GRAPHS:
+            named = dict(zip(self._output_names, results, strict=True))
+            self._fixed[key] = (len(self._fixed) + 1, _FixedRun(self._session, feeds, named, self._device))
+        return results
+
+    def _name_graph(self, options: Any, number: str) -> None:
+        if self._has_ids:
+            options.add_run_config_entry(_GRAPH_ID, number)

@@ -1,0 +1,188 @@
+"""A model's config -> execution providers: what it asks for, and whether it got that.
+
+ONNX Runtime takes a provider that it cannot load as a hint, and computes on the CPU without a word. Here that fails the
+load, unless the config allows it (parameter `allow_cpu_fallback`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.backend import BackendContext, ConfigError, DeviceKind, Placement, UnavailableError
+
+Provider = tuple[str, dict[str, str]]
+
+ALLOW_CPU_FALLBACK = "allow_cpu_fallback"
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+TENSORRT_RTX = "NvTensorRTRTXExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What `execution_accelerators` calls an execution provider, and what brings it. `on_gpu`: it needs a GPU."""
+
+    provider: str
+    distribution: str
+    on_gpu: bool = False
+
+
+ACCELERATORS = {
+    "cuda": Accelerator(CUDA, "onnxruntime-gpu", on_gpu=True),
+    "tensorrt": Accelerator(TENSORRT, "onnxruntime-gpu with 'tensorrt-cu13<11'", on_gpu=True),
+    "tensorrt_rtx": Accelerator(TENSORRT_RTX, "onnxruntime-ep-nv-tensorrt-rtx", on_gpu=True),
+    "openvino": Accelerator("OpenVINOExecutionProvider", "onnxruntime-openvino"),
+    "migraphx": Accelerator("MIGraphXExecutionProvider", "onnxruntime-migraphx"),
+    "dnnl": Accelerator("DnnlExecutionProvider", "a build of ONNX Runtime with it"),
+    "xnnpack": Accelerator("XnnpackExecutionProvider", "a build of ONNX Runtime with it"),
+}
+_DISTRIBUTIONS = {accelerator.provider: accelerator.distribution for accelerator in ACCELERATORS.values()}
+
+_CUDA_PARAMETERS = (
+    "cudnn_conv_algo_search",
+    "gpu_mem_limit",
+    "arena_extend_strategy",
+    "do_copy_in_default_stream",
+)
+_CUDNN_SEARCHES = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
+_ARENA_STRATEGIES = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
+# Triton's names of what the TensorRT provider calls otherwise.
+_TENSORRT_OPTIONS = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+_PRECISIONS = ("FP32", "FP16", "BF16", "INT8")
+_PROFILE_KEYS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+
+
+def wanted_providers(context: BackendContext, placement: Placement) -> list[Provider]:
+    """The providers that the config asks for on a placement, the best first, without the CPU's at the end.
+
+    Raises ConfigError for an accelerator that nobody knows, that is not for this kind of device, or has bad parameters.
+    """
+    on_gpu = placement.kind is DeviceKind.GPU
+    wanted = _accelerated(context, placement)
+    if on_gpu and not any(name == CUDA for name, _ in wanted):
+        wanted.append((CUDA, _cuda_options(context, context.config.parameters, placement)))
+    return wanted
+
+
+def available_providers(
+    context: BackendContext, wanted: Sequence[Provider], available: Collection[str], version: str
+) -> list[Provider]:
+    """Those of `wanted` that are in this build of ONNX Runtime, and the CPU's.
+
+    Raises UnavailableError when one is missing, unless the config allows the CPU in its place.
+    """
+    missing = [name for name, _ in wanted if name not in available]
+    if missing and not may_fall_back(context):
+        raise UnavailableError(
+            f"model '{context.model_name}': its config asks for {missing[0]}, which ONNX Runtime {version} here does "
+            f"not have (it has {', '.join(sorted(available))}): pip install {_DISTRIBUTIONS[missing[0]]}, or allow the "
+            f"CPU in its place with the parameter {ALLOW_CPU_FALLBACK}: true"
+        )
+    return [*(provider for provider in wanted if provider[0] not in missing), (CPU, {})]
+
+
+def check_session(context: BackendContext, asked: Sequence[Provider], got: Collection[str]) -> str | None:
+    """What a session that stands has not got of the providers that were asked for; None if it has all.
+
+    Raises UnavailableError, unless the config allows the CPU in its place.
+    """
+    lost = [name for name, _ in asked if name not in got]
+    if not lost:
+        return None
+    what = (
+        f"model '{context.model_name}': ONNX Runtime could not load {', '.join(lost)} and made a session of "
+        f"{', '.join(got)}"
+    )
+    if not may_fall_back(context):
+        raise UnavailableError(
+            f"{what}: install the libraries that it needs ('modelserver doctor' looks for them), or allow the CPU in "
+            f"its place with the parameter {ALLOW_CPU_FALLBACK}: true"
+        )
+    return what
+
+
+def may_fall_back(context: BackendContext) -> bool:
+    """Whether the config allows the CPU in place of what it asks for."""
+    return context.bool_parameter(ALLOW_CPU_FALLBACK)
+
+
+def _accelerated(context: BackendContext, placement: Placement) -> list[Provider]:
+    optimization = context.config.optimization
+    if optimization is None or optimization.execution_accelerators is None:
+        return []
+    listed = optimization.execution_accelerators
+    for kind in ("gpu", "cpu"):
+        for accelerator in getattr(listed, f"{kind}_execution_accelerator"):
+            _check_name(context, kind, accelerator.name)
+    on_gpu = placement.kind is DeviceKind.GPU
+    chosen = listed.gpu_execution_accelerator if on_gpu else listed.cpu_execution_accelerator
+    return [
+        (
+            ACCELERATORS[accelerator.name].provider,
+            _options(context, accelerator.name, accelerator.parameters, placement),
+        )
+        for accelerator in chosen
+    ]
+
+
+def _check_name(context: BackendContext, kind: str, name: str) -> None:
+    where = f"model '{context.model_name}': optimization.execution_accelerators.{kind}_execution_accelerator"
+    if name not in ACCELERATORS:
+        raise ConfigError(f"{where}: expected one of {', '.join(ACCELERATORS)}, got '{name}'")
+    if kind == "cpu" and ACCELERATORS[name].on_gpu:
+        raise ConfigError(f"{where}: '{name}' needs a GPU; name it under gpu_execution_accelerator")
+
+
+def _options(context: BackendContext, name: str, parameters: Mapping[str, str], placement: Placement) -> dict[str, str]:
+    match name:
+        case "cuda":
+            return _cuda_options(context, parameters, placement, passes_all=True)
+        case "tensorrt":
+            return _tensorrt_options(context, parameters, placement)
+        case _:
+            return dict(parameters)
+
+
+def _cuda_options(
+    context: BackendContext, parameters: Mapping[str, str], placement: Placement, *, passes_all: bool = False
+) -> dict[str, str]:
+    """Of the model's own parameters those that are CUDA's by name; of an accelerator's all."""
+    options = {key: value for key, value in parameters.items() if passes_all or key in _CUDA_PARAMETERS}
+    for key, words in (("cudnn_conv_algo_search", _CUDNN_SEARCHES), ("arena_extend_strategy", _ARENA_STRATEGIES)):
+        if key in options:
+            options[key] = words.get(options[key], options[key])
+    optimization = context.config.optimization
+    if optimization is not None and optimization.cuda is not None and optimization.cuda.graphs:
+        options["enable_cuda_graph"] = "1"
+    return options | {"device_id": str(placement.device_id)}
+
+
+def _tensorrt_options(context: BackendContext, parameters: Mapping[str, str], placement: Placement) -> dict[str, str]:
+    options = {_TENSORRT_OPTIONS.get(key, key): value for key, value in parameters.items()}
+    what = f"model '{context.model_name}': accelerator tensorrt"
+    precision = options.pop("precision_mode", "FP32").upper()
+    if precision not in _PRECISIONS:
+        raise ConfigError(f"{what}: precision_mode: expected one of {', '.join(_PRECISIONS)}, got '{precision}'")
+    if precision != "FP32":
+        options[f"trt_{precision.lower()}_enable"] = "1"
+    given = [key for key in _PROFILE_KEYS if key in options]
+    if given and len(given) < len(_PROFILE_KEYS):
+        # The provider would ignore them, and build engines within requests.
+        missing = ", ".join(key for key in _PROFILE_KEYS if key not in given)
+        raise ConfigError(f"{what}: expected all of {', '.join(_PROFILE_KEYS)}, or none; {missing} missing")
+    return options | {"device_id": str(placement.device_id)}
+
+
+def nodes_by_provider(assignment: Sequence[Any]) -> dict[str, int]:
+    """By provider: how many nodes it executes, of `InferenceSession.get_provider_graph_assignment_info()`."""
+    counts: dict[str, int] = {}
+    for part in assignment:
+        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
+    return counts

@@ -1,0 +1,151 @@
+"""NVIDIA GPUs as the driver's management library (NVML) sees them: their names, memory, load and power.
+
+Through the optional package nvidia-ml-py (`pynvml`). Without it, or without a driver, there are no GPUs to tell of.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of one GPU, of all processes."""
+
+    total_bytes: int
+    used_bytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total_bytes - self.used_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU now; what it cannot tell is None. `utilization` is the share of the last sample time, 0 to 1, in which a
+    kernel ran; power in watts, `energy_j` since the driver was loaded.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory: GpuMemory | None
+    utilization: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    energy_j: float | None
+    compute_capability: tuple[int, int] | None
+
+
+class Gpus:
+    """All GPUs of the machine, by the numbers that the driver gives them. Any thread.
+
+    `library` is the module pynvml, or something like it; None looks for it.
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        self._lock = threading.Lock()  # guards the first use
+        self._library = library
+        self._handles: list[Any] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there are; 0 where nobody can tell."""
+        return len(self._open())
+
+    def memory(self, index: int) -> GpuMemory | None:
+        """None if there is no such GPU, or nobody to ask."""
+        handles = self._open()
+        if not 0 <= index < len(handles):
+            return None
+        info = self._ask(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(handles[index]))
+        return None if info is None else GpuMemory(int(info.total), int(info.used))
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """Every GPU now. A few milliseconds each."""
+        return tuple(self._read(index, handle) for index, handle in enumerate(self._open()))
+
+    def _read(self, index: int, handle: Any) -> GpuReading:
+        rates = self._ask(lambda nvml: nvml.nvmlDeviceGetUtilizationRates(handle))
+        capability = self._ask(lambda nvml: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        return GpuReading(
+            index=index,
+            uuid=_text(self._ask(lambda nvml: nvml.nvmlDeviceGetUUID(handle))) or f"gpu-{index}",
+            name=_text(self._ask(lambda nvml: nvml.nvmlDeviceGetName(handle))),
+            memory=self.memory(index),
+            utilization=None if rates is None else rates.gpu / 100,
+            power_w=_thousandth(self._ask(lambda nvml: nvml.nvmlDeviceGetPowerUsage(handle))),
+            power_limit_w=_thousandth(self._ask(lambda nvml: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))),
+            energy_j=_thousandth(self._ask(lambda nvml: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
+            compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        )
+
+    def _ask(self, question: Callable[[Any], _Value]) -> _Value | None:
+        """The answer; None where this GPU has none, as parts of one (MIG) and older ones do."""
+        try:
+            return question(self._library)
+        except self._library.NVMLError:
+            return None
+
+    def _open(self) -> list[Any]:
+        with self._lock:
+            if self._handles is None:
+                self._handles = self._find()
+            return self._handles
+
+    def _find(self) -> list[Any]:
+        if self._library is None:
+            try:
+                self._library = importlib.import_module("pynvml")
+            except ImportError:
+                return []
+        nvml = self._library
+        try:
+            nvml.nvmlInit()
+            return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError as error:  # no driver, no device, no right
+            logger.info("no GPU is reported: %s", error)
+            return []
+
+
+class GpuGauges:
+    """Readings at most once per interval. Not thread-safe: one reader."""
+
+    def __init__(
+        self, interval_s: float, gpus: Gpus | None = None, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interval_s = interval_s
+        self._gpus = gpus or GPUS
+        self._monotonic = monotonic
+        self._readings: tuple[GpuReading, ...] = ()
+        self._due_s = -float("inf")
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """The newest readings, taken now unless the last ones are younger than the interval."""
+        now_s = self._monotonic()
+        if now_s >= self._due_s:
+            self._readings = self._gpus.read()
+            self._due_s = now_s + self._interval_s
+        return self._readings
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+# The machine's GPUs are the process's.
+GPUS = Gpus()

@@ -1,0 +1,154 @@
+"""Which execution providers a config gets on which placement, and that no other is taken in silence."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from modelserver_backends.onnxruntime.providers import (
+    CPU,
+    CUDA,
+    TENSORRT,
+    available_providers,
+    check_session,
+    nodes_by_provider,
+    wanted_providers,
+)
+from support.contexts import context_of, instance_of, loaded
+from support.onnx_models import identity_model
+
+from modelserver.backend import BackendContext, ConfigError, DeviceKind, ModelConfig, Placement, UnavailableError
+from modelserver.config.schema import (
+    Accelerator,
+    ExecutionAccelerators,
+    ModelOptimizationPolicy,
+    OptimizationCuda,
+)
+from modelserver.discovery import find_backend
+
+ON_CPU = Placement("cpu")
+ON_GPU = Placement("gpu", DeviceKind.GPU, 1)
+FALLBACK = {"allow_cpu_fallback": "true"}
+
+
+def context(*, optimization: ModelOptimizationPolicy | None = None, **parameters: str) -> BackendContext:
+    return context_of(Path("/models/m"), config=ModelConfig(parameters=parameters, optimization=optimization))
+
+
+def accelerators(kind: str, name: str, **parameters: str) -> ModelOptimizationPolicy:
+    listed = ExecutionAccelerators(**{f"{kind}_execution_accelerator": (Accelerator(name, parameters),)})
+    return ModelOptimizationPolicy(execution_accelerators=listed)
+
+
+def accelerated(kind: str, name: str, **parameters: str) -> BackendContext:
+    return context(optimization=accelerators(kind, name, **parameters))
+
+
+def test_a_cpu_runs_on_the_cpu() -> None:
+    assert wanted_providers(context(), ON_CPU) == []
+    assert available_providers(context(), [], [CPU], "1") == [(CPU, {})]
+
+
+def test_a_gpu_wants_cuda_with_the_models_parameters() -> None:
+    given = context(gpu_mem_limit="1000", cudnn_conv_algo_search="1", arena_extend_strategy="1", other="x")
+    options = {
+        "gpu_mem_limit": "1000",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "device_id": "1",
+    }
+    assert wanted_providers(given, ON_GPU) == [(CUDA, options)]
+
+
+def test_an_accelerators_parameters_are_handed_on() -> None:
+    ((name, options),) = wanted_providers(accelerated("gpu", "cuda", use_tf32="0", cudnn_conv_algo_search="0"), ON_GPU)
+    assert (name, options) == (
+        CUDA,
+        {"use_tf32": "0", "cudnn_conv_algo_search": "EXHAUSTIVE", "device_id": "1"},
+    )
+
+
+def test_cuda_graphs_are_cudas_own() -> None:
+    given = context(optimization=ModelOptimizationPolicy(cuda=OptimizationCuda(graphs=True)))
+    assert wanted_providers(given, ON_GPU) == [(CUDA, {"enable_cuda_graph": "1", "device_id": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        (
+            {"precision_mode": "FP16", "max_workspace_size_bytes": "5"},
+            {"trt_max_workspace_size": "5", "trt_fp16_enable": "1"},
+        ),
+        ({"precision_mode": "fp32"}, {}),
+        (
+            {"precision_mode": "BF16", "trt_engine_cache_enable": "1"},
+            {"trt_bf16_enable": "1", "trt_engine_cache_enable": "1"},
+        ),
+        (
+            {"precision_mode": "INT8", "int8_calibration_table_name": "t", "int8_use_native_calibration_table": "1"},
+            {
+                "trt_int8_enable": "1",
+                "trt_int8_calibration_table_name": "t",
+                "trt_int8_use_native_calibration_table": "1",
+            },
+        ),
+    ],
+)
+def test_tensorrt_comes_before_cuda(parameters: dict[str, str], expected: dict[str, str]) -> None:
+    wanted = wanted_providers(accelerated("gpu", "tensorrt", **parameters), ON_GPU)
+    assert wanted == [(TENSORRT, {**expected, "device_id": "1"}), (CUDA, {"device_id": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "parameters", "message"),
+    [
+        ("cpu", "turbo", {}, r"expected one of cuda, tensorrt, .*, got 'turbo'"),
+        ("gpu", "turbo", {}, r"expected one of cuda, tensorrt, .*, got 'turbo'"),
+        ("cpu", "tensorrt", {}, "'tensorrt' needs a GPU; name it under gpu_execution_accelerator"),
+        ("gpu", "tensorrt", {"precision_mode": "FP8"}, "precision_mode: expected one of FP32, .*, got 'FP8'"),
+        ("gpu", "tensorrt", {"trt_profile_min_shapes": "x:1"}, "or none; trt_profile_opt_shapes, .* missing"),
+    ],
+)
+def test_a_mistake_is_named(kind: str, name: str, parameters: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wanted_providers(accelerated(kind, name, **parameters), ON_GPU)
+
+
+def test_what_this_build_lacks_fails_the_load() -> None:
+    wanted = [(TENSORRT, {}), (CUDA, {})]
+    with pytest.raises(UnavailableError, match=r"asks for Tens.*, which ONNX Runtime 1.31 here does not have .*<11'"):
+        available_providers(context(), wanted, [CUDA, CPU], "1.31")
+    assert available_providers(context(**FALLBACK), wanted, [CUDA, CPU], "1.31") == [(CUDA, {}), (CPU, {})]
+
+
+def test_a_session_is_not_taken_for_what_it_is_not() -> None:
+    asked = [(CUDA, {}), (CPU, {})]
+    assert check_session(context(), asked, [CUDA, CPU]) is None
+    with pytest.raises(UnavailableError, match="could not load CUDAExecutionProvider and made a session of CPUEx"):
+        check_session(context(), asked, [CPU])
+    assert "could not load CUDA" in (check_session(context(**FALLBACK), asked, [CPU]) or "")
+
+
+def test_nodes_are_counted_by_provider() -> None:
+    parts = [SimpleNamespace(ep_name=name, get_nodes=lambda: [1, 2]) for name in ("a", "b", "a")]
+    assert nodes_by_provider(parts) == {"a": 4, "b": 2}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_model_is_not_computed_elsewhere_in_silence(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the library that is installed here, which has neither."""
+    given = context_of(identity_model(tmp_path / "m", ["n", 2]))
+    placement = replace(ON_GPU, device_id=0) if kind == "gpu" else ON_CPU
+    config = ModelConfig(optimization=accelerators("cpu", "openvino"))
+    backend = loaded(find_backend("onnxruntime"), replace(given, config=config))
+    with pytest.raises(UnavailableError, match=r"asks for (CUDA|OpenVINO)Ex.*, which ONNX Runtime .*pip install onnx"):
+        backend.create_instance(placement)
+    with caplog.at_level(logging.WARNING):
+        instance = instance_of("onnxruntime", replace(given, config=replace(config, parameters=FALLBACK)))
+    assert instance.run({"x": __import__("numpy").ones((1, 2), "float32")})["y"].tolist() == [[1, 1]]
