@@ -46,7 +46,13 @@ def torch_library() -> Any:
 @contextmanager
 def quiet_torch() -> Iterator[None]:
     """Without what exporters print and warn about their own ways: what matters is raised."""
-    names = ("torch.export", "torch.onnx", "torch.onnx._internal.exporter._registration", "torchao")
+    names = (
+        "torch.export",
+        "torch.onnx",
+        "torch.onnx._internal.exporter._registration",
+        "torch.utils._pytree",
+        "torchao",
+    )
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,0 +1,117 @@
+"""`modelserver quantize`: a model with 8- or 4-bit numbers, compared with what it was made of."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modelserver.cli.convert import (
+    AsJson,
+    Data,
+    Force,
+    Inputs,
+    LabelOutput,
+    MaxBatch,
+    Outputs,
+    Shapes,
+    Version,
+    module_options,
+    print_outcome,
+    sample_options,
+)
+from modelserver.cli.steps import Steps
+
+
+class HowTo(enum.StrEnum):
+    """The methods that there are."""
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class Ranges(enum.StrEnum):
+    """Ways of calibration."""
+
+    MINMAX = "minmax"
+    ENTROPY = "entropy"
+    PERCENTILE = "percentile"
+
+
+Names = list[str] | None
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(quantize)
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(help="Model directory, .onnx or .pt2 file, or FILE.py:NAME.")],
+    directory: Annotated[Path, typer.Argument(help="The new model's directory: REPOSITORY/NAME.")],
+    method: Annotated[
+        HowTo | None,
+        typer.Option(help="ONNX: static, dynamic. PyTorch: int8, int4 (weights), dynamic."),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Samples of real inputs for static: .npz, .npy, or a directory of them.")
+    ] = None,
+    from_requests: Annotated[
+        Path | None, typer.Option(help="Such samples from a server's trace file (level TENSORS) or bench data (JSON).")
+    ] = None,
+    num_calibration: Annotated[int, typer.Option(min=1, help="Use as many samples at most.")] = 512,
+    calibration_method: Annotated[Ranges, typer.Option(help="How ranges are chosen.")] = Ranges.MINMAX,
+    per_channel: Annotated[bool, typer.Option(help="A scale for each channel of a weight.")] = True,
+    op: Annotated[Names, typer.Option("--op", metavar="OPERATOR", help="Only these operators. Repeatable.")] = None,
+    exclude_op: Annotated[Names, typer.Option(metavar="OPERATOR", help="Not these operators. Repeatable.")] = None,
+    exclude: Annotated[Names, typer.Option(metavar="NAME", help="Not this node or layer. Repeatable.")] = None,
+    for_tensorrt: Annotated[bool, typer.Option("--for-tensorrt", help="In the form that TensorRT takes.")] = False,
+    data: Data = None,
+    label_output: LabelOutput = "",
+    max_accuracy_drop: Annotated[
+        float | None, typer.Option(min=0.0, metavar="POINTS", help="Write nothing if accuracy falls by more than this.")
+    ] = None,
+    model_version: Version = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
+    max_batch_size: MaxBatch = 64,
+    shape: Shapes = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Quantize a model to 8 or 4 bits, and tell what it costs in accuracy. Ends in a model that serves."""
+    # Here, because the other commands need none of it and should answer at once.
+    from modelserver.toolkit.onnx_quantize import Calibration, OnnxQuantizeOptions
+    from modelserver.toolkit.quantization import Method, QuantizationOptions
+    from modelserver.toolkit.quantization import quantize as run
+
+    chosen = Method(method.value) if method is not None else None
+    is_static = chosen is Method.STATIC or (chosen is None and (calibration or from_requests) is not None)
+    options = QuantizationOptions(
+        source=source,
+        output=directory,
+        method=chosen,
+        version=model_version,
+        module=module_options(inputs, outputs, max_batch_size),
+        calibration=calibration,
+        requests=from_requests,
+        num_calibration=num_calibration,
+        onnx=OnnxQuantizeOptions(
+            is_static=is_static,
+            calibration=Calibration(calibration_method.value),
+            per_channel=per_channel,
+            ops=tuple(op or ()),
+            exclude_nodes=tuple(exclude or ()),
+            exclude_ops=tuple(exclude_op or ()),
+            for_tensorrt=for_tensorrt,
+        ),
+        samples=sample_options(data, shape, label_output),
+        max_accuracy_drop=max_accuracy_drop,
+        force=force,
+    )
+    with Steps() as steps:
+        outcome = run(options, steps.show)
+    print_outcome(outcome, as_json=as_json)

@@ -1,0 +1,231 @@
+"""ONNX models with 8-bit integers, by ONNX Runtime's quantizer. Needs onnx and onnxruntime."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modelserver.config.schema import ModelConfig
+from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
+from modelserver.flags import nearest_hint
+from modelserver.toolkit.libraries import require
+from modelserver.toolkit.onnx_file import MAX_INLINE_BYTES, count_ops, read_onnx, strip_origin
+from modelserver.toolkit.samples import Samples
+
+# What dynamic quantization turns into integers. Convolutions are not among it: on a CPU they would be slower.
+DYNAMIC_OPS = ("MatMul", "Gemm", "Attention", "LSTM", "Gather", "EmbedLayerNormalization")
+# What TensorRT takes in integers; other operators and biases stay as they are.
+TENSORRT_OPS = ("Conv", "MatMul", "Gemm")
+_PURPOSE = "quantizing ONNX models"
+_MARKS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_CALIBRATION_ROWS = 16
+
+
+class Calibration(enum.Enum):
+    """How the range of an activation is chosen from what calibration saw."""
+
+    MINMAX = "minmax"
+    ENTROPY = "entropy"
+    PERCENTILE = "percentile"
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxQuantizeOptions:
+    """`ops` empty: all that there is a way for. `for_tensorrt`: symmetric, biases as they are, TENSORRT_OPS alone."""
+
+    is_static: bool = True
+    calibration: Calibration = Calibration.MINMAX
+    per_channel: bool = True
+    ops: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    exclude_ops: tuple[str, ...] = ()
+    for_tensorrt: bool = False
+
+
+def quantize_onnx(
+    path: Path, config: ModelConfig, options: OnnxQuantizeOptions, samples: Samples | None
+) -> tuple[Any, tuple[str, ...]]:
+    """The quantized model, and notes. Static quantization needs `samples`.
+
+    Raises InvalidArgumentError for operators and nodes that are not there, UnsupportedError when nothing could be
+    quantized, naming what the model consists of.
+    """
+    library = require("onnxruntime.quantization", extra="quantize", purpose=_PURPOSE)
+    original = read_onnx(path)
+    _check_names(original, options)
+    if original.ByteSize() > MAX_INLINE_BYTES:
+        raise UnsupportedError(f"'{path}' is larger than {MAX_INLINE_BYTES / 1e9:g} GB: too large to be quantized here")
+    if any(operator in _MARKS for operator in count_ops(original)):
+        raise UnsupportedError(f"'{path}' is quantized already")
+    with tempfile.TemporaryDirectory(prefix="modelserver-") as directory, _quiet():
+        prepared, made = Path(directory, "prepared.onnx"), Path(directory, "made.onnx")
+        _prepare(path, original, prepared)
+        try:
+            if options.is_static:
+                assert samples is not None, "static quantization is called with samples"
+                _quantize_static(library, prepared, made, config, options, samples)
+            else:
+                _quantize_dynamic(library, prepared, made, options)
+        except ServerError:
+            raise
+        except Exception as error:  # the quantizer raises whatever it meets
+            reason = str(error).strip().partition("\n")[0]
+            raise UnsupportedError(
+                f"ONNX Runtime cannot quantize '{path}': {type(error).__name__}: {reason}"
+            ) from error
+        model = read_onnx(made)
+    strip_origin(model)
+    return model, _notes(path, original, model)
+
+
+def _check_names(model: Any, options: OnnxQuantizeOptions) -> None:
+    counts = count_ops(model)
+    for flag, operators in (("--op", options.ops), ("--exclude-op", options.exclude_ops)):
+        for operator in operators:
+            if operator not in counts:
+                known = ", ".join(sorted(counts))
+                hint = nearest_hint(operator, list(counts))
+                raise InvalidArgumentError(f"{flag}: the model has no {operator}{hint} (it has {known})")
+    names = [node.name for node in model.graph.node if node.name]
+    for name in options.exclude_nodes:
+        if name not in names:
+            advice = "" if names else "; the nodes of this model have no names, so exclude operators (--exclude-op)"
+            raise InvalidArgumentError(f"--exclude: the model has no node '{name}'{nearest_hint(name, names)}{advice}")
+    if not options.is_static and "Conv" in options.ops:
+        raise InvalidArgumentError(
+            "--op Conv: convolutions are quantized statically: --method static with --calibration"
+        )
+
+
+def _prepare(path: Path, model: Any, prepared: Path) -> None:
+    """Infer shapes and fuse what can be fused: both let the quantizer do more. Without it where that fails."""
+    shape_inference = require("onnxruntime.quantization.shape_inference", extra="quantize", purpose=_PURPOSE)
+    try:
+        # Symbolic inference wants sympy, and adds nothing for the operators that are quantized.
+        shape_inference.quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+    except Exception:  # a best effort of a library that raises whatever it meets
+        logging.getLogger(__name__).debug("the model is quantized as it is", exc_info=True)
+        prepared.write_bytes(model.SerializeToString())
+
+
+def _quantize_dynamic(library: Any, prepared: Path, made: Path, options: OnnxQuantizeOptions) -> None:
+    ops = [name for name in options.ops or DYNAMIC_OPS if name not in options.exclude_ops]
+    library.quantize_dynamic(
+        prepared,
+        made,
+        op_types_to_quantize=ops,
+        per_channel=options.per_channel,
+        weight_type=library.QuantType.QInt8,
+        nodes_to_exclude=list(options.exclude_nodes),
+    )
+
+
+def _quantize_static(
+    library: Any, prepared: Path, made: Path, config: ModelConfig, options: OnnxQuantizeOptions, samples: Samples
+) -> None:
+    extra: dict[str, object] = {}
+    ops: Sequence[str] = options.ops
+    if options.for_tensorrt:
+        ops = ops or TENSORRT_OPS
+        extra = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
+    if options.exclude_ops:
+        known = ops or sorted(count_ops(read_onnx(prepared)))
+        ops = [name for name in known if name not in options.exclude_ops]
+    methods = library.CalibrationMethod
+    method = {
+        Calibration.MINMAX: methods.MinMax,
+        Calibration.ENTROPY: methods.Entropy,
+        Calibration.PERCENTILE: methods.Percentile,
+    }[options.calibration]
+    library.quantize_static(
+        prepared,
+        made,
+        _reader(library, config, samples),
+        quant_format=library.QuantFormat.QDQ,
+        op_types_to_quantize=list(ops) or None,
+        per_channel=options.per_channel,
+        activation_type=library.QuantType.QInt8,
+        weight_type=library.QuantType.QInt8,
+        nodes_to_exclude=list(options.exclude_nodes),
+        calibrate_method=method,
+        extra_options=extra,
+    )
+
+
+def _reader(library: Any, config: ModelConfig, samples: Samples) -> Any:
+    requests = samples.requests(config, _CALIBRATION_ROWS)
+
+    class Reader(library.CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> Any:
+            return next(requests, None)
+
+    return Reader()
+
+
+def _notes(path: Path, original: Any, model: Any) -> tuple[str, ...]:
+    """What became integers and what did not. Raises UnsupportedError when nothing did."""
+    integers = quantized_ops(model)
+    if not integers:
+        there = ", ".join(f"{count} {name}" for name, count in sorted(count_ops(original).items()))
+        raise UnsupportedError(f"nothing of '{path}' could be quantized: it consists of {there}")
+    rest = count_ops(model)
+    rest.subtract(integers)
+    left = {name: count for name, count in rest.items() if count > 0 and name not in _HELPERS}
+    told = ", ".join(f"{count} {name}" for name, count in sorted(integers.items()))
+    notes = [f"in integers: {told}"]
+    if left:
+        notes.append("in floating point: " + ", ".join(f"{count} {name}" for name, count in sorted(left.items())))
+    return tuple(notes)
+
+
+# What quantization adds, and what only moves data.
+_MOVERS = ("Cast", "Mul", "Add", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+_HELPERS = frozenset((*_MARKS, *_MOVERS))
+# What ONNX Runtime computes in integers when it stands between quantized values.
+_COMPUTING = frozenset(
+    (
+        "Conv",
+        "ConvTranspose",
+        "Gemm",
+        "MatMul",
+        "Add",
+        "Mul",
+        "AveragePool",
+        "GlobalAveragePool",
+        "MaxPool",
+        "Concat",
+        "Resize",
+    )
+)
+
+
+def quantized_ops(model: Any) -> Counter[str]:
+    """How many nodes of each operator compute with integers: between a dequantized input and a quantized weight, or by
+    an integer operator.
+    """
+    dequantized = {name for node in model.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    found: Counter[str] = Counter()
+    for node in model.graph.node:
+        is_integer = "Integer" in node.op_type or node.op_type.startswith(("QLinear", "DynamicQuantize"))
+        is_between = node.op_type in _COMPUTING and bool(node.input) and node.input[0] in dequantized
+        if node.op_type not in _MARKS and (is_integer or is_between):
+            found[node.op_type] += 1
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the quantizer's advice: what matters is in the notes."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(level)
