@@ -67,13 +67,14 @@ class Access:
     """The rules of one protocol. `forward_pattern` is a regular expression for names of headers.
 
     `reads_context`: traces are parts of those of clients, which name them in a header. `keys_file` has the API keys of
-    which every call needs one (`api_keys`); empty: none does.
+    which every call needs one (`api_keys`); empty: none does. `is_logged`: each call has a line in the access log.
     """
 
     restrictions: tuple[Restriction, ...] = ()
     forward_pattern: str = ""
     reads_context: bool = False
     keys_file: str = ""
+    is_logged: bool = False
 
     def restriction(self, group: ApiGroup) -> Restriction | None:
         """What calls of that group need, if anything."""
@@ -116,6 +117,7 @@ def parse_access(
     prefix: str = "",
     reads_context: bool = False,
     keys_file: str = "",
+    is_logged: bool = False,
 ) -> Access:
     """The rules that flags write; `prefix` precedes each key on the wire, `flag` is named in errors.
 
@@ -135,7 +137,7 @@ def parse_access(
         raise InvalidArgumentError(
             f"the pattern of headers to forward, '{forward_pattern}', is no regular expression: {error}"
         ) from None
-    return Access(rules, forward_pattern, reads_context, keys_file)
+    return Access(rules, forward_pattern, reads_context, keys_file, is_logged)
 
 
 def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:

@@ -26,6 +26,7 @@ import yaml
 from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
 from modelserver.flags import nearest_hint
+from modelserver.telemetry.access_log import note_key
 
 _logger = logging.getLogger(__name__)
 
@@ -168,6 +169,7 @@ class KeyRing:
         key = self._keys.get(match[1]) if match is not None else None
         if key is None or not compare_digest(_digest(key.salt, text), key.digest):
             raise UnauthenticatedError(_WRONG)
+        note_key(key.name)
         return key
 
     def check_current(self, key: ApiKey) -> None:

@@ -18,6 +18,7 @@ from modelserver.overload import OverloadStream, tell_overload
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.shared_memory import CudaSharedMemory, Region, SharedMemory
+from modelserver.telemetry.access_log import note_request
 from modelserver.telemetry.audit import audited
 from modelserver.telemetry.log_settings import LogSettings
 from modelserver.telemetry.refusals import RefusalCounts
@@ -83,6 +84,7 @@ class DataPlane:
         *,
         strict_readiness: bool = True,
         logs_requests: bool = False,
+        logs_access: bool = False,
         shared_memory: SharedMemory | None = None,
         tracer: Tracer | None = None,
         tells_overload: bool = False,
@@ -99,6 +101,8 @@ class DataPlane:
         self._waking = WakingRequests(self.infer)
         repository.residency.on_active = self._observe
         self._observe()
+        # Each call's inference requests are told to the access log.
+        self.logs_access = logs_access
         self.is_shutting_down = False
         self._refuses_sequences = self._refuses_all = False
         self.refusals = RefusalCounts()
@@ -112,6 +116,8 @@ class DataPlane:
         not fit the config, a full queue, a server that is shutting down. A request for a model that is loaded on
         demand waits until it is, if its deadline allows.
         """
+        if self.logs_access:
+            note_request(request)
         try:
             model = None
             if request.sequence_id and not request.sequence_start:

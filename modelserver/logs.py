@@ -131,7 +131,7 @@ class Iso8601Formatter(TextFormatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time, level, logger, message, and exception where there is one."""
+    """One object per line: time, level, logger, message, a record's own `fields`, and exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -140,6 +140,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

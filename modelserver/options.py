@@ -79,6 +79,7 @@ class ServerOptions:
     log_warning: bool = field(default=True, metadata=flag(LOGGING, "Log warnings."))
     log_error: bool = field(default=True, metadata=flag(LOGGING, "Log errors."))
     log_format: str = field(default="default", metadata=flag(LOGGING, "How a line looks; json is ours: one object per line.", choices=("default", "ISO8601", "json")))
+    access_log: bool = field(default=False, metadata=flag(LOGGING, "Log a line for each call, whatever became of it: protocol, path, status, duration, sizes, peer, model, ids, and the name of its API key.", is_ours=True))
     log_file: str = field(default="", metadata=flag(LOGGING, "File to append the log to, in place of standard error.", metavar="FILE"))
 
     model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, or one model's directory, or the address of one in an object store: s3://, gs://, as://, abfs://. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
@@ -233,6 +234,7 @@ class ServerOptions:
             self.http_header_forward_pattern,
             reads_context=self.trace_options.mode == OPENTELEMETRY,
             keys_file=self.api_keys_file,
+            is_logged=self.access_log,
         )
 
     @property
@@ -245,6 +247,7 @@ class ServerOptions:
             prefix="triton-grpc-protocol-",
             reads_context=self.trace_options.mode == OPENTELEMETRY,
             keys_file=self.api_keys_file,
+            is_logged=self.access_log,
         )
 
     @property

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib import metadata
 from math import inf
 from pathlib import Path
@@ -28,6 +29,8 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.host_policy import HostCores
 from modelserver.frontends.grpc.keyed import grpc_frontend
+from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.http.access_log import with_access_log
 from modelserver.frontends.http.clouds import sagemaker_frontend, vertex_ai_frontend
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.keyed import http_frontend, keyed_cloud, keyed_metrics
@@ -93,6 +96,7 @@ class Server:
             strict_readiness=options.strict_readiness,
             tells_overload=options.overload_statuses,
             logs_requests=options.log_verbose > 0,
+            logs_access=options.access_log,
             shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
             tracer=Tracer(options.trace_options, version=self.version),
         )
@@ -213,20 +217,32 @@ class Server:
         options = self.options
         return Frontends(
             dataplane=self.dataplane,
-            http=self._http() if options.allow_http else None,
-            grpc=grpc_frontend(self.dataplane, self.controlplane, grpc_limits(options), self.keys)
-            if options.allow_grpc
-            else None,
+            http=with_access_log(self._http(), is_logged=self._logs_access) if options.allow_http else None,
+            grpc=self._grpc() if options.allow_grpc else None,
             metrics=keyed_metrics(MetricsFrontend(self._metrics().collect), self.keys)
             if options.allow_metrics
             else None,
-            sagemaker=self._sagemaker() if options.allow_sagemaker else None,
-            vertex_ai=self._vertex_ai() if options.allow_vertex_ai else None,
+            sagemaker=with_access_log(self._sagemaker(), is_logged=options.access_log)
+            if options.allow_sagemaker
+            else None,
+            vertex_ai=with_access_log(self._vertex_ai(), is_logged=options.access_log)
+            if options.allow_vertex_ai
+            else None,
             logs=self.controlplane.logs,
         )
 
     def _http(self) -> KServeFrontend:
         return http_frontend(self.dataplane, self.controlplane, http_limits(self.options), self.keys)
+
+    def _grpc(self) -> GrpcFrontend:
+        limits = grpc_limits(self.options)
+        limits = replace(limits, access=replace(limits.access, is_logged=self._logs_access))
+        return grpc_frontend(self.dataplane, self.controlplane, limits, self.keys)
+
+    @property
+    def _logs_access(self) -> bool:
+        """Whether this process writes the access log; where there are front processes, they do."""
+        return self.options.access_log and self.options.wire_processes == 1
 
     def _cloud_planes(self) -> tuple[DataPlane, ControlPlane]:
         """What the endpoints of clouds ask by themselves; the rest they leave to a frontend of KServe's routes."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from typing import Any
+
+from modelserver.telemetry.access_log import ACCESS_LOGGER
 
 _MARK = b"\x1e"
 _NEWLINE = b"\x1f"
 _LEVELS = {b"D": logging.DEBUG, b"I": logging.INFO, b"W": logging.WARNING, b"E": logging.ERROR}
 _LETTERS = {level: letter for letter, level in _LEVELS.items()}
+# Of a line of the access log, whose fields follow as JSON.
+_ACCESS = b"A"
 
 
 def write_record(level: int, text: str) -> None:
     """In the child: one record at a `logging` level; it may have several lines."""
-    letter = _LETTERS.get(level, b"I")
-    line = _MARK + letter + text.encode(errors="replace").replace(b"\n", _NEWLINE) + b"\n"
+    _write(_LETTERS.get(level, b"I") + text.encode(errors="replace"))
+
+
+def _write(content: bytes) -> None:
+    line = _MARK + content.replace(b"\n", _NEWLINE) + b"\n"
     while line:
         line = line[os.write(2, line) :]
 
@@ -24,7 +33,10 @@ class ChildLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            write_record(_level(record.levelno), self.format(record))
+            if record.name == ACCESS_LOGGER:
+                _write(_ACCESS + json.dumps(record.fields).encode())  # type: ignore[attr-defined]
+            else:
+                write_record(_level(record.levelno), self.format(record))
         except OSError:
             self.handleError(record)  # the server no longer reads: nobody is left to be told
 
@@ -40,3 +52,14 @@ def parse_line(line: bytes) -> tuple[int, str]:
     if line[:1] == _MARK and line[1:2] in _LEVELS:
         level, line = _LEVELS[line[1:2]], line[2:].replace(_NEWLINE, b"\n")
     return level, line.decode(errors="replace")
+
+
+def parse_access(line: bytes) -> dict[str, Any] | None:
+    """In the server: the fields of a line of the access log, which front processes write; None for any other."""
+    if line[:2] != _MARK + _ACCESS:
+        return None
+    try:
+        fields = json.loads(line[2:])
+    except ValueError:  # it was cut off
+        return None
+    return fields if isinstance(fields, dict) else None

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from modelserver.errors import InternalError
 from modelserver.execution.channel import Channel, PeerGoneError
-from modelserver.execution.child_log import parse_line
+from modelserver.execution.child_log import parse_access, parse_line
 from modelserver.execution.messages import Began, Begin
 from modelserver.execution.shared_buffer import SharedBuffer
+from modelserver.telemetry.access_log import write_access
 
 _logger = logging.getLogger(__name__)
 
@@ -52,14 +53,23 @@ class ChildProcess:
     """A started interpreter that runs `child.py`. One thread watches it (`watch`), another may use `channel`."""
 
     def __init__(
-        self, name: str, environment: Mapping[str, str], descriptors: Sequence[int] = (), *, interpreter: str = ""
+        self,
+        name: str,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+        *,
+        interpreter: str = "",
+        has_access_log: bool = False,
     ) -> None:
         """`descriptors` are inherited under their numbers; `interpreter` is a Python other than the server's.
+
+        `has_access_log`: lines of the access log are written by it; a model's code could forge such lines.
 
         Raises OSError when no process can be started.
         """
         self.name = name
         self.exit_report: ExitReport | None = None
+        self._has_access_log = has_access_log
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._partial = b""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -198,6 +208,9 @@ class ChildProcess:
         return True
 
     def _log_line(self, line: bytes) -> None:
+        if self._has_access_log and (fields := parse_access(line)) is not None:
+            write_access(fields)
+            return
         level, text = parse_line(line[:_MAX_LINE_BYTES])
         self._tail.append(text)
         _logger.log(level, "%s: %s", self.name, text)

@@ -9,6 +9,7 @@ from modelserver.core.relay import RelayStream
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
+from modelserver.telemetry.access_log import trace_id
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +23,12 @@ class LoggedStream(RelayStream):
     Keeps what the line says and not the request, which keeps the stream.
     """
 
-    __slots__ = ("_arrival_ns", "_head")
+    __slots__ = ("_arrival_ns", "_fields", "_head")
 
     def __init__(self, request: InferRequest) -> None:
         super().__init__(request.stream)
         self._head = _head(request)
+        self._fields = _fields(request)
         self._arrival_ns = request.arrival_ns
 
     def deliver(self, response: InferResponse) -> None:
@@ -36,17 +38,24 @@ class LoggedStream(RelayStream):
         self._reader.deliver(response)
         if self.is_finished:
             outcome = "ok" if response.error is None else _failure(response.error)
-            logger.debug("%s: %s, %.3f ms", self._head, outcome, (time.monotonic_ns() - self._arrival_ns) / 1e6)
+            duration_ms = (time.monotonic_ns() - self._arrival_ns) / 1e6
+            logger.debug("%s: %s, %.3f ms", self._head, outcome, duration_ms, extra={"fields": self._fields})
 
 
 def log_refusal(request: InferRequest, error: ServerError) -> None:
     """The line of a request that no model accepted."""
-    logger.debug("%s: refused, %s", _head(request), _failure(error))
+    logger.debug("%s: refused, %s", _head(request), _failure(error), extra={"fields": _fields(request)})
 
 
 def _head(request: InferRequest) -> str:
     version = "" if request.version is None else f" version {request.version}"
     return f"infer {_quoted(request.model_name)}{version} id {_quoted(request.id)} rows {request.rows}"
+
+
+def _fields(request: InferRequest) -> dict[str, str]:
+    """What other lines, and traces, about the same request have too."""
+    fields = {"model": request.model_name, "request_id": request.id, "trace_id": trace_id(request.trace_parent)}
+    return {key: value[:_LONGEST_TEXT] for key, value in fields.items() if value}
 
 
 def _quoted(text: str) -> str:

@@ -13,6 +13,7 @@ from modelserver.config.message import config_to_message
 from modelserver.core.request import forward, set_context
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.grpc import codec, replies
+from modelserver.frontends.grpc.access_log import with_access_log
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import answered, awaited, fail, streamed
@@ -74,7 +75,8 @@ class GrpcFrontend:
         )
         own = {f"/{SERVICE}/{name}": method for name, method in self._own_methods().items()}
         methods = {**own, **health.methods, **reflection.methods}
-        self.methods: Mapping[str, Method] = with_peers(self._guard(restricted(methods, limits.access)))
+        guarded = with_peers(self._guard(restricted(methods, limits.access)))
+        self.methods: Mapping[str, Method] = with_access_log(guarded, is_logged=limits.access.is_logged)
 
     def _guard(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
         """What stands before the methods; here nothing."""

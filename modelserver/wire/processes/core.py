@@ -12,6 +12,7 @@ from modelserver.api_keys import open_keys
 from modelserver.execution.shared_buffer import SharedBuffer
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.keyed import grpc_frontend
+from modelserver.frontends.http.access_log import with_access_log
 from modelserver.frontends.http.keyed import http_frontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.logs import set_own_level
@@ -59,8 +60,10 @@ class Core:
         planes = cast(Any, self.dataplane)
         # What is forwarded, the core looks at.
         keys = open_keys(http_limits.access.keys_file)
-        self.http = HttpForwarder(http_frontend(planes, planes, http_limits, keys), self._calls)
-        self.grpc = GrpcForwarder(grpc_frontend(planes, planes, grpc_limits, keys), self._calls)
+        http = HttpForwarder(http_frontend(planes, planes, http_limits, keys), self._calls)
+        self.http = with_access_log(http, is_logged=http_limits.access.is_logged, keys=keys)
+        grpc = grpc_frontend(planes, planes, grpc_limits, keys)
+        self.grpc = GrpcForwarder(grpc, self._calls, is_logged=grpc_limits.access.is_logged, keys=keys)
 
     @property
     def num_inflight(self) -> int:

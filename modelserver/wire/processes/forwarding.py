@@ -11,7 +11,9 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
+from modelserver.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.access_log import with_access_log
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.servicer import SERVICE
@@ -73,10 +75,15 @@ def _needs_model(headers: Mapping[str, str]) -> bool:
 class GrpcForwarder:
     """The method table of a front: those of `local` that it can serve itself, and the core behind the others."""
 
-    def __init__(self, local: GrpcFrontend, calls: ForwardedCalls) -> None:
+    def __init__(
+        self, local: GrpcFrontend, calls: ForwardedCalls, *, is_logged: bool = False, keys: KeyRing | None = None
+    ) -> None:
+        """`local` writes its own lines of the access log; `is_logged`: forwarded calls have some too."""
         self._local = local
+        forwarded = {path: calls.grpc(path, method) for path, method in local.methods.items() if not _is_local(path)}
         self.methods: Mapping[str, Method] = {
-            path: method if _is_local(path) else calls.grpc(path, method) for path, method in local.methods.items()
+            **local.methods,
+            **with_access_log(forwarded, is_logged=is_logged, keys=keys),
         }
 
     def drain(self) -> None:

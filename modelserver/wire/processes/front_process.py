@@ -170,7 +170,7 @@ class FrontProcess:
     def _spawn(self) -> tuple[FrontSockets, ChildProcess]:
         sockets = FrontSockets(self.name)
         try:
-            child = ChildProcess(self.name, {}, sockets.descriptors)
+            child = ChildProcess(self.name, {}, sockets.descriptors, has_access_log=True)
         except OSError:
             sockets.close()
             raise

@@ -18,6 +18,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.execution.messages import ErrorRecord, ResponseRecord, TensorRecord
 from modelserver.execution.packing import Payload, Unpacker
 from modelserver.execution.records import request_record
+from modelserver.telemetry.access_log import note_request
 from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import Cancel, Content, CoreBundle, Credit, Failed, Infer, Inferred
 
@@ -87,6 +88,7 @@ class RemoteDataPlane:
 
         Raises InvalidArgumentError for what cannot travel; all other errors come by the stream.
         """
+        note_request(request)
         head, content = self._pack(request)
         call = self._next_number()
         self._requests[call] = request

@@ -1,0 +1,152 @@
+"""gRPC calls on their way to the access log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from modelserver.api_keys import KeyRing
+from modelserver.core.tensor import Buffer
+from modelserver.errors import ServerError
+from modelserver.frontends.grpc.call import Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.status import STATUS_OF, Status
+from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
+
+_METHOD = "POST"
+
+
+def with_access_log(
+    methods: Mapping[str, Method], *, is_logged: bool, keys: KeyRing | None = None
+) -> Mapping[str, Method]:
+    """The methods, with a line for each of their calls if that is wanted.
+
+    `keys` tell whose a call is where another process answers it, and looks at its key itself.
+    """
+    return {path: _logged(path, method, keys) for path, method in methods.items()} if is_logged else methods
+
+
+def _logged(path: str, method: Method, keys: KeyRing | None) -> Method:
+    if method.unary is not None:
+        return Method(unary=_logged_unary(path, method.unary, keys))
+    assert method.stream is not None, "a method is one or the other"
+    return Method(stream=_logged_stream(path, method.stream, keys))
+
+
+def _find_caller(keys: KeyRing | None, call: UnaryCall | StreamCall) -> None:
+    if keys is not None:
+        with suppress(ServerError):
+            keys.caller(call.metadata)
+
+
+def _entry(path: str, call: UnaryCall | StreamCall, num_bytes_in: int) -> AccessEntry:
+    return AccessEntry(
+        "gRPC",
+        _METHOD,
+        path,
+        peer=call.peer if isinstance(call, UnaryCall) else "",
+        num_bytes_in=num_bytes_in,
+        trace_parent=str(call.metadata.get("traceparent", "")),
+    )
+
+
+def _logged_unary(path: str, handler: Callable[[UnaryCall], None], keys: KeyRing | None) -> Callable[[UnaryCall], None]:
+    def handle(call: UnaryCall) -> None:
+        entry = _entry(path, call, num_bytes(call.message))
+        token = ACCESS.set(entry)
+        try:
+            _find_caller(keys, call)
+            handler(_LoggedCall(call, entry))
+        finally:
+            ACCESS.reset(token)
+
+    return handle
+
+
+class _LoggedCall(UnaryCall):
+    """A call whose answer is noted."""
+
+    __slots__ = ("_call", "_entry")
+
+    def __init__(self, call: UnaryCall, entry: AccessEntry) -> None:
+        self._call = call
+        self._entry = entry
+        self.message = call.message
+        self.metadata = call.metadata
+        self.deadline_ns = call.deadline_ns
+        self.on_cancel = None
+        call.on_cancel = self._cancel
+
+    @property
+    def peer(self) -> str:
+        return self._call.peer
+
+    def reply(self, parts: Parts) -> None:
+        self._call.reply(parts)
+        self._entry.write("OK", sum(map(num_bytes, parts)))
+
+    def fail(self, status: int, text: str) -> None:
+        self._call.fail(status, text)
+        self._entry.write(_name(status), 0)
+
+    def _cancel(self) -> None:
+        self._entry.write(Status.CANCELLED.name, 0)
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+
+def _logged_stream(
+    path: str, handler: Callable[[StreamCall], Awaitable[Any]], keys: KeyRing | None
+) -> Callable[[StreamCall], Awaitable[Any]]:
+    async def handle(call: StreamCall) -> Any:
+        entry = _entry(path, call, 0)
+        num_bytes_out = 0
+
+        async def messages() -> AsyncIterator[Buffer]:
+            async for message in call.messages:
+                entry.num_bytes_in += num_bytes(message)
+                yield message
+
+        async def send(parts: Parts) -> None:
+            nonlocal num_bytes_out
+            await call.send(parts)
+            num_bytes_out += sum(map(num_bytes, parts))
+
+        def send_now(parts: Parts) -> bool:
+            nonlocal num_bytes_out
+            assert call.send_now is not None, "asked of wires that have it"
+            is_sent = call.send_now(parts)
+            num_bytes_out += sum(map(num_bytes, parts)) if is_sent else 0
+            return is_sent
+
+        own = replace(call, messages=messages(), send=send, send_now=None if call.send_now is None else send_now)
+        token = ACCESS.set(entry)
+        status = Status.CANCELLED.name
+        try:
+            _find_caller(keys, call)
+            result = await handler(own)
+            status = Status.OK.name
+        except RpcError as error:
+            status = _name(error.status)
+            raise
+        except ServerError as error:
+            status = STATUS_OF[error.code].name
+            raise
+        except Exception:
+            status = Status.UNKNOWN.name
+            raise
+        finally:
+            with suppress(ValueError):  # a task that is closed elsewhere has another context
+                ACCESS.reset(token)
+            entry.write(status, num_bytes_out)
+        return result
+
+    return handle
+
+
+def _name(status: int) -> str:
+    try:
+        return Status(status).name
+    except ValueError:
+        return str(status)

@@ -1,0 +1,99 @@
+"""HTTP calls on their way to the access log."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from modelserver.api_keys import KeyRing
+from modelserver.core.tensor import Buffer
+from modelserver.errors import ServerError
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
+from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
+
+
+def with_access_log(frontend: Frontend, *, is_logged: bool, keys: KeyRing | None = None) -> Frontend:
+    """The frontend, with a line for each of its exchanges if that is wanted.
+
+    `keys` tell whose a call is where another process answers it, and looks at its key itself.
+    """
+    return LoggedFrontend(frontend, keys) if is_logged else frontend
+
+
+class LoggedFrontend:
+    """Stands before a frontend."""
+
+    def __init__(self, frontend: Frontend, keys: KeyRing | None = None) -> None:
+        self._frontend = frontend
+        self._keys = keys
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer `exchange`, now or later; never raises."""
+        head = exchange.head
+        entry = AccessEntry(
+            "HTTP",
+            head.method,
+            head.path,
+            peer=exchange.peer,
+            num_bytes_in=num_bytes(exchange.body),
+            trace_parent=head.headers.get("traceparent", ""),
+        )
+        token = ACCESS.set(entry)
+        try:
+            if self._keys is not None:
+                with suppress(ServerError):
+                    self._keys.caller(head.headers)
+            self._frontend.handle(_LoggedExchange(exchange, entry))
+        finally:
+            ACCESS.reset(token)
+
+
+class _LoggedExchange(HttpExchange):
+    """An exchange whose answer is noted."""
+
+    __slots__ = ("_entry", "_exchange")
+
+    def __init__(self, exchange: HttpExchange, entry: AccessEntry) -> None:
+        self._exchange = exchange
+        self._entry = entry
+        self.head = exchange.head
+        self.body = exchange.body
+        self.on_disconnect = None
+        exchange.on_disconnect = self._leave
+
+    @property
+    def peer(self) -> str:
+        return self._exchange.peer
+
+    def respond(self, response: HttpResponse) -> None:
+        self._exchange.respond(response)
+        self._entry.write(str(response.status), sum(map(num_bytes, response.body)))
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
+        return _LoggedWriter(self._exchange.start(status, headers), self._entry, status)
+
+    def _leave(self) -> None:
+        self._entry.write("left", 0)
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+
+class _LoggedWriter:
+    """Counts what is written, until the end or until the client has left."""
+
+    def __init__(self, writer: ResponseWriter, entry: AccessEntry, status: int) -> None:
+        self._writer = writer
+        self._entry = entry
+        self._status = status
+        self._num_bytes = 0
+
+    async def write(self, data: Buffer) -> None:
+        try:
+            await self._writer.write(data)
+        except ConnectionError:
+            self._entry.write("left", self._num_bytes)
+            raise
+        self._num_bytes += num_bytes(data)
+
+    async def close(self) -> None:
+        await self._writer.close()
+        self._entry.write(str(self._status), self._num_bytes)

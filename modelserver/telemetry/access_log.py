@@ -1,0 +1,138 @@
+"""The access log: a line for each call of a client, whatever became of it, for `--access-log`.
+
+Lines are of the logger `modelserver.access`, at the level INFO; in JSON their parts are fields of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextvars import ContextVar
+from typing import Any, Final
+
+from modelserver.core.request import InferRequest
+from modelserver.core.tensor import Buffer
+
+ACCESS_LOGGER: Final = "modelserver.access"
+_logger = logging.getLogger(ACCESS_LOGGER)
+
+# Names and paths come from clients.
+_MAX_TEXT_LEN: Final = 200
+_TRACE_ID = slice(3, 35)  # of a W3C traceparent, version-traceid-parentid-flags
+_TRACEPARENT_LEN: Final = 55
+
+# What is being answered, where the access log is on.
+ACCESS: Final[ContextVar[AccessEntry | None]] = ContextVar("modelserver_access", default=None)
+
+
+class AccessEntry:
+    """One call, from its arrival to the line about it. Event loop thread only."""
+
+    __slots__ = (
+        "_is_written",
+        "_since_ns",
+        "key",
+        "method",
+        "model",
+        "num_bytes_in",
+        "num_requests",
+        "path",
+        "peer",
+        "protocol",
+        "request_id",
+        "trace_id",
+        "version",
+    )
+
+    def __init__(
+        self, protocol: str, method: str, path: str, *, peer: str, num_bytes_in: int, trace_parent: str
+    ) -> None:
+        self._since_ns = time.monotonic_ns()
+        self._is_written = False
+        self.protocol = protocol
+        self.method = method
+        self.path = path
+        self.peer = peer
+        self.num_bytes_in = num_bytes_in
+        self.trace_id = trace_id(trace_parent)
+        self.num_requests = 0
+        # Of the last inference request of the call.
+        self.model = ""
+        self.version: int | None = None
+        self.request_id = ""
+        # The name of the API key.
+        self.key = ""
+
+    def note(self, request: InferRequest) -> None:
+        """The call has an inference request."""
+        self.num_requests += 1
+        self.model = request.model_name
+        self.version = request.version
+        self.request_id = request.id
+
+    def write(self, status: str, num_bytes_out: int) -> None:
+        """Write the line, the first time; `status` is the number of HTTP or the name of gRPC, or `left`."""
+        if self._is_written:
+            return
+        self._is_written = True
+        duration_ms = round((time.monotonic_ns() - self._since_ns) / 1e6, 3)
+        fields: dict[str, Any] = {
+            "protocol": self.protocol,
+            "method": self.method[:_MAX_TEXT_LEN],
+            "path": self.path[:_MAX_TEXT_LEN],
+            "status": status,
+            "duration_ms": duration_ms,
+            "bytes_in": self.num_bytes_in,
+            "bytes_out": num_bytes_out,
+            "peer": self.peer,
+        }
+        fields |= {key: value[:_MAX_TEXT_LEN] for key, value in self._optional() if value}
+        write_access(fields)
+
+    def _optional(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("model", self.model),
+            ("version", "" if self.version is None else str(self.version)),
+            ("request_id", self.request_id),
+            ("requests", str(self.num_requests) if self.num_requests > 1 else ""),
+            ("trace_id", self.trace_id),
+            ("key", self.key),
+        )
+
+
+def write_access(fields: dict[str, Any]) -> None:
+    """Write a line with these fields, in their order."""
+    text = " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
+    _logger.info("%s", text, extra={"fields": fields})
+
+
+def note_request(request: InferRequest) -> None:
+    """Tell the call that is being answered of an inference request of its own."""
+    entry = ACCESS.get()
+    if entry is not None:
+        entry.note(request)
+
+
+def note_key(name: str) -> None:
+    """Tell the call that is being answered whose API key it has."""
+    entry = ACCESS.get()
+    if entry is not None:
+        entry.key = name
+
+
+def trace_id(trace_parent: str) -> str:
+    """The id of the trace that a W3C `traceparent` names; empty if it is none."""
+    return trace_parent[_TRACE_ID] if len(trace_parent) == _TRACEPARENT_LEN else ""
+
+
+def num_bytes(buffer: Buffer) -> int:
+    """The size of a buffer, whatever its items are."""
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+
+
+def _plain(value: object) -> str:
+    """The value as one word: text that would not be one is quoted as in JSON."""
+    text = str(value)
+    is_word = bool(text) and text.isprintable() and not any(letter in text for letter in ' "=\\')
+    return text if is_word else json.dumps(text)
