@@ -100,7 +100,7 @@ class NullCall(UnaryCall):
     def reply(self, parts: Parts) -> None:
         self._tally.add()
 
-    def fail(self, status: int, text: str) -> None:
+    def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         raise AssertionError(f"{status}: {text}")
 
 

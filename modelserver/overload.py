@@ -21,8 +21,12 @@ class OverloadStream(RelayStream):
 
 def tell_overload(error: ServerError) -> ServerError:
     """The same error, under the code of its kind; others stay as they are."""
+    told: ServerError
     if isinstance(error, QueueFullError):
-        return QueueFullError(error.message, code=ErrorCode.OVERLOADED)
-    if isinstance(error, QueueTimeoutError):
-        return QueueTimeoutError(error.message, code=ErrorCode.TIMED_OUT)
-    return error
+        told = QueueFullError(error.message, code=ErrorCode.OVERLOADED)
+    elif isinstance(error, QueueTimeoutError):
+        told = QueueTimeoutError(error.message, code=ErrorCode.TIMED_OUT)
+    else:
+        return error
+    told.retry_after_s = error.retry_after_s
+    return told

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.option_table",
         "modelserver.access",
         "modelserver.api_keys",
+        "modelserver.caller_limits",
         "modelserver.logs",
         "modelserver.allocator",
         "modelserver.device_memory",
@@ -40,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.execution",),
     ("modelserver.repository",),
     (
+        "modelserver.callers",
         "modelserver.dataplane",
         "modelserver.controlplane",
         "modelserver.keyed_planes",

@@ -75,6 +75,9 @@ class InferRequest(msgspec.Struct, eq=False):
     trace_parent: str = ""
     # Fills the row of an idle slot in a batch of sequences: nobody sent it, and nobody reads its answer.
     is_padding: bool = False
+    # Whose it is, where callers share models and have quotas; and the caller's weight among those that wait.
+    caller: str = ""
+    share: float = 1.0
 
     @property
     def sender(self) -> ResponseSender:

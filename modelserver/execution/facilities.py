@@ -13,8 +13,11 @@ from modelserver.scheduling.rate_limit import RateLimiter
 class Facilities:
     """`answers` is where response caches keep answers; without it no model has a cache. `limiter` decides who executes
     of those that need the same resources; without it nobody waits for any. `cores` says where instances run.
+    `is_fair`: callers share queues by weight. `is_adaptive`: who would be answered too late is refused at once.
     """
 
     answers: AnswerStore | None = None
     limiter: RateLimiter | None = None
     cores: HostCores = field(default_factory=HostCores)
+    is_fair: bool = False
+    is_adaptive: bool = False

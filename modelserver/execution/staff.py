@@ -145,6 +145,8 @@ class Staff:
         self._default_max_queue_size = default_max_queue_size
         self._limiter = facilities.limiter
         self._cores = facilities.cores
+        self._is_fair = facilities.is_fair
+        self._is_adaptive = facilities.is_adaptive
         # Of the instances that need resources, while there is a limiter.
         self._claims: dict[InstancePlan, Claim] = {}
         self._is_stopped = False
@@ -329,6 +331,8 @@ class Staff:
             clock=self._clock,
             default_max_queue_size=self._default_max_queue_size,
             form=form if hold is None else held_form(hold, form),
+            is_fair=self._is_fair,
+            is_adaptive=self._is_adaptive,
         )
 
     def _use(self, scheduler: Scheduler) -> None:

@@ -21,7 +21,9 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, QueueFullError, QueueTimeoutError, ServerError
 from modelserver.scheduling.batch import Batch, FormBatch, can_take, form_batch
 from modelserver.scheduling.bucket import bucket_key
+from modelserver.scheduling.drain_rate import DrainRate, expected_ns
 from modelserver.scheduling.expiry import ExpiryTimes
+from modelserver.scheduling.fair_queue import FairQueue
 from modelserver.scheduling.limits import PriorityLevels, QueuePolicy
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
@@ -72,8 +74,13 @@ class Batcher:
         clock: Clock | None = None,
         default_max_queue_size: int = 0,
         form: FormBatch = form_batch,
+        is_fair: bool = False,
+        is_adaptive: bool = False,
     ) -> None:
-        """`form` is how a batch is formed, for those who have an idea of their own of that."""
+        """`form` is how a batch is formed, for those who have an idea of their own of that.
+
+        `is_fair`: callers share the queue by weight. `is_adaptive`: who would wait too long is refused at once.
+        """
         self.inflight = 0
         self.on_idle: Callable[[], None] | None = None
         self._model_name = config.name
@@ -87,6 +94,9 @@ class Batcher:
         self._key = None if self._rules.is_single else bucket_key(config)
         self._order = ResponseOrder() if self._rules.keep_order else None
         self._lock = threading.Lock()
+        self._is_fair = is_fair
+        self._is_adaptive = is_adaptive
+        self._rate = DrainRate()
         self._queue = self._make_queue()
         self._expiry = ExpiryTimes()
         self._idle = IdleSeats()
@@ -132,10 +142,16 @@ class Batcher:
         timeout_ns = policy.timeout_ns(request) if policy.has_timeouts else 0
         expires_ns = deadline_ns if timeout_ns == 0 else _first_expiry(now_ns, timeout_ns, deadline_ns)
         max_queue_size = policy.max_queue_size
+        if expires_ns is not None and self._is_adaptive and self._queue:
+            self._check_in_time(entry, deadline_ns, timeout_ns, now_ns)
         wakes_thread = False
+        dropped: QueueEntry | None = None
         with self._lock:
             # Asked again under the lock: another thread may have aborted the queue since `refuse` looked.
-            is_accepted = not self._is_stopped and (max_queue_size == 0 or not self._is_full(level, max_queue_size))
+            is_accepted = not self._is_stopped
+            if is_accepted and max_queue_size != 0 and self._is_full(level, max_queue_size):
+                dropped = self._drop_for(entry)
+                is_accepted = dropped is not None
             if is_accepted:
                 self._queue.add(entry)
                 if expires_ns is not None:
@@ -149,6 +165,8 @@ class Batcher:
             self._loop.call_soon(self._wake_thread)
         if not is_accepted:
             raise self._rejection(request, level, policy, now_ns)
+        if dropped is not None:
+            self._answer([(dropped.request, self._rejection(dropped.request, level, policy, now_ns))])
         self.inflight += 1
         request.on_cancel = self._cancel_callback
         if self._order is not None:
@@ -179,6 +197,8 @@ class Batcher:
             expired = self._remove_expired(now_ns) if self._expiry else []
             batch, wait_until_ns = (None, None) if seat.is_closed else self._form(self._queue, self._rules, now_ns)
             seat.is_left = seat.is_closed
+            if batch is not None:
+                self._rate.note(len(batch.requests), len(self._queue), now_ns)
             if batch is None and not seat.is_left:
                 wait_until_ns = self._idle.park(seat, wait_until_ns)
             elif self._queue and self._idle.can_wake:
@@ -219,6 +239,7 @@ class Batcher:
                 batch, _ = self._form(self._queue, self._rules, now_ns)
                 if batch is None:
                     break
+                self._rate.note(len(batch.requests), len(self._queue), now_ns)
                 batches.append(batch)
         return batches
 
@@ -310,7 +331,8 @@ class Batcher:
 
     def _make_queue(self) -> RequestQueue:
         rules = self._rules
-        return RequestQueue(max_rows=rules.max_rows, ripe_rows=rules.preferred_rows[0], keep_order=rules.keep_order)
+        make = FairQueue if self._is_fair else RequestQueue
+        return make(max_rows=rules.max_rows, ripe_rows=rules.preferred_rows[0], keep_order=rules.keep_order)
 
     def _is_worth_a_wake(self, entry: QueueEntry, now_ns: int) -> bool:
         """Whether a sleeping worker would take something now that the entry has come, or has to watch its delay."""
@@ -335,10 +357,47 @@ class Batcher:
         self._statistics.record_failures(FailureReason.REJECTED, (now_ns - request.arrival_ns,))
         where = f" at priority level {level}" if self._levels.num_levels else ""
         bound = "--max-queue-size" if policy.is_servers_bound else "max_queue_size in its config.pbtxt"
-        return QueueFullError(
+        error = QueueFullError(
             f"Exceeds maximum queue size: model '{self._model_name}' already has {policy.max_queue_size} requests "
             f"in its queue{where}; send fewer at a time, or raise {bound}"
         )
+        error.retry_after_s = self._rate.retry_after_s(len(self._queue), now_ns)
+        return error
+
+    def _check_in_time(self, entry: QueueEntry, deadline_ns: int | None, timeout_ns: int, now_ns: int) -> None:
+        """Raise QueueFullError for a request that would leave the queue, or be answered, when it is too late."""
+        queue = self._queue
+        with self._lock:
+            each_ns = self._rate.per_request_ns(now_ns)
+            if each_ns is None:
+                return
+            if isinstance(queue, FairQueue):
+                num_ahead = queue.num_before(entry)
+            elif self._levels.num_levels:
+                num_ahead = sum(queue.level_len(level) for level in range(1, entry.level + 1))
+            else:
+                num_ahead = len(queue)
+        num_executing = max(0, self.inflight - len(queue))
+        answer_ns = expected_ns(each_ns, num_ahead, num_executing, is_answer=True)
+        wait_ns = expected_ns(each_ns, num_ahead, num_executing, is_answer=False)
+        is_late = deadline_ns is not None and now_ns + answer_ns > deadline_ns
+        if not is_late and (timeout_ns == 0 or entry.delays or wait_ns <= timeout_ns):
+            return
+        self._statistics.record_failures(FailureReason.REJECTED, (now_ns - entry.request.arrival_ns,))
+        error = QueueFullError(
+            f"model '{self._model_name}' cannot answer in time: {num_ahead} requests are before this one, which take "
+            f"about {wait_ns / 1e6:.0f} ms; send fewer at a time, or give them more time"
+        )
+        error.retry_after_s = self._rate.retry_after_s(num_ahead, now_ns)
+        raise error
+
+    def _drop_for(self, entry: QueueEntry) -> QueueEntry | None:
+        """Make room in a full queue for a caller with less in it than another, whose last request goes; lock held."""
+        queue = self._queue
+        dropped = queue.last_of_hog(entry) if isinstance(queue, FairQueue) else None
+        if dropped is not None:
+            queue.remove(dropped)
+        return dropped
 
     def _cancel(self, request: InferRequest) -> None:
         """`InferRequest.on_cancel`. Called from the event loop thread."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from modelserver.core.request import InferRequest
 
@@ -20,10 +21,10 @@ class QueueEntry:
 
     `level` is its priority level; a delayed entry comes after all others of its level. `enqueue_ns`
     counts for queue delay and statistics. `is_queued` until it is taken or dropped: whoever removes
-    an entry from the queue answers its request.
+    an entry from the queue answers its request. `tag` is its place in a queue that callers share by weight.
     """
 
-    __slots__ = ("delays", "enqueue_ns", "is_delayed", "is_queued", "key", "level", "request", "rows")
+    __slots__ = ("delays", "enqueue_ns", "is_delayed", "is_queued", "key", "level", "request", "rows", "tag")
 
     def __init__(
         self, request: InferRequest, level: int, enqueue_ns: int, key: Hashable = None, delays: bool = False
@@ -36,11 +37,28 @@ class QueueEntry:
         self.delays = delays
         self.is_delayed = False
         self.is_queued = False
+        self.tag = 0.0
 
     @property
     def rank(self) -> int:
         """Position of its lane: each level has one for entries on time and one, after it, for delayed ones."""
         return 2 * self.level + self.is_delayed
+
+
+class Lane(Protocol):
+    """Entries of one rank by their requests, in the order in which they are served."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, request: object, /) -> bool: ...
+
+    def __getitem__(self, request: InferRequest, /) -> QueueEntry: ...
+
+    def __setitem__(self, request: InferRequest, entry: QueueEntry, /) -> None: ...
+
+    def __delitem__(self, request: InferRequest, /) -> None: ...
+
+    def values(self) -> Iterable[QueueEntry]: ...
 
 
 class EntryOrder:
@@ -52,7 +70,7 @@ class EntryOrder:
     __slots__ = ("_lanes", "_ranks", "num_entries", "rows")
 
     def __init__(self) -> None:
-        self._lanes: dict[int, OrderedDict[InferRequest, QueueEntry]] = {}
+        self._lanes: dict[int, Lane] = {}
         self._ranks: list[int] = []
         self.num_entries = 0
         self.rows = 0
@@ -61,11 +79,14 @@ class EntryOrder:
         rank = 2 * entry.level + entry.is_delayed
         lane = self._lanes.get(rank)
         if lane is None:
-            lane = self._lanes[rank] = OrderedDict()
+            lane = self._lanes[rank] = self._make_lane()
             insort(self._ranks, rank)
         lane[entry.request] = entry
         self.num_entries += 1
         self.rows += entry.rows
+
+    def _make_lane(self) -> Lane:
+        return OrderedDict()
 
     def remove(self, entry: QueueEntry) -> None:
         rank = 2 * entry.level + entry.is_delayed
@@ -117,9 +138,12 @@ class RequestQueue:
         self._max_rows = max_rows
         self._ripe_rows = ripe_rows
         self._keep_order = keep_order
-        self._all = EntryOrder()
+        self._all = self._make_order()
         self._buckets: dict[Hashable, EntryOrder] = {}
         self._ripe: dict[Hashable, None] = {}
+
+    def _make_order(self) -> EntryOrder:
+        return EntryOrder()
 
     def __len__(self) -> int:
         return self._all.num_entries
@@ -147,7 +171,7 @@ class RequestQueue:
             return
         bucket = self._buckets.get(entry.key)
         if bucket is None:
-            bucket = self._buckets[entry.key] = EntryOrder()
+            bucket = self._buckets[entry.key] = self._make_order()
         bucket.add(entry)
         if bucket.rows >= self._ripe_rows:
             self._ripe[entry.key] = None

@@ -18,12 +18,14 @@ class RefusalReason(enum.Enum):
     UNKNOWN_MODEL = "UNKNOWN_MODEL"
     UNAVAILABLE = "UNAVAILABLE"  # the model or version is known and not ready, or the server is shutting down
     INVALID = "INVALID"  # what was sent does not fit the model's config
+    OVERLOADED = "OVERLOADED"  # the caller's quota is used up
     OTHER = "OTHER"
 
 
 _REASONS = {
     ErrorCode.NOT_FOUND: RefusalReason.UNKNOWN_MODEL,
     ErrorCode.UNAVAILABLE: RefusalReason.UNAVAILABLE,
+    ErrorCode.OVERLOADED: RefusalReason.OVERLOADED,
     ErrorCode.INVALID_ARGUMENT: RefusalReason.INVALID,
     ErrorCode.PAYLOAD_TOO_LARGE: RefusalReason.INVALID,
 }

@@ -42,7 +42,7 @@ class Call(UnaryCall):
         self._end()
         self.parts = parts
 
-    def fail(self, status: int, text: str) -> None:
+    def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         self._end()
         self.failure = (status, text)
 

@@ -86,8 +86,8 @@ class _LoggedCall(UnaryCall):
         self._call.reply(parts)
         self._entry.write("OK", sum(map(num_bytes, parts)))
 
-    def fail(self, status: int, text: str) -> None:
-        self._call.fail(status, text)
+    def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
+        self._call.fail(status, text, retry_ms)
         self._entry.write(_name(status), 0)
 
     def _cancel(self) -> None:

@@ -44,8 +44,8 @@ class UnaryCall(abc.ABC):
         """End the call with this message. Exactly one of `reply` and `fail` is called, once."""
 
     @abc.abstractmethod
-    def fail(self, status: int, text: str) -> None:
-        """End the call with a gRPC status code other than OK."""
+    def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
+        """End the call with a gRPC status code other than OK, and with `retry_ms`, say when to come again."""
 
 
 @dataclass(slots=True)

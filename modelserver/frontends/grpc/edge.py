@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -46,9 +47,15 @@ def fail(call: UnaryCall, error: Exception) -> None:
     A caller whose deadline has passed is told that and not UNAVAILABLE, which means "try again": our answer
     may overtake its own clock.
     """
-    status, message = status_of(as_server_error(error))
+    told = as_server_error(error)
+    status, message = status_of(told)
     is_late = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
-    call.fail(Status.DEADLINE_EXCEEDED if is_late and status == Status.UNAVAILABLE else status, message)
+    if is_late and status == Status.UNAVAILABLE:
+        call.fail(Status.DEADLINE_EXCEEDED, message)
+    elif told.retry_after_s is None:
+        call.fail(status, message)
+    else:
+        call.fail(status, message, max(1, ceil(told.retry_after_s * 1000)))
 
 
 def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message]) -> Method:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 from urllib.parse import quote
 
 from modelserver.errors import ErrorCode, ServerError
+
+# The trailer that says after how many milliseconds a client may try again.
+PUSHBACK: Final = "grpc-retry-pushback-ms"
 
 
 class Status(enum.IntEnum):

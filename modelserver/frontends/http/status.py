@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from math import ceil
+from typing import Final
 
 import orjson
 
@@ -28,10 +30,10 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.PERMISSION_DENIED: 403,
 }
 
+_LONGEST_RETRY_S: Final = 3600
+
 JSON_TYPE = ("Content-Type", "application/json")
 JSON_HEADERS = (JSON_TYPE,)
-# How long a client that was refused for overload should wait: queues empty within milliseconds, and 0 is not allowed.
-_RETRY_AFTER_S = "1"
 
 
 def json_response(document: object, status: int = 200) -> HttpResponse:
@@ -46,11 +48,20 @@ def error_response(error: Exception) -> HttpResponse:
     """
     if isinstance(error, ServerError):
         response = message_response(STATUS[error.code], error.message)
-        if error.code is ErrorCode.OVERLOADED:
-            response.headers = (*JSON_HEADERS, ("Retry-After", _RETRY_AFTER_S))
+        response.headers = (*JSON_HEADERS, *retry_headers(error))
         return response
     logger.error("an HTTP request failed unexpectedly", exc_info=error)
     return message_response(500, f"internal error ({type(error).__name__}); the server's log has the details")
+
+
+def retry_headers(error: ServerError, *, is_overload: bool = False) -> tuple[tuple[str, str], ...]:
+    """When to come again, where that is known, and for overload always: in whole seconds, of which 0 is none."""
+    after_s = error.retry_after_s
+    if after_s is None:
+        if not is_overload and error.code is not ErrorCode.OVERLOADED:
+            return ()
+        after_s = 1.0
+    return (("Retry-After", str(min(max(1, ceil(after_s)), _LONGEST_RETRY_S))),)
 
 
 def message_response(status: int, message: str) -> HttpResponse:

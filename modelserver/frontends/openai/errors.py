@@ -12,12 +12,11 @@ import orjson
 
 from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, QueueFullError, ServerError
 from modelserver.frontends.http.exchange import HttpResponse
-from modelserver.frontends.http.status import JSON_TYPE, error_text
+from modelserver.frontends.http.status import JSON_TYPE, error_text, retry_headers
 
 logger = logging.getLogger(__name__)
 
 _INVALID, _OVERLOADED, _FAILED = "invalid_request_error", "rate_limit_error", "server_error"
-_RETRY_AFTER_S = "1"
 
 # Models refuse in words: these begin with the parameter, or say that the prompt is too long.
 _PARAMETER = re.compile(r"(?:unknown )?(?:parameter|input) '(?P<name>[\w.\[\]]+)'|(?P<message>messages\[\d+\])")
@@ -115,8 +114,8 @@ def error_response(error: Exception) -> HttpResponse:
     """The complete answer to a failed request."""
     status, document = describe(error)
     headers = [JSON_TYPE]
-    if status == KINDS[ErrorCode.OVERLOADED].status:
-        headers.append(("Retry-After", _RETRY_AFTER_S))
+    if isinstance(error, ServerError):
+        headers += retry_headers(error, is_overload=status == KINDS[ErrorCode.OVERLOADED].status)
     return HttpResponse(status, headers, (orjson.dumps(document),))
 
 

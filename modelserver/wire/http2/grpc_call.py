@@ -103,13 +103,13 @@ class GrpcCall(UnaryCall, Http2Stream):
         if not connection.is_flush_due:
             connection.schedule_flush()
 
-    def fail(self, status: int, text: str) -> None:
+    def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         if self.phase != RUNNING:
             self._come_late()
             return
         self.phase = ANSWERED
         self.on_cancel = None
-        end_call(self, status, text)
+        end_call(self, status, text, retry_ms=retry_ms)
 
     def _queue(self, flag: bytes, parts: Parts, headers: bytes) -> None:
         """An answer that is large, or must wait for a window."""

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from modelserver.frontends.grpc.call import RpcError
-from modelserver.frontends.grpc.status import Status
+from modelserver.frontends.grpc.status import PUSHBACK, Status
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.grpc.compression import ACCEPT_ENCODING
 from modelserver.wire.grpc.status import trailers, trailers_only
@@ -24,13 +24,18 @@ DEADLINE_TEXT: Final = "Deadline Exceeded"
 _ACCEPT_ENCODING_FIELD: Final = literal(b"grpc-accept-encoding", ACCEPT_ENCODING)
 
 
-def end_call(stream: Http2Stream, status: int, text: str, *, has_headers: bool = False) -> None:
-    """End a call whose answer is not complete with a status other than OK. What was queued is dropped."""
+def end_call(stream: Http2Stream, status: int, text: str, *, has_headers: bool = False, retry_ms: int = 0) -> None:
+    """End a call whose answer is not complete with a status other than OK. What was queued is dropped.
+
+    `retry_ms` goes where gRPC's clients look for it (A6, "Pushback"), if it is any.
+    """
     connection = stream.connection
     connection.sender.drop(stream)
     block = trailers(status, text) if has_headers else trailers_only(status, text)
     if status == Status.UNIMPLEMENTED:
         block += _ACCEPT_ENCODING_FIELD
+    if retry_ms:
+        block += literal(PUSHBACK.encode(), b"%d" % retry_ms)
     connection.sender.send_block(stream.id, block, END_STREAM)
     connection.finish(stream)
     connection.schedule_flush()

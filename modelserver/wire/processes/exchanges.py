@@ -194,9 +194,9 @@ class _Call(UnaryCall):
         link = self._exchanges.link
         link.send(Replied(self._number, link.content(b"".join(parts))))
 
-    def fail(self, status: int, text: str) -> None:
+    def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         self._exchanges.end(self._number)
-        self._exchanges.link.send(Ended(self._number, status, text))
+        self._exchanges.link.send(Ended(self._number, status, text, retry_ms))
 
     def cancel(self) -> None:
         on_cancel, self.on_cancel = self.on_cancel, None

@@ -217,7 +217,7 @@ class _UnaryCall:
         if isinstance(message, Replied):
             self._call.reply((self._calls.bytes_of(message.content),))
         else:
-            self._call.fail(message.status, message.text)
+            self._call.fail(message.status, message.text, message.retry_ms)
 
 
 class _StreamCall:

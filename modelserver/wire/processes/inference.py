@@ -194,4 +194,5 @@ def _failed(call: int, error: Exception, *, is_final: bool = True, is_decoupled:
     if not isinstance(error, ServerError):
         _logger.error("unexpected error while handling an inference request", exc_info=error)
         error = InternalError(f"internal error: {type(error).__name__}; the server's log has the details")
-    return Failed(call, error.code.value, error.message.encode(errors="replace").decode(), is_final, is_decoupled)
+    text = error.message.encode(errors="replace").decode()
+    return Failed(call, error.code.value, text, is_final, is_decoupled, error.retry_after_s or 0.0)

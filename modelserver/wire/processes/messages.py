@@ -138,12 +138,13 @@ class Inferred(Message, tag=21):
 
 
 class Failed(Message, tag=22):
-    """A response to `Infer` is an error, by its code's value."""
+    """A response to `Infer` is an error, by its code's value; a `retry_after_s` of 0 says nothing."""
 
     code: str
     text: str
     is_final: bool = True
     is_decoupled: bool = False
+    retry_after_s: float = 0.0
 
 
 class Responded(Message, tag=23):
@@ -172,6 +173,7 @@ class Ended(Message, tag=26):
 
     status: int
     text: str
+    retry_ms: int = 0
 
 
 class Drain(msgspec.Struct, array_like=True, tag=27, frozen=True):

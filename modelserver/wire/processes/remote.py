@@ -120,6 +120,7 @@ class RemoteDataPlane:
         request = self._requests.pop(call) if message.is_final else self._requests[call]
         request.is_decoupled = message.is_decoupled
         error = ErrorRecord(message.code, message.text).error()
+        error.retry_after_s = message.retry_after_s or None
         request.stream.deliver(InferResponse(error=error, is_final=message.is_final))
 
     def _pack(self, request: InferRequest) -> tuple[bytes, Content]:

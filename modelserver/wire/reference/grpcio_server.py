@@ -14,6 +14,7 @@ import grpc.aio
 
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Frontend, Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.status import PUSHBACK
 from modelserver.wire.address import Address, authority
 from modelserver.wire.limits import WireLimits
 
@@ -139,7 +140,7 @@ class _ContextMetadata(Mapping[str, str | bytes]):
 class _Call(UnaryCall):
     """A unary call: what its handler said, and a future for the case that it says so later."""
 
-    __slots__ = ("_context", "_waiter", "answer", "is_answered", "status", "text")
+    __slots__ = ("_context", "_waiter", "answer", "is_answered", "retry_ms", "status", "text")
 
     def __init__(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         self.message = message
@@ -151,6 +152,7 @@ class _Call(UnaryCall):
         self.answer: Parts = ()
         self.status = 0
         self.text = ""
+        self.retry_ms = 0
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -162,9 +164,10 @@ class _Call(UnaryCall):
         self.answer = parts
         self._give()
 
-    def fail(self, status: int, text: str) -> None:
+    def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         self.status = status
         self.text = text
+        self.retry_ms = retry_ms
         self._give()
 
     def answered(self) -> asyncio.Future[None]:
@@ -192,7 +195,8 @@ def _unary_behaviour(handle: Callable[[UnaryCall], None]) -> Callable[[bytes, An
                     call.on_cancel()
                 raise
         if call.status:
-            await context.abort(_STATUS[call.status], call.text)
+            pushback = ((PUSHBACK, str(call.retry_ms)),) if call.retry_ms else ()
+            await context.abort(_STATUS[call.status], call.text, pushback)
         return _join(call.answer)
 
     return behave
