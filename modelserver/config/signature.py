@@ -95,6 +95,8 @@ class ModelSignature:
         request.rows = self._check_rows(rows)
         if request.outputs is not None:
             self._check_outputs(request.outputs)
+            if len(set(request.outputs)) != len(request.outputs):  # asked for twice, an output comes once
+                request.outputs = tuple(dict.fromkeys(request.outputs))
 
     def _has_fixed(self, name: str, item_shape: Shape) -> bool:
         for position, dim in self._fixed[name]:  # noqa: SIM110  # a generator would cost more than the comparison
@@ -139,9 +141,6 @@ class ModelSignature:
                     f"unexpected inference output '{name}' for model '{self.model_name}', "
                     f"expected one of {sorted(self.outputs)}"
                 )
-        if len(set(names)) != len(names):
-            repeated = next(name for name in names if names.count(name) > 1)
-            raise InvalidArgumentError(f"output '{repeated}' already exists in request")
 
     def _shape_error(self, spec: TensorSpec, shape: Shape) -> InvalidArgumentError:
         batched = self.max_batch_size > 0 and not spec.is_shape

@@ -161,24 +161,35 @@ def test_the_version_is_optional(served: RunningServer, protocol: type[ProtocolC
         assert [row["version"] for row in client.statistics("echo_INT32", version)] == ["1"]
 
 
-def test_names_may_not_be_given_twice(served: RunningServer) -> None:
+def test_an_input_may_not_be_given_twice(served: RunningServer) -> None:
     tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [1]}
-    for document in (
-        {"inputs": [tensor, tensor]},
-        {"inputs": [tensor], "outputs": [{"name": "OUTPUT0"}, {"name": "OUTPUT0"}]},
-    ):
-        answer = _post(served, "echo_INT32", document)
-        assert (answer.status_code, "PUT0" in answer.json()["error"]) == (400, True)
-    for repeated in ("inputs", "outputs"):
-        request = pb.ModelInferRequest(model_name="echo_INT32")
-        for _ in range(2 if repeated == "inputs" else 1):
-            request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1])
-            request.raw_input_contents.append(b"\x00" * 4)
-        for _ in range(2 if repeated == "outputs" else 0):
-            request.outputs.add(name="OUTPUT0")
-        with pytest.raises(grpc.RpcError, match="PUT0") as refused:
-            _infer(served, request)
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    answer = _post(served, "echo_INT32", {"inputs": [tensor, tensor]})
+    assert (answer.status_code, "INPUT0" in answer.json()["error"]) == (400, True)
+    request = pb.ModelInferRequest(model_name="echo_INT32")
+    for _ in range(2):
+        request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1])
+        request.raw_input_contents.append(b"\x00" * 4)
+    with pytest.raises(grpc.RpcError, match="INPUT0") as refused:
+        _infer(served, request)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_output_that_is_asked_for_twice_comes_once_as_it_was_asked_for_last(served: RunningServer) -> None:
+    tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}
+    binary = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
+    for _ in range(2):  # the second one is recognised by what the first one was
+        document = {"inputs": [tensor], "outputs": [binary, {"name": "OUTPUT0"}]}
+        outputs = _post(served, "echo_INT32", document).json()["outputs"]
+        assert outputs == [{"name": "OUTPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]
+        assert _post(served, "echo_INT32", document | {"outputs": [{"name": "OUTPUT0"}, binary]}).content.endswith(
+            b"\7\0\0\0"
+        )
+        request = pb.ModelInferRequest(model_name="echo_INT32", raw_input_contents=[b"\7\0\0\0"])
+        request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1])
+        for count in (2, 0):
+            request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = count
+        reply = _infer(served, request)
+        assert (len(reply.outputs), reply.raw_output_contents) == (1, [b"\7\0\0\0"])
 
 
 @pytest.mark.parametrize("number", range(len(CODES)))

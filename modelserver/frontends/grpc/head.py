@@ -119,7 +119,7 @@ def _check_unique(names: Sequence[str]) -> None:
 
 
 def _requested_outputs(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
-    return tuple(output.name for output in outputs)
+    return tuple({output.name: None for output in outputs})
 
 
 def _region_input(tensor: InputHead, place: RegionSlice) -> RegionInput:
@@ -134,7 +134,8 @@ def _transfer(
     """What does not come and go in the message."""
     placed: dict[str, RegionSlice] = {}
     class_counts: dict[str, int] = {}
-    for output in outputs:
+    # As with Triton an output that is asked for twice comes once, as it was asked for last.
+    for output in {output.name: output for output in outputs}.values():
         what = f"requested output '{output.name}'"
         count = class_count(what, output.parameters)
         place = region_slice(what, output.parameters)

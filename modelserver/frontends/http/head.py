@@ -5,7 +5,7 @@ Clients send the same head in request after request: `HeadReader` remembers the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -104,9 +104,11 @@ class HeadReader:
         """Raises InvalidArgumentError, PayloadTooLargeError or UnsupportedError, saying where."""
         limits = self.limits
         parsed = _parse(text, limits.max_json_depth)
-        outputs = parsed.outputs
-        if len(parsed.inputs) > limits.max_tensors or (outputs and len(outputs) > limits.max_tensors):
+        listed = parsed.outputs
+        if len(parsed.inputs) > limits.max_tensors or (listed and len(listed) > limits.max_tensors):
             raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
+        # As with Triton an output that is asked for twice comes once, as it was asked for last.
+        outputs = {output.name: output for output in listed or ()}
         names: set[str] = set()
         inputs: list[InputHead] = []
         elsewhere: list[RegionInput] = []
@@ -124,9 +126,9 @@ class HeadReader:
             tuple(inputs),
             parsed.id or "",
             parsed.parameters,
-            tuple([output.name for output in outputs]) if outputs else None,
-            {output.name: _output_is_binary(output) for output in outputs} if outputs else None,
-            _transfer(elsewhere, outputs or ()),
+            tuple(outputs) if outputs else None,
+            {name: _output_is_binary(output) for name, output in outputs.items()} if outputs else None,
+            _transfer(elsewhere, outputs.values()),
         )
 
 
@@ -185,7 +187,7 @@ def _place(item: _Input) -> RegionSlice | None:
     return place
 
 
-def _transfer(inputs: Sequence[RegionInput], outputs: Sequence[_Output]) -> Transfer | None:
+def _transfer(inputs: Sequence[RegionInput], outputs: Collection[_Output]) -> Transfer | None:
     """What does not come and go in the body."""
     placed: dict[str, RegionSlice] = {}
     class_counts: dict[str, int] = {}
