@@ -55,7 +55,7 @@ class ServerOptions:
     """The server's options. Raises InvalidArgumentError for a combination that cannot work."""
 
     # fmt: off
-    id: str = field(default="modelserver", metadata=flag(SERVER, "Name in the server's metadata (Triton: triton)."))
+    id: str = field(default="triton", metadata=flag(SERVER, "Name in the server's metadata, which some clients compare with Triton's."))
     exit_timeout_secs: int = field(default=30, metadata=flag(SERVER, "Seconds that requests in flight and queued are given to finish after SIGTERM or SIGINT, and after --drain-delay-secs; those that do not are answered with 503 or UNAVAILABLE.", minimum=0))
     drain_delay_secs: float = field(default=0.0, metadata=flag(SERVER, "Seconds after SIGTERM or SIGINT in which the server says that it is not ready and serves on all the same, for balancers to notice before it closes its ports.", minimum=0, maximum=3600, is_ours=True))
     config: str = field(default="", metadata=flag(SERVER, "YAML file of options: a mapping from flag names to values.", metavar="FILE", is_ours=True))

@@ -296,7 +296,7 @@ def test_debug_shows_the_traceback_wherever_it_stands() -> None:
 def test_version_is_of_the_program_and_of_the_server(shell: Shell, server: RunningServer) -> None:
     assert shell.run("version")[0].startswith("modelserver ")
     document = shell.json("version", url_of(server))
-    assert document["server"]["name"] == "modelserver"
+    assert document["server"]["name"] == "triton"
     assert "statistics" in document["server"]["extensions"]
 
 

@@ -86,7 +86,7 @@ def test_a_redirect_reaches_every_path_of_v2_on_vertex_ai(cloud: dict[str, Any])
         return
     assert ask("v2/models/other/infer", json=DOCUMENT).json()["model_name"] == "other"
     assert ask("v2/models/other/versions/1").json()["name"] == "other"
-    assert ask("/v2").json()["name"] == "modelserver"
+    assert ask("/v2").json()["name"] == "triton"
     assert ask("v2/health/live").status_code == 200
     assert [row["name"] for row in ask("v2/repository/index").json()] == ["echo", "other"]
     assert ask("v2/models/echo/config").json()["name"] == "echo"

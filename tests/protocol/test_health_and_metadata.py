@@ -28,7 +28,7 @@ def test_an_unknown_model_is_not_ready(client: ProtocolClient) -> None:
 
 def test_server_metadata_lists_only_what_is_on(client: ProtocolClient) -> None:
     metadata = client.server_metadata()
-    assert metadata["name"] == "modelserver" or metadata["name"] == "triton"
+    assert metadata["name"] == "triton"
     assert metadata["version"]
     assert {"binary_tensor_data", "statistics", "model_repository"} <= set(metadata["extensions"])
     assert not {"system_shared_memory", "cuda_shared_memory"} & set(metadata["extensions"])
