@@ -1,6 +1,7 @@
 """Traces as OpenTelemetry spans, sent to a collector by OTLP over HTTP, in its JSON encoding.
 
-A request's span holds one of its model, which holds one of the computation, and those of the models that it called.
+A request's span holds one of its model, which holds those of its phases (queue, compute; prefill and decode of language
+models), and those of the models that it called.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _SERVER, _INTERNAL = 2, 1  # kinds of span
+# Phases with a span of their own, and between which events they lie.
+_PHASES = (
+    ("queue", "QUEUE_START", "COMPUTE_START"),
+    ("prefill", "PREFILL_START", "FIRST_TOKEN"),
+    ("decode", "FIRST_TOKEN", "LAST_TOKEN"),
+)
 
 
 class TraceCollector:
@@ -84,6 +91,10 @@ class TraceCollector:
             _attribute("triton.trace_request_id", trace.request_id),
         ]
         spans.append(model)
+        for name, start, end in _PHASES:
+            if start in times and end in times:
+                span = self._span(trace_id, model["spanId"], name, _INTERNAL, times[start], times[end])
+                spans.append(span)
         compute = [time_ns for name, time_ns in trace.events if name.startswith("COMPUTE_")]
         inside: dict[str, Any] | None = None
         if compute:

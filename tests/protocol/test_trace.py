@@ -201,12 +201,14 @@ def test_spans_reach_a_collector_as_part_of_the_clients_trace(protocol: type[Pro
     assert receiver.problems == []
     (resource,) = receiver.requests[0]["resourceSpans"]
     assert resource["resource"]["attributes"] == [{"key": "service.name", "value": {"stringValue": "shop"}}]
-    request, model, compute = receiver.spans
+    request, model, queue, compute = receiver.spans
     _, trace_id, parent_id, _ = PARENT.split("-")
     assert {span["traceId"] for span in (request, model, compute)} == {trace_id}
     assert request["parentSpanId"] == parent_id
-    assert (model["parentSpanId"], compute["parentSpanId"]) == (request["spanId"], model["spanId"])
-    assert (request["name"], model["name"], compute["name"]) == ("InferRequest", "echo", "compute")
+    assert model["parentSpanId"] == request["spanId"]
+    assert queue["parentSpanId"] == compute["parentSpanId"] == model["spanId"]
+    assert [span["name"] for span in receiver.spans] == ["InferRequest", "echo", "queue", "compute"]
+    assert queue["endTimeUnixNano"] == compute["startTimeUnixNano"]
     assert int(request["startTimeUnixNano"]) <= int(compute["startTimeUnixNano"]) <= int(compute["endTimeUnixNano"])
     assert [event["name"] for event in compute["events"]] == [
         "COMPUTE_START",
@@ -287,7 +289,7 @@ def test_spans_of_models_that_a_request_calls_are_within_its_own(
         with running_server(_calling_repository(tmp_path), trace_config=flags) as running, protocol(running) as client:
             answer = client.infer("both", {"INPUT0": DATA}, headers={"traceparent": PARENT})
     spans = {span["spanId"]: span for span in receiver.spans}
-    of_models = [span for span in spans.values() if span["name"] not in ("InferRequest", "compute")]
+    of_models = [span for span in spans.values() if span["name"] not in ("InferRequest", "queue", "compute")]
     parents = {(span["name"], spans[span["parentSpanId"]]["name"]) for span in of_models}
     assert parents == {("both", "InferRequest"), ("caller", "both"), ("echo", "both"), ("echo", "caller")}
     assert len(of_models) == 4
