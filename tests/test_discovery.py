@@ -103,7 +103,7 @@ def test_an_unknown_name_gets_a_suggestion(name: str, meant: str) -> None:
 
 def test_an_unknown_name_tells_where_it_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
-        find_backend("tensorrt", backend_directories=[tmp_path / "a"], model_directory=tmp_path / "m")
+        find_backend("nothing_of_ours", backend_directories=[tmp_path / "a"], model_directory=tmp_path / "m")
     for place in (str(tmp_path / "m"), str(tmp_path / "a"), "bundled", "modelserver.backends"):
         assert place in caught.value.message
 
@@ -209,7 +209,7 @@ def test_a_pytorch_model_with_its_python_file_is_a_python_model(tmp_path: Path) 
 
 
 def test_only_backends_with_files_are_recognised_by_them() -> None:
-    assert set(model_filenames()) == {"onnxruntime", "python", "pytorch", "llm"}
+    assert set(model_filenames()) == {"tensorrt", "onnxruntime", "python", "pytorch", "llm"}
 
 
 def test_the_list_shows_what_would_be_taken(tmp_path: Path) -> None:

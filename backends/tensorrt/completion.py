@@ -5,6 +5,7 @@ Nothing here asks a GPU. An engine's first dimension is a batch if it is variabl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ from modelserver.backend import (
 from .engine_info import EngineInfo, IoTensor
 from .onnx_file import OnnxFile
 
+log = logging.getLogger(__name__)
+
 _Spec = ModelInput | ModelOutput
 
 
@@ -29,8 +32,10 @@ def complete_from_engine(context: BackendContext, info: EngineInfo, profiles: Se
     """The config with what is missing filled in. Raises ConfigError with what the engine contradicts."""
     config = context.config
     batches = wants_batching(config, info)
+    if batches is None:
+        batches = info.can_batch and info.largest_batch(profiles) > 0
     signature = engine_signature(context, info, profiles, batches=batches)
-    if batches is False:
+    if not batches:
         config = _without_batching(config)
     completed = replace(context, config=config).complete_config(signature)
     completed = _with_flags(completed, info)
@@ -97,7 +102,7 @@ def wants_batching(config: ModelConfig, info: EngineInfo) -> bool | None:
 
 
 def engine_signature(
-    context: BackendContext, info: EngineInfo, profiles: Sequence[int], *, batches: bool | None
+    context: BackendContext, info: EngineInfo, profiles: Sequence[int], *, batches: bool
 ) -> FileSignature:
     """The engine as a file's signature: with batching every tensor has a free first dimension.
 
@@ -111,8 +116,6 @@ def engine_signature(
                 "lay out; build the engine with linear inputs and outputs (the default of every builder)"
             )
     largest = info.largest_batch(profiles)
-    if batches is None:
-        batches = info.can_batch and largest > 0
     if batches and not largest:
         raise ConfigError(
             f"model '{context.model_name}': max_batch_size: expected 0, because an input of the engine has no "
@@ -136,8 +139,14 @@ def _file_tensor(tensor: IoTensor, *, batches: bool) -> FileTensor:
 
 
 def _without_batching(config: ModelConfig) -> ModelConfig:
-    """A config whose dims are whole has no batch, whatever it says else; Triton warns, and so does `complete`."""
-    return replace(config, max_batch_size=0) if config.max_batch_size else config
+    """A config whose dims are whole has no batch, whatever else it says: as with Triton, that is a warning."""
+    if config.max_batch_size:
+        log.warning(
+            "model '%s': max_batch_size %d has no effect: the dims of its tensors list the batch dimension",
+            config.name,
+            config.max_batch_size,
+        )
+    return replace(config, max_batch_size=0)
 
 
 def _with_flags(config: ModelConfig, info: EngineInfo) -> ModelConfig:

@@ -115,8 +115,8 @@ def _refit(trt: Any, engine: Any, onnx: Path) -> None:
     logger = logger_of(trt)
     mark = logger.mark()
     refitter = trt.Refitter(engine, logger)
-    parser = trt.OnnxParserRefitter(refitter, logger)
-    if not parser.refit_from_file(str(onnx)) or not refitter.refit_cuda_engine():
+    refit_parser = trt.OnnxParserRefitter(refitter, logger)
+    if not refit_parser.refit_from_file(str(onnx)) or not refitter.refit_cuda_engine():
         raise InvalidArgumentError(
             f"the weights of {onnx} do not fit the engine: {logger.errors_since(mark)}; build it again"
         )

@@ -62,15 +62,16 @@ def read_header(path: Path) -> PlanHeader:
     Raises NotFoundError without a file, InvalidArgumentError for a file that is no engine, or not a whole one.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise NotFoundError(f"unable to find '{path}': {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        try:
+        with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
-        except OSError as error:
-            raise InvalidArgumentError(f"{path}: expected an engine file, which cannot be read: {error}") from error
-        return parse_header(head, os.fstat(file.fileno()).st_size, path)
+            file_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError as error:
+        raise NotFoundError(f"unable to find '{path}'") from error
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"{path}: expected an engine file, which cannot be read: {error.strerror}"
+        ) from error
+    return parse_header(head, file_bytes, path)
 
 
 def parse_header(head: bytes, file_bytes: int, path: Path) -> PlanHeader:

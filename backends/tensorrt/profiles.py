@@ -14,7 +14,7 @@ from modelserver.backend import ConfigError, InvalidArgumentError
 from .engine_info import Range, Shape
 from .onnx_file import OnnxFile, OnnxTensor
 
-_ENTRY = re.compile(r"(?P<name>[^,]+):(?P<bounds>\d+(?:x\d+)*(?:/\d+(?:x\d+)*){0,2})(?:,|$)")
+_ENTRY = re.compile(r"(?P<name>[^,;]+):(?P<bounds>\d+(?:x\d+)*(?:/\d+(?:x\d+)*){0,2})(?:,|$)")
 _SIZES = re.compile(r"(\d+)(?:/(\d+)(?:/(\d+))?)?")
 _LARGEST = 2**31 - 1  # a dimension of TensorRT is an int32 in all that matters
 

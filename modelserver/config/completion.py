@@ -115,7 +115,12 @@ def _lists_batch_dimension(config: ModelConfig, signature: FileSignature) -> boo
     """Whether the config's dims name the file's first dimension too: it then wants no batching."""
     files = {tensor.name: tensor.shape for tensor in (*signature.inputs, *signature.outputs)}
     specs: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-    return any(spec.dims and len(spec.dims) == len(files.get(spec.name) or ()) for spec in specs)
+    return any(spec.dims and len(_model_dims(spec)) == len(files.get(spec.name) or ()) for spec in specs)
+
+
+def _model_dims(spec: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """The dims that the model sees."""
+    return spec.dims if spec.reshape is None else spec.reshape.shape
 
 
 def _fill(spec: ConfigTensor, tensor: FileTensor | None, batches: bool) -> ConfigTensor:
@@ -207,7 +212,7 @@ def _hidden_problems(
 def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTensor, batches: bool) -> list[_Found]:
     if tensor.shape is None or not spec.dims:
         return []
-    dims = spec.dims if spec.reshape is None else spec.reshape.shape
+    dims = _model_dims(spec)
     if isinstance(spec, ModelInput) and spec.allow_ragged_batch:
         if len(tensor.shape) == 1 and tensor.shape[0] == -1:
             return []

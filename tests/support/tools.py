@@ -23,7 +23,9 @@ _VARIABLES = {
 # A directory with node_modules/@grpc/grpc-js in it.
 _NODE_VARIABLE = "MODELSERVER_NODE"
 # Libraries of Python that tests use where they are installed.
-_PYTHON_LIBRARIES = frozenset({"helm_python", "kubernetes_validate", "llguidance", "triton"})
+_PYTHON_LIBRARIES = frozenset({"helm_python", "kubernetes_validate", "llguidance", "tensorrt_rtx", "triton"})
+# A directory whose subdirectories are unpacked wheels of TensorRT's Python bindings, one for each version.
+_BINDINGS_VARIABLE = "MODELSERVER_TENSORRT_BINDINGS"
 # A directory with the definitions of KServe's resources, serving.kserve.io_*.yaml.
 _KSERVE_VARIABLE = "MODELSERVER_KSERVE_CRDS"
 # Where Debian keeps Go libraries; tests build with them, and without modules.
@@ -35,6 +37,11 @@ def find_tool(name: str) -> str | None:
     if name in _PYTHON_LIBRARIES:
         spec = importlib.util.find_spec(name)
         return spec.origin if spec is not None else None
+    if name == "no-gpu":  # what is said where there is none can be tested there only
+        return None if any(Path("/dev").glob("nvidia[0-9]*")) else "/dev"
+    if name == "tensorrt-bindings":
+        directory = os.environ.get(_BINDINGS_VARIABLE, "")
+        return directory if directory and any(Path(directory).glob("*/tensorrt_bindings")) else None
     if name == "grpc-js":
         directory = os.environ.get(_NODE_VARIABLE, "")
         return directory if directory and Path(directory, "node_modules", "@grpc", "grpc-js").is_dir() else None

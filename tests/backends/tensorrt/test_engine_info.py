@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from modelserver_backends.tensorrt.engine_info import EngineInfo, from_engine, from_json, to_json
+from support.engines import batching_engine, engine, tensor
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+
+def test_a_description_survives_json() -> None:
+    info = engine(
+        tensor("in", -1, 16),
+        tensor("in_shape", 2, kind="INT32", is_shape=True),
+        tensor("out", -1, -1, kind="BF16"),
+        profiles=[{"in": ((1, 16), (4, 16), (8, 16)), "in_shape": ((1, 2), (4, 8), (8, 32))}],
+    )
+    assert from_json(json.loads(json.dumps(to_json(info))), "x") == info
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"tensors": []},
+        {"profiles": []},
+        {"profiles": [{}]},
+        {"tensors": None},
+        {"tensors": [{"name": 1}]},
+        {"profiles": [{"in": [[1], [1, 2], [1]]}]},
+        {"profiles": [{"in": ["a", "b", "c"]}]},
+        {"profiles": [{"in": [[1]]}]},
+    ],
+)
+def test_other_documents_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"model\.plan\.json: expected the description of an engine"):
+        from_json({**to_json(batching_engine()), **change}, "model.plan.json")
+    for document in (None, [], "text", 3):
+        with pytest.raises(InvalidArgumentError, match="expected the description of an engine"):
+            from_json(document, "x")
+
+
+@pytest.mark.parametrize(
+    ("info", "profiles", "largest"),
+    [
+        (batching_engine(32), (), 32),
+        (engine(tensor("in"), tensor("out")), (), 0),
+        # Of several inputs the smallest, of several profiles the largest.
+        (
+            engine(
+                tensor("in", -1),
+                tensor("in_2", -1),
+                tensor("out", -1),
+                profiles=[{"in": ((1,), (2,), (4,)), "in_2": ((1,), (2,), (9,))}] * 1
+                + [{"in": ((1,), (2,), (7,)), "in_2": ((1,), (2,), (6,))}],
+            ),
+            (0, 1),
+            6,
+        ),
+        # Of a shape tensor its first value.
+        (
+            engine(
+                tensor("in", -1),
+                tensor("in_shape", 2, kind="INT32", is_shape=True),
+                tensor("out", -1),
+                profiles=[{"in": ((1,), (2,), (9,)), "in_shape": ((1, 1), (1, 1), (5, 64))}],
+            ),
+            (),
+            5,
+        ),
+    ],
+)
+def test_the_largest_batch(info: EngineInfo, profiles: tuple[int, ...], largest: int) -> None:
+    assert info.largest_batch(profiles) == largest
+
+
+class DescribedEngine:
+    """What a TensorRT engine answers, with the types that it answers in; the values are those of a described one."""
+
+    def __init__(self, info: EngineInfo, dtypes: dict[str, str]) -> None:
+        self._tensors = {one.name: one for one in info.tensors}
+        self._info = info
+        self._dtypes = dtypes
+        self.num_io_tensors = len(info.tensors)
+        self.num_optimization_profiles = len(info.profiles)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self._tensors)[index]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "in" if self._tensors[name].is_input else "out"
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return SimpleNamespace(name=self._dtypes[name])
+
+    def get_tensor_shape(self, name: str) -> list[int]:
+        return list(self._tensors[name].dims)
+
+    def is_shape_inference_io(self, name: str) -> bool:
+        return self._tensors[name].is_shape_tensor
+
+    def get_tensor_format(self, name: str) -> str:
+        return "linear"
+
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[list[int]]:
+        bounds = self._info.profiles[profile][name]
+        return [list(bounds.min), list(bounds.opt), list(bounds.max)]
+
+    def get_tensor_profile_values(self, profile: int, name: str) -> list[list[int]]:
+        return self.get_tensor_profile_shape(name, profile)
+
+
+TRT = SimpleNamespace(TensorIOMode=SimpleNamespace(INPUT="in"), TensorFormat=SimpleNamespace(LINEAR="linear"))
+
+
+def test_an_engine_is_described_by_its_answers() -> None:
+    info = engine(
+        tensor("in", -1, 16),
+        tensor("in_fixed", 3, kind="INT64"),
+        tensor("in_shape", 2, kind="INT32", is_shape=True),
+        tensor("out", -1),
+        profiles=[{"in": ((1, 16), (4, 16), (8, 16)), "in_shape": ((1, 2), (4, 8), (8, 32))}],
+    )
+    dtypes = {"in": "FLOAT", "in_fixed": "INT64", "in_shape": "INT32", "out": "FLOAT"}
+    assert from_engine(TRT, DescribedEngine(info, dtypes), name="m") == info
+    with pytest.raises(UnsupportedError, match="unsupported datatype TYPE_FP8 for output 'out' for model 'm'"):
+        from_engine(TRT, DescribedEngine(info, {**dtypes, "out": "FP8"}), name="m")
