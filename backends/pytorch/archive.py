@@ -1,7 +1,8 @@
 """What a PyTorch file is, by its content, and whether loading it would execute a pickle.
 
-`torch.save` and `torch.jit.save` both write a `.pt`; unpickling runs whatever code the file names, so the two
-are told apart before anything is loaded. An exported program is data and JSON, but may embed pickles too.
+`torch.save` and `torch.jit.save` both write a `.pt`; unpickling runs whatever code the file names, so the two are told
+apart before anything is loaded. An exported program is data and JSON, but may embed pickles and other code too. An
+AOTInductor package is a library.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import io
 import json
 import pickle
 import posixpath
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,42 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from .program_text import check_program_text
+
 _WEIGHTS = "data/weights/"
 _CONSTANTS = "data/constants/"
 # torch.export stores these objects by Python's own pickle.
 _OPAQUE_PREFIX = "opaque_obj"
+_MODELS = "models/"
+_OLD_PROGRAM = "serialized_exported_program.json"
+# How TorchScript's code and torch.export's graphs name the operator and the class of Torch-TensorRT.
+_TENSORRT_WORDS = (
+    b"tensorrt.execute_engine",
+    b"tensorrt::execute_engine",
+    b"torch.classes.tensorrt",
+    b"tensorrt.Engine",
+)
+_PROGRAM_SUFFIXES = (".py", ".json")
+_MAX_PROGRAM_BYTES = 256 << 20
+
+# Whatever zipfile, json and torch raise about damaged bytes: there is no common base but Exception.
+DAMAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class FileKind(enum.Enum):
@@ -31,11 +66,12 @@ class FileKind(enum.Enum):
 
     TORCHSCRIPT = "TorchScript archive"
     EXPORTED = "torch.export program"
+    PACKAGE = "AOTInductor package"
     PICKLE = "pickled checkpoint"
 
 
 def file_kind(path: Path) -> FileKind:
-    """The kind of `path`. Raises InvalidArgumentError if it is none, UnsupportedError for an AOTInductor package."""
+    """The kind of `path`. Raises InvalidArgumentError if it is none."""
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             start = file.read(4)
@@ -43,18 +79,25 @@ def file_kind(path: Path) -> FileKind:
             return FileKind.PICKLE
         reason = "a truncated archive" if start[:2] == b"PK" else f"it starts with {start!r}"
         raise InvalidArgumentError(f"{path} is neither TorchScript nor torch.export: {reason}")
-    with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-        starts = [entry.header_offset for entry in archive.infolist()]
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            starts = [entry.header_offset for entry in archive.infolist()]
+    except DAMAGE as error:
+        raise InvalidArgumentError(
+            f"{path} is neither TorchScript nor torch.export: a damaged archive: {error}"
+        ) from error
     if min(starts, default=0) > 0:
         # The directory that was found is that of an archive inside: the outer one's is gone.
         raise InvalidArgumentError(f"{path} is neither TorchScript nor torch.export: a truncated archive")
     # torch puts all but the oldest exported programs under one top directory of any name.
     inner = {name.partition("/")[2] for name in names}
-    if "serialized_exported_program.json" in names or any(name.startswith("models/") for name in inner):
+    if any(
+        name.startswith("data/aotinductor/") for name in inner
+    ):  # also beside an exported program: it would be loaded
+        return FileKind.PACKAGE
+    if _OLD_PROGRAM in names or any(name.startswith("models/") for name in inner):
         return FileKind.EXPORTED
-    if any(name.startswith("data/aotinductor/") for name in inner):
-        raise UnsupportedError(f"{path} is an AOTInductor package; export it with torch.export.save instead")
     if "constants.pkl" in inner:
         return FileKind.TORCHSCRIPT
     if "data.pkl" in inner:
@@ -62,8 +105,11 @@ def file_kind(path: Path) -> FileKind:
     raise InvalidArgumentError(f"{path} is a zip archive, but neither TorchScript nor torch.export wrote it")
 
 
-def refuse_pickles(path: Path) -> None:
-    """Raise UnsupportedError if torch.export.load would unpickle more of `path` than tensors in plain containers."""
+def refuse_code(path: Path) -> None:
+    """Raise UnsupportedError if torch.export.load would run anything of `path` that is not a size or an operator.
+
+    That is: unpickle more than tensors in plain containers, or evaluate other text than torch.export writes.
+    """
     read = _record_reader(path)
     for name in read.names:
         if posixpath.basename(name).startswith(_OPAQUE_PREFIX):
@@ -71,9 +117,22 @@ def refuse_pickles(path: Path) -> None:
     for name in _torch_records(read):
         try:
             torch.load(io.BytesIO(read.record(name)), weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, AssertionError) as error:
+        except DAMAGE as error:
             reason = str(error).partition("\n")[0]
             raise UnsupportedError(f"{path} holds a pickle in '{name}', which can run any code: {reason}") from error
+    for name in read.names:
+        if (name.startswith(_MODELS) and name.endswith(".json")) or name == _OLD_PROGRAM:
+            check_program_text(json.loads(read.record(name)), where=f"{path}, '{name}',")
+
+
+def names_tensorrt(path: Path) -> bool:
+    """Whether the program calls engines of Torch-TensorRT, which only that library can load."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            is_program = entry.filename.endswith(_PROGRAM_SUFFIXES) and entry.file_size < _MAX_PROGRAM_BYTES
+            if is_program and any(word in archive.read(entry) for word in _TENSORRT_WORDS):
+                return True
+    return False
 
 
 class _Records:

@@ -1,13 +1,10 @@
-"""PyTorch models: weights are loaded once per device and shared by the instances on it.
-
-Thread counts are the process's: PyTorch has one intra-op pool, so the last model that sets it wins.
-"""
+"""PyTorch models: weights are loaded once per device and shared by the instances on it."""
 
 from __future__ import annotations
 
-import logging
-import pickle
+import importlib
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,24 +18,35 @@ from modelserver.backend import (
     DeviceKind,
     FileSignature,
     FileTensor,
+    Finding,
+    FindingLevel,
     InvalidArgumentError,
     ModelConfig,
     NotFoundError,
     Placement,
+    Reservation,
+    ServerError,
+    UnavailableError,
     UnsupportedError,
+    device_memory,
     model_inputs,
     model_outputs,
+    visible_gpus,
 )
 
-from .archive import FileKind, file_kind, refuse_pickles
+from .aoti import load_package
+from .archive import DAMAGE, FileKind, file_kind, names_tensorrt, refuse_code
 from .binding import bind_inputs, output_positions, positions
 from .instance import TorchInstance
-from .program import Program, load_checkpoint, load_exported, load_torchscript
-
-log = logging.getLogger(__name__)
+from .options import ALLOW_NATIVE, ALLOW_PICKLE, TorchOptions, is_allowed, torch_options
+from .program import Program, load_checkpoint, load_exported, load_torchscript, prepared
+from .threads import set_interop_threads
 
 _FILENAMES = ("model.pt", "model.pt2")
-_ALLOW_PICKLE = "allow-pickle"
+_MEMORY_BYTES = "memory_bytes"
+# Triton's name of what runs AOTInductor packages: a config that has it means native code.
+_NATIVE_PLATFORM = "torch_aoti"
+_TORCH_TENSORRT = "torch_tensorrt"
 
 
 class TorchBackend(Backend):
@@ -46,61 +54,141 @@ class TorchBackend(Backend):
 
     model_filenames = _FILENAMES
     extra = "pytorch"
-    option_names = frozenset[str]()
+    option_names = frozenset({ALLOW_NATIVE})
+    acts_on = frozenset({"optimization.cuda", "optimization.input_pinned_memory", "optimization.output_pinned_memory"})
     can_run_inline = True
     supports_gpu = torch.cuda.is_available()
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
-        self._lock = threading.Lock()  # guards _programs: instances may be created at once
-        self._programs: dict[str, Program] = {}
+        self._lock = threading.Lock()  # guards what follows: instances may be created at once
+        # Those that instances share, by device; None is where the file says.
+        self._programs: dict[str | None, Program] = {}
+        self._reservations: list[Reservation] = []
+        self._options = TorchOptions()
+
+    @classmethod
+    def needs_process(cls, context: BackendContext) -> bool:
+        """A package's library keeps the interpreter's lock while it computes, and nobody can check what it does."""
+        return _kind_of(context, _model_path(context)) is FileKind.PACKAGE
 
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         config = context.config
         _refuse_strings(context)
         path = _model_path(context)
-        kind = file_kind(path)
+        kind = _kind_of(context, path)
         if kind is not FileKind.EXPORTED:
-            if kind is FileKind.PICKLE:
-                _check_pickles(context, kind, path)
+            _check_trust(context, kind, path)
             if config.input and config.output:
                 return config
-            taken = ", ".join(_load(context, path, "cpu").arguments.names)
             raise ConfigError(
                 f"model '{context.model_name}': {path} tells neither datatypes nor shapes; list every input and output "
-                f"in config.pbtxt (forward takes: {taken})"
+                f"in config.pbtxt ({_arguments_in_words(context, kind, path)})"
             )
         program = _load(context, path, "cpu")
         assert program.signature is not None, "an exported program has a signature"
         return context.complete_config(_renamed(program.signature, config))
 
+    @classmethod
+    def diagnose(cls) -> Sequence[Finding]:
+        built = torch.version.cuda or torch.version.hip
+        found = f"PyTorch {torch.__version__}, {f'built for CUDA {built}' if built else 'built for CPUs'}"
+        if built and not torch.cuda.is_available():
+            return (Finding(FindingLevel.OK, "torch", f"{found}, and there is no device that it can use"),)
+        if not built and visible_gpus():
+            advice = "install a build of torch for the GPU's driver (pytorch.org, 'Start locally')"
+            return (Finding(FindingLevel.WARNING, "torch", f"{found}: the GPUs of this machine are not used", advice),)
+        return (Finding(FindingLevel.OK, "torch", found),)
+
     def load(self) -> None:
         _refuse_strings(self.context)
-        _set_threads(self.context)
+        self._options = torch_options(self.context)
+        set_interop_threads(self.context.model_name, self._options.num_interop_threads)
+        if not self._options.has_cudnn:
+            torch.backends.cudnn.enabled = False  # the process's: so it is in Triton
 
     def create_instance(self, placement: Placement) -> TorchInstance:
-        device = f"cuda:{placement.device_id}" if placement.kind is DeviceKind.GPU else "cpu"
+        device = _device_of(placement)
         with self._lock:
-            if device not in self._programs:
-                self._programs[device] = self._new_program(device)
-            program = self._programs[device]
+            program = self._programs.get(device) if self._options.shares_weights else None
+            if program is None:
+                program = self._programs[device] = self._new_program(device)
         names = [spec.name for spec in model_inputs(self.context.config)]
         try:
             binding = bind_inputs(names, program.arguments)
         except ConfigError as error:
             raise ConfigError(f"model '{self.context.model_name}': {error}") from error
         signature = None if program.signature is None else _renamed(program.signature, self.context.config)
-        return TorchInstance(program, binding, self.context, device=device, signature=signature)
+        return TorchInstance(program, binding, self.context, self._options, device=device or "cpu", signature=signature)
 
     def unload(self) -> None:
         self._programs.clear()
+        for reservation in self._reservations:
+            reservation.release()
+        self._reservations.clear()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what was freed goes back to the device, for others
 
-    def _new_program(self, device: str) -> Program:
-        program = _load(self.context, _model_path(self.context), device)
-        if program.signature is not None:
-            self.context.check_config(_renamed(program.signature, self.context.config))
+    def _new_program(self, device: str | None) -> Program:
+        path = _model_path(self.context)
+        reservation = self._reserve(path, device) if device is not None and device != "cpu" else None
+        try:
+            program = _load(self.context, path, device)
+            if program.signature is not None:
+                self.context.check_config(_renamed(program.signature, self.context.config))
+            try:
+                program = prepared(program, self._options)
+            except UnsupportedError as error:
+                raise UnsupportedError(f"model '{self.context.model_name}': {error}") from error
+        except BaseException:
+            if reservation is not None:
+                reservation.release()
+            raise
+        if reservation is not None:
+            reservation.settle()
+            self._reservations.append(reservation)
         return program
+
+    def _reserve(self, path: Path, device: str) -> Reservation:
+        """What the weights will take of a GPU: what the config says, or their size on disk."""
+        num_bytes = self.context.int_parameter(_MEMORY_BYTES) or path.stat().st_size
+        free, _ = torch.cuda.mem_get_info(device)
+        return device_memory(device).reserve(
+            num_bytes,
+            available=free,
+            least=num_bytes,
+            what=f"model '{self.context.model_name}'",
+            purpose=f" on {device}",
+        )
+
+
+def _device_of(placement: Placement) -> str | None:
+    """PyTorch's name of a placement's device; None for KIND_MODEL: the file says."""
+    match placement.kind:
+        case DeviceKind.GPU:
+            return f"cuda:{placement.device_id}"
+        case DeviceKind.MODEL:
+            return None
+        case _:
+            return "cpu"
+
+
+def _kind_of(context: BackendContext, path: Path) -> FileKind:
+    """What the file is, and what the config says that it is."""
+    kind = file_kind(path)
+    if context.config.platform == _NATIVE_PLATFORM and kind is not FileKind.PACKAGE:
+        raise InvalidArgumentError(
+            f"model '{context.model_name}': platform {_NATIVE_PLATFORM} expects an AOTInductor package, and {path} is "
+            f'a {kind.value}; remove the platform and write backend: "pytorch"'
+        )
+    return kind
+
+
+def _arguments_in_words(context: BackendContext, kind: FileKind, path: Path) -> str:
+    if kind is FileKind.PACKAGE:
+        return "its inputs are called INPUT__0, …, or ARGS[0], …; its outputs OUTPUT__0, …, or RESULT[0], …"
+    return f"forward takes: {', '.join(_load(context, path, 'cpu').arguments.names)}"
 
 
 def _model_path(context: BackendContext) -> Path:
@@ -117,37 +205,75 @@ def _model_path(context: BackendContext) -> Path:
     raise NotFoundError(f"{where} holds neither {' nor '.join(_FILENAMES)}")
 
 
-def _load(context: BackendContext, path: Path, device: str) -> Program:
-    """The program in `path`. Raises InvalidArgumentError for a damaged file, UnsupportedError for a pickle."""
-    kind = file_kind(path)
+def _load(context: BackendContext, path: Path, device: str | None) -> Program:
+    """The program in `path`. Raises InvalidArgumentError for a damaged file, UnsupportedError for untrusted code."""
+    kind = _kind_of(context, path)
     try:
-        if kind is FileKind.TORCHSCRIPT:
-            return load_torchscript(path, device)
-        _check_pickles(context, kind, path)
-        return load_exported(path, device) if kind is FileKind.EXPORTED else load_checkpoint(path, device)
-    except (RuntimeError, ValueError, KeyError, AssertionError, EOFError, pickle.UnpicklingError) as error:
+        if kind in (FileKind.TORCHSCRIPT, FileKind.EXPORTED) and names_tensorrt(path):
+            _import_torch_tensorrt(context, path)
+        _check_trust(context, kind, path)
+        match kind:
+            case FileKind.TORCHSCRIPT:
+                return load_torchscript(path, device)
+            case FileKind.EXPORTED:
+                return load_exported(path, device)
+            case FileKind.PACKAGE:
+                return load_package(path, device or "cpu")
+            case FileKind.PICKLE:
+                return load_checkpoint(path, device)
+    except ServerError:
+        raise
+    except DAMAGE as error:
         raise InvalidArgumentError(
             f"model '{context.model_name}' version {context.version}: PyTorch cannot load the {kind.value} {path} "
-            f"({path.stat().st_size} bytes): {error}"
+            f"({path.stat().st_size} bytes): {_first_lines(error)}"
         ) from error
 
 
-def _check_pickles(context: BackendContext, kind: FileKind, path: Path) -> None:
-    """Raise UnsupportedError if loading the file would run a pickle that nobody has vouched for."""
-    if context.options.get(_ALLOW_PICKLE, "false").lower() in ("true", "1"):
-        return
+def _first_lines(error: BaseException) -> str:
+    """What an error says, without the pages that torch puts behind it."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    shown = " ".join(line.strip() for line in lines[:3])[:500]
+    return shown if isinstance(error, RuntimeError | ValueError) and shown else f"{type(error).__name__}: {shown}"
+
+
+def _import_torch_tensorrt(context: BackendContext, path: Path) -> None:
+    """The library that knows the operators of such a module has to be there before it is loaded."""
+    try:
+        importlib.import_module(_TORCH_TENSORRT)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnavailableError(
+            f"model '{context.model_name}': {path} was compiled by Torch-TensorRT, and the package torch-tensorrt "
+            f"cannot be imported ({error}): pip install torch-tensorrt, in the version that compiled it"
+        ) from error
+
+
+def _check_trust(context: BackendContext, kind: FileKind, path: Path) -> None:
+    """Raise UnsupportedError if loading the file would run code that nobody has vouched for."""
     model = f"model '{context.model_name}' version {context.version}"
+    if kind is FileKind.PACKAGE:
+        if context.config.platform != _NATIVE_PLATFORM and not is_allowed(context, ALLOW_NATIVE):
+            raise UnsupportedError(
+                f"{model}: {path} is an AOTInductor package, a library that can do anything; say in its config that it "
+                f'is meant to be one (platform: "{_NATIVE_PLATFORM}"), or vouch for all models of this server with '
+                f"--backend-config=pytorch,{ALLOW_NATIVE}=true"
+            )
+        return
+    if kind is FileKind.TORCHSCRIPT or is_allowed(context, ALLOW_PICKLE):
+        return
     advice = (
         "save the model with torch.export.save, or vouch for all models of this server with "
-        f"--backend-config=pytorch,{_ALLOW_PICKLE}=true"
+        f"--backend-config=pytorch,{ALLOW_PICKLE}=true"
     )
     if kind is FileKind.PICKLE:
         danger = f"{path} is a {kind.value} (torch.save), which can run any code when loaded"
         raise UnsupportedError(f"{model}: {danger}; {advice}")
     try:
-        refuse_pickles(path)
+        refuse_code(path)
     except UnsupportedError as error:
         raise UnsupportedError(f"{model}: {error}; {advice}") from error
+    except DAMAGE as error:
+        raise InvalidArgumentError(f"{model}: PyTorch cannot load {path}: {_first_lines(error)}") from error
 
 
 def _refuse_strings(context: BackendContext) -> None:
@@ -184,19 +310,3 @@ def _are_numbered(names: list[str]) -> bool:
 
 def _with_names(tensors: tuple[FileTensor, ...], names: dict[int, str]) -> tuple[FileTensor, ...]:
     return tuple(replace(tensor, name=names.get(place, tensor.name)) for place, tensor in enumerate(tensors))
-
-
-def _set_threads(context: BackendContext) -> None:
-    intra, inter = (context.int_parameter(f"{kind}_OP_THREAD_COUNT") for kind in ("INTRA", "INTER"))
-    if intra > 0:
-        torch.set_num_threads(intra)
-    if inter > 0 and inter != torch.get_num_interop_threads():
-        try:
-            torch.set_num_interop_threads(inter)
-        except RuntimeError:
-            log.warning(
-                "model '%s': INTER_OP_THREAD_COUNT %d comes too late: PyTorch sets it once per process, to %d",
-                context.model_name,
-                inter,
-                torch.get_num_interop_threads(),
-            )

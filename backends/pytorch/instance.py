@@ -21,18 +21,25 @@ from modelserver.backend import (
 )
 
 from .binding import InputBinding, output_positions
+from .cuda_lane import CudaLane
+from .options import TorchOptions
 from .program import Program
 from .tensors import TORCH_DTYPES, to_numpy, to_torch
+from .threads import use_threads
+
+# The memory format is one of images: [batch, channels, height, width].
+_CHANNELS_LAST_RANK = 4
 
 
 class TorchInstance(TensorInstance):
-    """Calls the program that all instances on a device share; `signature` has the config's names, if it is known."""
+    """Calls the program that the instances on a device share; `signature` has the config's names, if it is known."""
 
     def __init__(
         self,
         program: Program,
         binding: InputBinding,
         context: BackendContext,
+        options: TorchOptions,
         *,
         device: str = "cpu",
         signature: FileSignature | None = None,
@@ -40,20 +47,24 @@ class TorchInstance(TensorInstance):
         config = context.config
         self._call = program.call
         self._binding = binding
-        self._device = None if device == "cpu" else device
+        self._options = options
+        # On a GPU only.
+        self._lane = CudaLane(device, is_pinned=options.is_pinned) if device.startswith("cuda") else None
+        if self._lane is not None and options.has_cuda_graphs and not (binding.as_dict or binding.keywords):
+            self._call = self._lane.graphed(program.call)
         self._bfloat16 = {spec.name for spec in model_inputs(config) if spec.data_type is Datatype.BF16}
         outputs = model_outputs(config)
-        places = output_positions([spec.name for spec in outputs])
+        places = _places([spec.name for spec in outputs], program.result_names)
         self._outputs = [
             (spec.name, place, TORCH_DTYPES[spec.data_type])
             for spec, place in zip(outputs, places, strict=True)
             if spec.data_type is not None
         ]
         self._scalars = signature.scalars if signature is not None else frozenset()
-        self._is_inference_mode = context.bool_parameter("INFERENCE_MODE", True)
-        self._is_optimized = not context.bool_parameter("DISABLE_OPTIMIZED_EXECUTION")
+        self._num_threads = options.num_threads
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        use_threads(self._num_threads)
         with self._modes():
             tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
             try:
@@ -63,22 +74,31 @@ class TorchInstance(TensorInstance):
                 raise InvalidArgumentError(f"the exported program refuses the inputs: {error}") from error
             except RuntimeError as error:
                 raise InternalError(f"PyTorch failed: {_reason(error)}") from error
-            return self._arrays(result)
+            arrays = self._arrays(result)
+        if self._options.cleans_cache and self._lane is not None:
+            torch.cuda.empty_cache()
+        return arrays
 
     def _modes(self) -> AbstractContextManager[object]:
-        mode: AbstractContextManager[object] = torch.inference_mode() if self._is_inference_mode else torch.no_grad()
-        if self._is_optimized:
+        options = self._options
+        mode: AbstractContextManager[object] = torch.inference_mode() if options.is_inference_mode else torch.no_grad()
+        if options.is_optimized and self._lane is None:
             return mode
         stack = ExitStack()
         stack.enter_context(mode)
-        stack.enter_context(torch.jit.optimized_execution(False))
+        if not options.is_optimized:
+            stack.enter_context(torch.jit.optimized_execution(False))
+        if self._lane is not None:
+            stack.enter_context(self._lane.open())
         return stack
 
     def _tensor(self, name: str, array: Array) -> Any:
         if name in self._scalars:
             array = array.reshape(())
         tensor = to_torch(array, name in self._bfloat16)
-        return tensor if self._device is None else tensor.to(self._device)
+        if self._options.is_channels_last and tensor.dim() == _CHANNELS_LAST_RANK:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor if self._lane is None else self._lane.upload(tensor)
 
     def _execute(self, tensors: dict[str, Any]) -> Any:
         binding = self._binding
@@ -91,9 +111,11 @@ class TorchInstance(TensorInstance):
     def _arrays(self, result: Any) -> dict[str, Array]:
         if isinstance(result, torch.Tensor):
             result = (result,)
+        tensors = [_picked(result, name, place) for name, place, _ in self._outputs]
+        if self._lane is not None:
+            tensors = self._lane.download(tensors)
         arrays = {}
-        for name, place, dtype in self._outputs:
-            tensor = _picked(result, name, place)
+        for (name, _, dtype), tensor in zip(self._outputs, tensors, strict=True):
             if tensor.dtype is not dtype:
                 raise InternalError(
                     f"output '{name}': the model gives {tensor.dtype}, the config says {dtype}; correct its data_type"
@@ -101,6 +123,13 @@ class TorchInstance(TensorInstance):
             array = to_numpy(tensor)
             arrays[name] = array.reshape(1) if name in self._scalars else array
         return arrays
+
+
+def _places(names: list[str], result_names: tuple[str, ...]) -> tuple[int, ...]:
+    """Where each output stands in the results: where a package says, else by Triton's naming conventions."""
+    if result_names and set(names) <= set(result_names):
+        return tuple(result_names.index(name) for name in names)
+    return output_positions(names)
 
 
 def _reason(error: RuntimeError) -> str:

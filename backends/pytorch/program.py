@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +16,37 @@ from torch.utils import _pytree as pytree
 from modelserver.backend import FileSignature, FileTensor, UnsupportedError
 
 from .binding import Arguments
+from .options import TorchOptions
 from .tensors import DATATYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`call(*tensors, **tensors)` executes the model; `signature` is known for exported programs only."""
+    """`call(*tensors, **tensors)` executes the model; `signature` is known for exported programs only.
+
+    `module` is what holds the weights, where that is a module. `result_names` are known of packages, whose results come
+    in flat order.
+    """
 
     call: Callable[..., Any]
     arguments: Arguments
     signature: FileSignature | None = None
+    module: Any = None
+    result_names: tuple[str, ...] = ()
 
 
-def load_torchscript(path: Path, device: str) -> Program:
-    """A TorchScript archive, its weights on `device`."""
+def load_torchscript(path: Path, device: str | None) -> Program:
+    """A TorchScript archive, its weights on `device`, or where they were saved (None)."""
     module: Any = torch.jit.load(str(path), map_location=device)
     module.eval()
     taken = module.forward.schema.arguments[1:]  # without self
     required = [argument for argument in taken if not argument.has_default_value()]
     takes_dict = len(required) == 1 and required[0].type.kind() == "DictType"
-    return Program(module, Arguments(tuple(argument.name for argument in taken), len(required), takes_dict))
+    arguments = Arguments(tuple(argument.name for argument in taken), len(required), takes_dict)
+    return Program(module, arguments, module=module)
 
 
-def load_checkpoint(path: Path, device: str) -> Program:
+def load_checkpoint(path: Path, device: str | None) -> Program:
     """A pickled module: runs whatever code the file names. Only for files that the operator vouches for."""
     module: Any = torch.load(path, map_location=device, weights_only=False)
     if not isinstance(module, torch.nn.Module):
@@ -47,20 +57,48 @@ def load_checkpoint(path: Path, device: str) -> Program:
     module.eval()
     taken = list(inspect.signature(module.forward).parameters.values())
     required = [parameter for parameter in taken if parameter.default is parameter.empty]
-    return Program(module, Arguments(tuple(parameter.name for parameter in taken), len(required)))
+    return Program(module, Arguments(tuple(parameter.name for parameter in taken), len(required)), module=module)
 
 
-def load_exported(path: Path, device: str) -> Program:
+def load_exported(path: Path, device: str | None) -> Program:
     """A torch.export program, called with its tensors in flat order, however it nests them."""
-    exported: Any = torch.export.load(str(path))
-    if device != "cpu":
+    with _quiet():
+        exported: Any = torch.export.load(str(path))
+    if device is not None and device != "cpu":
         from torch.export.passes import move_to_device_pass
 
         exported = move_to_device_pass(exported, device)
     module = exported.module()
     signature = exported_signature(exported)
     names = tuple(tensor.name for tensor in signature.inputs)
-    return Program(_flat_call(exported, module), Arguments(names, len(names)), signature)
+    return Program(_flat_call(exported, module), Arguments(names, len(names)), signature, module=module)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the tracebacks that torch.export prints of what it raises as well."""
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def prepared(program: Program, options: TorchOptions) -> Program:
+    """The program in the memory format, and compiled, as the options say. Raises UnsupportedError if it cannot be."""
+    if options.is_channels_last and program.module is not None:
+        program.module.to(memory_format=torch.channels_last)
+    if options.compile_arguments is None:
+        return program
+    if program.module is None or isinstance(program.module, torch.jit.ScriptModule):
+        raise UnsupportedError(
+            "torch.compile takes exported programs (.pt2) and modules, not TorchScript or packages: remove the "
+            "parameter TORCH_COMPILE, or save the model with torch.export.save"
+        )
+    compiled: Callable[..., Any] = torch.compile(program.call, **options.compile_arguments)
+    return replace(program, call=compiled)
 
 
 def _flat_call(exported: Any, module: Any) -> Callable[..., Any]:

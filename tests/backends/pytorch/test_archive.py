@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from modelserver_backends.pytorch.archive import FileKind, file_kind, refuse_pickles
+from modelserver_backends.pytorch.archive import FileKind, file_kind, names_tensorrt, refuse_code
 from support.contexts import context_of, instance_of, tensors
 from support.torch_models import Copy, path_in, rewritten, write_export, write_script
 
-from modelserver.backend import Datatype, InvalidArgumentError, ModelConfig, UnsupportedError
+from modelserver.backend import Datatype, InvalidArgumentError, ModelConfig, UnavailableError, UnsupportedError
 from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.discovery import find_backend
 
@@ -80,18 +80,54 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, reason: str) ->
 
 
 @pytest.mark.parametrize(
-    ("record", "error"),
-    [("a/readme.txt", InvalidArgumentError), ("a/data/aotinductor/model/x.so", UnsupportedError)],
+    "records", [["a/data/aotinductor/model/x.so"], ["a/models/model.json", "a/data/aotinductor/m/x.so"]]
 )
-def test_other_archives_are_refused(tmp_path: Path, record: str, error: type[Exception]) -> None:
-    with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
-        archive.writestr(record, b"")
-    with pytest.raises(error, match=r"zip archive|AOTInductor"):
+def test_an_archive_with_a_library_is_a_package(tmp_path: Path, records: list[str]) -> None:
+    write_archive(path_in(tmp_path, "model.pt2"), dict.fromkeys(records, b""))
+    assert file_kind(path_in(tmp_path, "model.pt2")) is FileKind.PACKAGE
+    with pytest.raises(
+        UnsupportedError, match=r'a library that can do anything; .*platform: "torch_aoti".*native-code'
+    ):
+        load(tmp_path)
+
+
+def test_other_archives_are_refused(tmp_path: Path) -> None:
+    write_archive(tmp_path / "model.pt2", {"a/readme.txt": b""})
+    with pytest.raises(InvalidArgumentError, match="zip archive"):
         file_kind(tmp_path / "model.pt2")
 
 
+@pytest.mark.parametrize(
+    ("filename", "record", "text"),
+    [
+        ("model.pt", "m/code/__torch__/m.py", b"ops.tensorrt.execute_engine([x], self.engine)"),
+        ("model.pt2", "m/models/model.json", b'{"target": "torch.ops.tensorrt.execute_engine.default"}'),
+    ],
+)
+def test_a_module_of_torch_tensorrt_names_what_it_needs(
+    tmp_path: Path, filename: str, record: str, text: bytes
+) -> None:
+    write_archive(path_in(tmp_path, filename), {"m/constants.pkl": b"", record: text})
+    assert names_tensorrt(path_in(tmp_path, filename))
+    with pytest.raises(
+        UnavailableError, match=r"compiled by Torch-TensorRT, .*: pip install torch-tensorrt, in the version"
+    ):
+        load(tmp_path)
+
+
+def test_other_modules_do_not_need_it(model_repository: Path) -> None:
+    for path in ("digits_export/1/model.pt2", "digits_torchscript/1/model.pt"):
+        assert not names_tensorrt(model_repository / path)
+
+
+def write_archive(path: Path, records: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in records.items():
+            archive.writestr(name, content)
+
+
 def test_a_clean_exported_program_passes(model_repository: Path) -> None:
-    refuse_pickles(model_repository / "digits_export/1/model.pt2")
+    refuse_code(model_repository / "digits_export/1/model.pt2")
 
 
 def trapped_samples(sprung: Path, directory: Path) -> dict[str, bytes]:

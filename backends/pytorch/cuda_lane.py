@@ -1,0 +1,95 @@
+"""An instance's way to its GPU: a stream of its own, page-locked memory on both ends, and captured graphs.
+
+Written against PyTorch's notes on CUDA semantics (streams, pinned memory, graphs); `tests/gpu` runs it, a machine
+without a GPU cannot.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# Each captured graph keeps device memory; shapes beyond so many are executed without one.
+MAX_GRAPHS = 16
+_NUM_WARMUPS = 3
+# While one thread captures, no other may: captures of one process share the allocator's state.
+_capture_lock = threading.Lock()
+
+
+class CudaLane:
+    """One instance's stream on one GPU. Used by one thread at a time."""
+
+    def __init__(self, device: str, *, is_pinned: bool) -> None:
+        self._device = torch.device(device)
+        self._is_pinned = is_pinned
+        self._stream: Any = torch.cuda.Stream(self._device)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Within, what is launched goes to the lane's stream."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+
+    def upload(self, tensor: Any) -> Any:
+        """The tensor on the GPU, from pinned memory without waiting. torch keeps that until it has been read."""
+        if self._is_pinned:
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=self._is_pinned)
+
+    def download(self, tensors: Sequence[Any]) -> list[Any]:
+        """The tensors on the CPU, complete: waits for everything on the lane."""
+        copies = []
+        for tensor in tensors:
+            if not tensor.is_cuda:
+                copies.append(tensor)
+                continue
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._is_pinned)
+            copies.append(copy.copy_(tensor, non_blocking=True))
+        self._stream.synchronize()
+        return copies
+
+    def graphed(self, call: Callable[..., Any]) -> GraphedCall:
+        """`call`, captured for shapes that come again."""
+        return GraphedCall(call, self._stream)
+
+
+class GraphedCall:
+    """Calls a program, for shapes that came before by replaying a captured graph. Within `CudaLane.open`.
+
+    Results lie in the graph's own memory: they have to be downloaded before the next call.
+    """
+
+    def __init__(self, call: Callable[..., Any], stream: Any) -> None:
+        self._call = call
+        self._stream = stream
+        self._seen: set[tuple[Any, ...]] = set()
+        self._graphs: dict[tuple[Any, ...], tuple[Any, list[Any], Any]] = {}
+
+    def __call__(self, *tensors: Any) -> Any:
+        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        known = self._graphs.get(key)
+        if known is None and key in self._seen and len(self._graphs) < MAX_GRAPHS:
+            known = self._graphs[key] = self._capture(tensors)
+        if known is None:
+            if len(self._seen) < MAX_GRAPHS * 64:
+                self._seen.add(key)
+            return self._call(*tensors)
+        graph, inputs, results = known
+        for fixed, tensor in zip(inputs, tensors, strict=True):
+            fixed.copy_(tensor)
+        graph.replay()
+        return results
+
+    def _capture(self, tensors: Sequence[Any]) -> tuple[Any, list[Any], Any]:
+        inputs = [tensor.clone() for tensor in tensors]
+        for _ in range(_NUM_WARMUPS):  # libraries choose their kernels and take their memory
+            self._call(*inputs)
+        self._stream.synchronize()
+        graph: Any = torch.cuda.CUDAGraph()
+        with _capture_lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            results = self._call(*inputs)
+        return graph, inputs, results
