@@ -1,7 +1,7 @@
 """A backend whose instances live each in a process of its own: what crashes there, or leaks, leaves with it.
 
 By the parameter `instance_in_process`, or because the backend says that the model needs it. The server's own process
-never loads such a model: its config is completed in a process too.
+never loads such a model; by the parameter its config is completed in a process too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ def make_backend(backend_class: type[Backend], context: BackendContext) -> Backe
 
 
 def complete_config(backend_class: type[Backend], context: BackendContext) -> ModelConfig:
-    """`backend_class.complete_config`, in a process if the model is to live in one. Raises as that does."""
-    if not is_hosted(backend_class, context):
+    """`backend_class.complete_config`, in a process if the config wants the model to live in one. Raises as that does.
+
+    A backend that wants that itself knows what it may load here.
+    """
+    if not (is_hosted(backend_class, context) and instance_in_process(context.config)):
         return backend_class.complete_config(context)
     recipe = backend_recipe(reference(backend_class), context, Placement(context.model_name))
     arguments = {key: value for key, value in recipe.arguments.items() if key != "placement"}
