@@ -27,6 +27,9 @@ RESERVED_PARAMETERS = frozenset(
     }
 )
 RESERVED_PREFIX = "triton_"
+# Who a caller is, by the flag --callers-by; the name of a header follows.
+BY_ADDRESS, BY_HEADER = "address", "header:"
+_MAX_CALLER_LEN = 128
 # Where clients send an API key: no model gets to see one.
 KEY_HEADERS = ("authorization", "x-api-key")
 
@@ -68,6 +71,7 @@ class Access:
 
     `reads_context`: traces are parts of those of clients, which name them in a header. `keys_file` has the API keys of
     which every call needs one (`api_keys`); empty: none does. `is_logged`: each call has a line in the access log.
+    `callers_by` says who a caller is without an API key: "address", "header:<name>", or "" for nobody.
     """
 
     restrictions: tuple[Restriction, ...] = ()
@@ -75,6 +79,14 @@ class Access:
     reads_context: bool = False
     keys_file: str = ""
     is_logged: bool = False
+    callers_by: str = ""
+
+    def caller(self, headers: Mapping[str, str | bytes], peer: str) -> str:
+        """Whose a call is, from the address `peer` with its port, or a header."""
+        if self.callers_by == BY_ADDRESS:
+            return peer.rpartition(":")[0].strip("[]") or peer
+        value = headers.get(self.callers_by.removeprefix(BY_HEADER), "")
+        return (value if isinstance(value, str) else value.decode("latin-1"))[:_MAX_CALLER_LEN]
 
     def restriction(self, group: ApiGroup) -> Restriction | None:
         """What calls of that group need, if anything."""
@@ -118,6 +130,7 @@ def parse_access(
     reads_context: bool = False,
     keys_file: str = "",
     is_logged: bool = False,
+    callers_by: str = "",
 ) -> Access:
     """The rules that flags write; `prefix` precedes each key on the wire, `flag` is named in errors.
 
@@ -137,7 +150,17 @@ def parse_access(
         raise InvalidArgumentError(
             f"the pattern of headers to forward, '{forward_pattern}', is no regular expression: {error}"
         ) from None
-    return Access(rules, forward_pattern, reads_context, keys_file, is_logged)
+    return Access(rules, forward_pattern, reads_context, keys_file, is_logged, callers_by)
+
+
+def parse_callers_by(flag: str, text: str) -> str:
+    """As `Access.callers_by`, from a flag that also knows key and none. Raises InvalidArgumentError."""
+    name = text.removeprefix(BY_HEADER).strip().lower()
+    if text.startswith(BY_HEADER) and re.fullmatch(r"[a-z0-9!#$%&'*+.^_`|~-]+", name):
+        return BY_HEADER + name
+    if text not in (BY_ADDRESS, "key", "none"):
+        raise InvalidArgumentError(f"{flag} expects key, address, header:NAME or none, got '{text:.60}'")
+    return BY_ADDRESS if text == BY_ADDRESS else ""
 
 
 def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:

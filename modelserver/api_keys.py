@@ -24,6 +24,7 @@ from typing import Any, Final
 import yaml
 
 from modelserver.access import ApiGroup
+from modelserver.caller_limits import NO_LIMITS, CallerLimits, parse_limits
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
 from modelserver.flags import nearest_hint
 from modelserver.telemetry.access_log import note_key
@@ -38,7 +39,7 @@ _KEY = re.compile(r"msk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _HASH = re.compile(r"sha256:([0-9a-f]{32}):([0-9a-f]{64})", re.ASCII)
-_FIELDS = ("name", "id", "hash", "scopes", "models")
+_FIELDS = ("name", "id", "hash", "scopes", "models", "limits")
 _MAX_FILE_BYTES = 4 << 20
 
 _MISSING = "an API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
@@ -69,7 +70,10 @@ SCOPE_OF: Final[dict[ApiGroup, Scope]] = {
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An entry of the file. `models` are patterns of names with `*` and `?`; without any, it is for all models."""
+    """An entry of the file. `models` are patterns of names with `*` and `?`; without any, it is for all models.
+
+    `limits` are its quotas and its weight where callers wait for the same model.
+    """
 
     name: str
     id: str
@@ -77,6 +81,7 @@ class ApiKey:
     digest: bytes
     scopes: frozenset[Scope]
     models: tuple[str, ...] = ()
+    limits: CallerLimits = NO_LIMITS
 
     def allows_model(self, name: str) -> bool:
         """Whether the key is for that model."""
@@ -103,6 +108,8 @@ class ApiKey:
         }
         if self.models:
             fields["models"] = list(self.models)
+        if self.limits != NO_LIMITS:
+            fields["limits"] = self.limits.fields
         text: str = yaml.safe_dump([fields], default_flow_style=None, sort_keys=False, width=10_000)
         return text
 
@@ -111,12 +118,14 @@ class ApiKey:
 CALLER: Final[ContextVar[ApiKey | None]] = ContextVar("modelserver_caller", default=None)
 
 
-def create_key(name: str, scopes: frozenset[Scope], models: tuple[str, ...] = ()) -> tuple[str, ApiKey]:
+def create_key(
+    name: str, scopes: frozenset[Scope], models: tuple[str, ...] = (), limits: CallerLimits = NO_LIMITS
+) -> tuple[str, ApiKey]:
     """A new key: what its owner gets, which is nowhere else, and the entry. Raises InvalidArgumentError."""
     _check_name(name)
     key_id, salt = secrets.token_hex(4), secrets.token_bytes(16)
     text = f"msk_{key_id}_{secrets.token_urlsafe(32)}"
-    return text, ApiKey(name, key_id, salt, _digest(salt, text), scopes, models)
+    return text, ApiKey(name, key_id, salt, _digest(salt, text), scopes, models, limits)
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
@@ -156,6 +165,7 @@ class KeyRing:
         self._clock = clock
         self._seen = self._fingerprint()
         self._keys = read_keys(self._path)
+        self._limits = _limits(self._keys)
         self._next_look_s = clock() + LOOK_S
 
     def caller(self, headers: Mapping[str, str | bytes]) -> ApiKey:
@@ -171,6 +181,12 @@ class KeyRing:
             raise UnauthenticatedError(_WRONG)
         note_key(key.name)
         return key
+
+    def limits_of(self, name: str) -> CallerLimits | None:
+        """The limits of the key of that name, as the file has them now; None for none, or a name that it has not."""
+        if self._clock() >= self._next_look_s:
+            self.look()
+        return self._limits.get(name)
 
     def check_current(self, key: ApiKey) -> None:
         """Raises UnauthenticatedError for a key that was taken back or changed since its call began, as streams may."""
@@ -194,6 +210,7 @@ class KeyRing:
         old = self._keys
         # Entries that stay are the same objects: calls that began with them go on.
         self._keys = {key_id: old[key_id] if old.get(key_id) == key else key for key_id, key in found.items()}
+        self._limits = _limits(self._keys)
         _logger.info("took the new API keys of %s: %d", self._path, len(found))
 
     def _fingerprint(self) -> tuple[int, ...]:
@@ -218,6 +235,10 @@ def parse_scopes(words: list[str]) -> frozenset[Scope]:
         got = f"'{unknown}'{nearest_hint(unknown, known)}" if unknown is not None else "none"
         raise InvalidArgumentError(f"the scopes of an API key are some of {', '.join(known)}, got {got}")
     return frozenset(known[word] for word in words)
+
+
+def _limits(keys: Mapping[str, ApiKey]) -> dict[str, CallerLimits]:
+    return {key.name: key.limits for key in keys.values() if key.limits != NO_LIMITS}
 
 
 def _given(headers: Mapping[str, str | bytes]) -> str | None:
@@ -263,7 +284,11 @@ def _read_entry(where: str, entry: object) -> ApiKey:
         granted = parse_scopes(scopes)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{where}: {error.message}") from None
-    return ApiKey(name, key_id, bytes.fromhex(match[1]), bytes.fromhex(match[2]), granted, tuple(models))
+    limits = entry.get("limits", {})
+    if not isinstance(limits, dict):
+        raise InvalidArgumentError(f"{where}: 'limits' must be a mapping, such as {{concurrent: 4, weight: 2}}")
+    salt, digest = bytes.fromhex(match[1]), bytes.fromhex(match[2])
+    return ApiKey(name, key_id, salt, digest, granted, tuple(models), parse_limits(f"{where}: limits", limits))
 
 
 def _are_texts(value: Any) -> bool:

@@ -45,6 +45,7 @@ class KeyedDataPlane:
         key = _caller()
         self._keys.check_current(key)  # a stream may have begun long ago
         key.check_model(request.model_name)
+        request.caller = key.name
         return self._plane.infer(request)
 
     # What health needs, which has no caller.

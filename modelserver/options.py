@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelserver.access import Access, parse_access
+from modelserver.access import Access, parse_access, parse_callers_by
 from modelserver.cache.settings import CacheSettings, parse_cache_config
+from modelserver.caller_limits import CallerLimits, parse_limits_flag
 from modelserver.config.host_policies import HostPolicy, parse_host_policies
 from modelserver.config.rate_limit_resources import ResourceLimit, parse_resource_limits
 from modelserver.errors import InvalidArgumentError
@@ -61,6 +62,9 @@ class ServerOptions:
     config: str = field(default="", metadata=flag(SERVER, "YAML file of options: a mapping from flag names to values.", metavar="FILE", is_ours=True))
     tune_malloc: bool = field(default=True, metadata=flag(SERVER, "Let the C allocator keep large buffers, so that big tensors do not page-fault in each request.", is_ours=True))
     overload_statuses: bool = field(default=False, metadata=flag(SERVER, "Answer 429 with Retry-After (gRPC: RESOURCE_EXHAUSTED) when a queue is full, and 504 (DEADLINE_EXCEEDED) when a request's time was over in a queue. false: 503 (UNAVAILABLE) for both, as Triton.", is_ours=True))
+    adaptive_admission: bool = field(default=True, metadata=flag(SERVER, "Refuse a request at once that would wait longer than its timeout or deadline allows, by the rate at which the queue empties (docs/overload.md).", is_ours=True))
+    callers_by: str = field(default="key", metadata=flag(SERVER, "Who a caller is, for queues that callers share by weight and for quotas: key (the API key, where there are keys), address, header:NAME (as a proxy sets it), none.", metavar="SOURCE", is_ours=True))
+    caller_limits: str = field(default="", metadata=flag(SERVER, "Limits of each caller whose API key has none of its own: requests_per_second, tokens_per_second, concurrent, weight.", metavar="NAME=NUMBER[,NAME=NUMBER...]", is_ours=True))
     wire: str = field(default="native", metadata=flag(SERVER, "What carries HTTP and gRPC: native is our own, grpcio is uvicorn and grpcio, kept as the reference.", choices=("native", "grpcio"), is_ours=True))
 
     wire_processes: int = field(default=1, metadata=flag(PORTS, "Processes that do sockets, TLS, HTTP, decoding and encoding in front of the one that batches and executes; 1: that one does it itself, which is best but for much TLS or JSON on many cores.", minimum=1, maximum=64, is_ours=True))
@@ -202,7 +206,7 @@ class ServerOptions:
             raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
         _check_ports(self)
         _check_tls(self)
-        self.http_access, self.grpc_access, self.trace_options  # noqa: B018 - raise for what is no rule
+        self.http_access, self.grpc_access, self.trace_options, self.default_caller_limits  # noqa: B018 - raise for no rule
         missing = [path for path in self.backend_directory if not Path(path).is_dir()]
         if missing:
             raise InvalidArgumentError(f"--backend-directory: there is no directory {missing[0]}")
@@ -221,6 +225,18 @@ class ServerOptions:
         return self.grpc_use_ssl or self.grpc_use_ssl_mutual
 
     @property
+    def default_caller_limits(self) -> CallerLimits:
+        """The limits of callers that have none of their own."""
+        return parse_limits_flag("--caller-limits", self.caller_limits)
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether requests are told apart by whose they are."""
+        if self.callers_by == "key":
+            return bool(self.api_keys_file)
+        return bool(parse_callers_by("--callers-by", self.callers_by))
+
+    @property
     def cache_settings(self) -> CacheSettings | None:
         """The response cache that is asked for; None: none."""
         return parse_cache_config(self.cache_config, self.response_cache_byte_size)
@@ -235,6 +251,7 @@ class ServerOptions:
             reads_context=self.trace_options.mode == OPENTELEMETRY,
             keys_file=self.api_keys_file,
             is_logged=self.access_log,
+            callers_by=parse_callers_by("--callers-by", self.callers_by),
         )
 
     @property
@@ -248,6 +265,7 @@ class ServerOptions:
             reads_context=self.trace_options.mode == OPENTELEMETRY,
             keys_file=self.api_keys_file,
             is_logged=self.access_log,
+            callers_by=parse_callers_by("--callers-by", self.callers_by),
         )
 
     @property

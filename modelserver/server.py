@@ -23,6 +23,8 @@ from pathlib import Path
 from modelserver.allocator import tune_malloc
 from modelserver.api_keys import open_keys
 from modelserver.cache.opening import open_store
+from modelserver.caller_limits import NO_LIMITS
+from modelserver.callers import Callers
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import InvalidArgumentError
@@ -90,11 +92,13 @@ class Server:
         self.answers = open_store(options.cache_settings)
         self.limiter = RateLimiter(options.resource_limits) if options.rate_limit == "execution_count" else None
         self.repository = ModelRepository(repository_options(options), facilities=self._facilities())
+        self.callers = self._callers()
         self.dataplane = DataPlane(
             self.repository,
             ServerMetadata(options.id, self.version, _extensions(options)),
             strict_readiness=options.strict_readiness,
             tells_overload=options.overload_statuses,
+            callers=self.callers,
             logs_requests=options.log_verbose > 0,
             logs_access=options.access_log,
             shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
@@ -211,7 +215,20 @@ class Server:
         return 1 if self.is_abandoned else 0
 
     def _facilities(self) -> Facilities:
-        return Facilities(answers=self.answers, limiter=self.limiter, cores=HostCores(self.options.host_policies))
+        return Facilities(
+            answers=self.answers,
+            limiter=self.limiter,
+            cores=HostCores(self.options.host_policies),
+            is_fair=self.options.knows_callers,
+            is_adaptive=self.options.adaptive_admission,
+        )
+
+    def _callers(self) -> Callers | None:
+        """The quotas of callers, where there can be any."""
+        defaults, keys = self.options.default_caller_limits, self.keys
+        if keys is None:
+            return Callers(lambda _: defaults) if self.options.knows_callers or defaults != NO_LIMITS else None
+        return Callers(lambda name: keys.limits_of(name) or defaults)
 
     def _frontends(self) -> Frontends:
         options = self.options
@@ -283,6 +300,8 @@ class Server:
             wire=self._counts if options.wire == "native" else None,
             answers=self.answers.counts if self.answers is not None else None,
             limiter=self.limiter,
+            callers=self.callers.counts if self.callers is not None else None,
+            residency=self.repository.residency,
             fronts=self._fronts,
             model_metrics=self._model_metrics,
             options=MetricsOptions(

@@ -17,12 +17,14 @@ from modelserver.cache.store import StoreCounts
 from modelserver.config.metric_options import FIRST_RESPONSE_MS
 from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.cache import cache_families
+from modelserver.telemetry.caller_counts import CallerCounts
 from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement, measured_families
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.refusals import RefusalCounts
+from modelserver.telemetry.residency import MeasuredResidency, residency_families
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
@@ -220,6 +222,8 @@ class ServerMetrics:
         fronts: Callable[[], Sequence[FrontGauges]] = list,
         answers: StoreCounts | None = None,
         limiter: MeasuredLimiter | None = None,
+        callers: CallerCounts | None = None,
+        residency: MeasuredResidency | None = None,
         model_metrics: ModelMetricsBoard | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
@@ -233,6 +237,8 @@ class ServerMetrics:
         self._fronts = fronts
         self._answers = answers
         self._limiter = limiter
+        self._callers = callers
+        self._residency = residency
         self._options = options or MetricsOptions()
         self._process = ProcessCollector(registry=None)
 
@@ -259,6 +265,10 @@ class ServerMetrics:
             )
         if self._limiter is not None:
             families += limiter_families(self._limiter)
+        if self._callers is not None:
+            families += self._callers.families()
+        if self._residency is not None:
+            families += residency_families(self._residency)
         families += _load_families(self._load_counts())
         families.append(_refusal_family(self._refusals))
         if self._wire is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from modelserver.api_keys import ApiKey, Scope, create_key
+from modelserver.caller_limits import NO_LIMITS, CallerLimits
 
 
 class KeyFile:
@@ -16,15 +18,20 @@ class KeyFile:
         self._keys: dict[str, ApiKey] = {}
         self.write()
 
-    def add(self, name: str, *scopes: Scope, models: tuple[str, ...] = ()) -> str:
+    def add(self, name: str, *scopes: Scope, models: tuple[str, ...] = (), limits: CallerLimits = NO_LIMITS) -> str:
         """Make a key, and have it in the file; what its owner sends."""
-        self.texts[name], self._keys[name] = create_key(name, frozenset(scopes), models)
+        self.texts[name], self._keys[name] = create_key(name, frozenset(scopes), models, limits)
         self.write()
         return self.texts[name]
 
     def remove(self, name: str) -> None:
         """Take a key back."""
         del self._keys[name]
+        self.write()
+
+    def change(self, name: str, limits: CallerLimits) -> None:
+        """Give a key other limits."""
+        self._keys[name] = replace(self._keys[name], limits=limits)
         self.write()
 
     def write(self, text: str | None = None) -> None:

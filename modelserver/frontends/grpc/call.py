@@ -53,7 +53,7 @@ class StreamCall:
     """A bidirectional call: `messages` ends when the client half-closes; `send` waits for room.
 
     `send_now`, of wires that have it, sends a message if that takes no waiting; else it returns False and has
-    done nothing. It is never called while a `send` is in progress, and does not raise.
+    done nothing. It is never called while a `send` is in progress, and does not raise. `peer` is as of unary calls.
     """
 
     messages: AsyncIterator[Buffer]
@@ -61,6 +61,7 @@ class StreamCall:
     metadata: Metadata = field(default_factory=dict)
     deadline_ns: int | None = None
     send_now: Callable[[Parts], bool] | None = None
+    peer: str = ""
 
 
 class RpcError(Exception):

@@ -60,6 +60,7 @@ class GrpcFrontend:
         self._decoder = InferDecoder(limits)
         self._forwards = bool(limits.access.forward_pattern)
         self._reads_context = limits.access.reads_context
+        self._names_callers = bool(limits.access.callers_by)
         self._tasks = Tasks()
         self._streams: set[InferStream] = set()
         self._draining = asyncio.Event()
@@ -122,6 +123,8 @@ class GrpcFrontend:
                 forward(request, headers)
             if self._reads_context and (context := self._limits.access.context(call.metadata)):
                 set_context(request, context)
+            if self._names_callers:
+                request.caller = self._limits.access.caller(call.metadata, call.peer)
             reply.request = request
             self._dataplane.infer(request)
         except Exception as error:

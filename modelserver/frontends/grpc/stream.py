@@ -64,6 +64,8 @@ class InferStream:
         self._limits = limits
         self._headers = limits.access.forwarded(call.metadata)
         self._context = limits.access.context(call.metadata)
+        access = limits.access
+        self._caller = access.caller(call.metadata, call.peer) if access.callers_by else ""
         self._ends_on_error = str(call.metadata.get("triton_grpc_error", "")).lower() == "true"
         self._open: dict[_Slot, None] = {}  # those whose last response was not sent, as they came
         self._turns: deque[_Slot] = deque()  # those that are answered in order and have not ended
@@ -124,6 +126,7 @@ class InferStream:
                 forward(request, self._headers)
             if self._context:
                 set_context(request, self._context)
+            request.caller = self._caller
             self._dataplane.infer(request)
             slot.is_free = request.is_decoupled
         except Exception as error:

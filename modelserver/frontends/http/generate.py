@@ -74,6 +74,8 @@ class Generate:
         context = self._limits.access.context(exchange.head.headers)
         if context:
             set_context(request, context)
+        if self._limits.access.callers_by:
+            request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
         reply = make_reply()
         request.stream = reply
         reply.request = request

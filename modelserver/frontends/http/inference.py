@@ -78,6 +78,7 @@ class InferHead:
         else:
             self.json_len = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
         is_special = self.is_encoded or self.accepts_events or self.forwarded is not None or self.trace_parent
+        is_special = is_special or access.callers_by
         self.is_plain = not is_special and (self.json_len is None or self.json_len > 0)
 
 
@@ -88,6 +89,7 @@ class Inference:
         self._dataplane = dataplane
         self._limits = limits
         self._max_body_bytes = limits.max_body_bytes
+        self._names_callers = bool(limits.access.callers_by)
         self._infer = dataplane.infer
         self._decode = InferDecoder(limits).decode
 
@@ -142,6 +144,8 @@ class Inference:
                 forward(request, head.forwarded)
             if head.trace_parent:
                 set_context(request, head.trace_parent)
+            if self._names_callers:
+                request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
             reply.request, reply.form = request, form
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)
@@ -165,6 +169,8 @@ class Inference:
                 raise InvalidArgumentError("events are text: outputs cannot be binary, ask for them as JSON")
             if head.forwarded is not None:
                 forward(request, head.forwarded)
+            if self._names_callers:
+                request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
             reply.request = request
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)

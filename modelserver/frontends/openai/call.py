@@ -61,6 +61,8 @@ class Call:
         context = self._access.context(self._exchange.head.headers)
         if context:
             set_context(request, context)
+        if self._access.callers_by:
+            request.caller = self._access.caller(self._exchange.head.headers, self._exchange.peer)
         return request
 
     def answer(self, document: object) -> None:

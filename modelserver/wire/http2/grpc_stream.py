@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.frontends.grpc.call import Parts, RpcError, StreamCall
 from modelserver.frontends.grpc.status import Status
+from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.compression import belongs_off_loop, compress
 from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
 from modelserver.wire.http2.frame import pack_u32
@@ -57,7 +58,8 @@ class GrpcStream(Http2Stream):
         if route.timeout_ns is not None:
             self.deadline_ns = time.monotonic_ns() + route.timeout_ns
             connection.context.deadlines.add(self, self.deadline_ns)
-        call = StreamCall(self._inbox, self.send, route.head.metadata, self.deadline_ns, self.send_now)
+        peer = peer_of(connection.transport)
+        call = StreamCall(self._inbox, self.send, route.head.metadata, self.deadline_ns, self.send_now, peer)
         self._task = connection.context.loop.create_task(self._run(call), name=f"grpc-stream-{stream_id}")
         # Not at the end of `_run`: a Task that is cancelled at once does not begin it.
         self._task.add_done_callback(self._settle)

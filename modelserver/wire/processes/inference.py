@@ -151,6 +151,7 @@ class RemoteRequests:
             form=form,
             transfer=record.transfer,
             trace_parent=record.trace_parent,
+            caller=message.caller,
         )
 
     def _read_head(self, head: bytes) -> Head:

@@ -43,6 +43,7 @@ class Infer(Message, tag=1):
     deadline_ns: int | None
     content: Content
     is_paced: bool = False
+    caller: str = ""
 
 
 class Cancel(Message, tag=2):

@@ -98,7 +98,7 @@ class RemoteDataPlane:
         stream = request.stream
         if stream.reads_later:
             stream.on_read = partial(self._has_read, call)
-        self._send(Infer(call, head, encoded_id, request.deadline_ns, content, stream.reads_later))
+        self._send(Infer(call, head, encoded_id, request.deadline_ns, content, stream.reads_later, request.caller))
         return stream
 
     def on_inferred(self, message: Inferred) -> None:

@@ -210,7 +210,8 @@ def _stream_behaviour(
             await context.write(_join(parts))
 
         try:
-            await handle(StreamCall(messages, send, _ContextMetadata(context), _deadline_ns(context)))
+            peer = str(context.peer()).partition(":")[2]
+            await handle(StreamCall(messages, send, _ContextMetadata(context), _deadline_ns(context), peer=peer))
         except RpcError as error:
             await context.abort(_STATUS[error.status], error.message)
 

@@ -1,0 +1,65 @@
+"""Models on demand on the metrics page: which are in memory, and who came and went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+
+class MeasuredResident(Protocol):
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class DemandNumbers(Protocol):
+    @property
+    def loads(self) -> Mapping[str, int]: ...
+
+    @property
+    def evictions(self) -> Mapping[tuple[str, str], int]: ...
+
+    @property
+    def budget_bytes(self) -> int: ...
+
+
+class MeasuredResidency(Protocol):
+    """What is asked of a repository's residency. Event loop thread."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def residents(self) -> Iterable[MeasuredResident]: ...
+
+    def counts(self) -> DemandNumbers: ...
+
+
+def residency_families(residency: MeasuredResidency) -> list[Metric]:
+    """Nothing while no model is on demand."""
+    if not residency.is_active:
+        return []
+    counts = residency.counts()
+    resident = Metric(
+        "modelserver_on_demand_resident_bytes",
+        "Bytes that models on demand take, those that are in memory: measured, or as their config says",
+        "gauge",
+    )
+    for each in residency.residents():
+        resident.add_sample(resident.name, {"model": each.key}, each.num_bytes)
+    budget = Metric(
+        "modelserver_on_demand_budget_bytes", "Bytes that models on demand may take together; 0: no limit", "gauge"
+    )
+    budget.add_sample(budget.name, {}, counts.budget_bytes)
+    loads = Metric("modelserver_on_demand_loads", "Loads that requests for a model have caused", "counter")
+    for key, count in sorted(counts.loads.items()):
+        loads.add_sample(f"{loads.name}_total", {"model": key}, count)
+    evictions = Metric(
+        "modelserver_on_demand_evictions", "Models that left memory, because they were idle or for others", "counter"
+    )
+    for (key, reason), count in sorted(counts.evictions.items()):
+        evictions.add_sample(f"{evictions.name}_total", {"model": key, "reason": reason}, count)
+    return [resident, budget, loads, evictions]
