@@ -36,6 +36,8 @@ class LoadOptions:
 
     mode: Mode = Mode.CONCURRENCY
     levels: LoadRange = field(default_factory=lambda: LoadRange(1))
+    # In place of the range: these levels, in this order.
+    values: tuple[float, ...] = ()
     is_binary: bool = False
     is_poisson: bool = False
     intervals_ns: tuple[int, ...] = ()

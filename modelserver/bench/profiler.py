@@ -12,7 +12,7 @@ from modelserver.bench.fleet import Fleet, Harvest
 from modelserver.bench.metrics import Sample, combine
 from modelserver.bench.options import BenchOptions, LoadOptions, Mode
 from modelserver.bench.results import LevelResult
-from modelserver.bench.search import BinarySearch, LinearSearch, LoadRange, Search
+from modelserver.bench.search import BinarySearch, LinearSearch, ListSearch, LoadRange, Search
 from modelserver.bench.server_statistics import ServerCounts
 from modelserver.bench.window import NUM_STABLE, Window, make_window, merge
 from modelserver.bench.work import ClosedLoad, OpenLoad, PeriodicLoad
@@ -43,6 +43,8 @@ class Watcher(Protocol):
 
 def search_levels(load: LoadOptions) -> Search:
     """The levels that the options ask for."""
+    if load.values:
+        return ListSearch(load.values)
     if load.mode is Mode.INTERVALS:
         mean_ns = sum(load.intervals_ns) / len(load.intervals_ns)
         return LinearSearch(LoadRange(round(1e9 / mean_ns, 3)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +67,23 @@ class LinearSearch:
         while self._goes_on and (levels.is_endless or round(level + levels.step, 9) <= levels.end):
             level = round(level + levels.step, 9)
             yield level
+
+    def report(self, is_within_limit: bool) -> None:
+        self._goes_on = is_within_limit
+
+
+class ListSearch:
+    """Given levels; ends early at the first one over the limit."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._values = values
+        self._goes_on = True
+
+    def __iter__(self) -> Iterator[float]:
+        for value in self._values:
+            if not self._goes_on:
+                return
+            yield value
 
     def report(self, is_within_limit: bool) -> None:
         self._goes_on = is_within_limit

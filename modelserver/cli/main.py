@@ -27,6 +27,7 @@ from modelserver.cli import (
     quantize,
     serve,
     top,
+    tune,
 )
 from modelserver.cli.output import print_error
 from modelserver.errors import ServerError
@@ -62,6 +63,7 @@ doctor.register(app)
 infer.register(app)
 chat.register(app)
 bench.register(app)
+tune.register(app)
 convert.register(app)
 quantize.register(app)
 build_engine.register(app)

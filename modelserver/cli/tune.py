@@ -1,0 +1,205 @@
+"""`modelserver tune`: measures settings of a model on a server, ranks them, and writes the best config.pbtxt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modelserver.cli.client import DEFAULT_URL
+from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.cli.steps import Steps
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
+
+if TYPE_CHECKING:
+    from modelserver.toolkit.tuning.candidate import Candidate
+    from modelserver.toolkit.tuning.session import TuneOptions, TuneResult
+    from modelserver.toolkit.tuning.trial import Trial
+
+Url = Annotated[str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of a server in explicit mode.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tune)
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    url: Url = DEFAULT_URL,
+    model_repository: Annotated[
+        Path | None, typer.Option(help="Start a server of this repository for the run, in place of --url.")
+    ] = None,
+    serve_flag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FLAG", help="A flag of that server. Repeatable."),
+    ] = None,
+    latency_ms: Annotated[float, typer.Option(min=0.0, help="Latency to stay below; 0: none.")] = 0.0,
+    percentile: Annotated[float, typer.Option(min=0.0, max=100.0, help="Of the latency; 0: the mean.")] = 99.0,
+    concurrency: Annotated[str, typer.Option(metavar="N,...", help="Requests in flight.")] = "1,4,16",
+    instances: Annotated[str, typer.Option(metavar="N,...", help="Instance counts to try.")] = "",
+    batch_sizes: Annotated[str, typer.Option(metavar="N,...", help="Largest batches to try.")] = "",
+    delays_us: Annotated[str, typer.Option(metavar="N,...", help="Queue delays to try.")] = "",
+    threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of an execution to try; 0: default.")] = "",
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Every combination of values.")] = False,
+    max_trials: Annotated[int, typer.Option(min=0, help="At most so many settings; 0: no limit.")] = 0,
+    time_limit: Annotated[float, typer.Option(min=0.0, metavar="S", help="Begin no setting after it; 0: none.")] = 0.0,
+    window_ms: Annotated[int, typer.Option(min=50, help="Of one measurement; three in agreement end a level.")] = 500,
+    batch: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Rows of a request.")] = 1,
+    input_data: Annotated[
+        list[str] | None, typer.Option(metavar="random|zero|PATH", help="As of modelserver bench.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="NAME:DIMS", help="Sizes of variable inputs.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The best config; MODEL.config.pbtxt without.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report with curves: one page.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Find the instance count, batching and threads that serve a model best, by measuring them on a running server."""
+    # Here, because the other commands need none of it and should answer at once.
+    from modelserver.bench.input_data import RANDOM, DataOptions
+    from modelserver.toolkit.tensor_spec import parse_shape
+    from modelserver.toolkit.tuning.session import TuneOptions
+    from modelserver.toolkit.tuning.space import SpaceOptions
+
+    config_file = output if output is not None else Path(f"{model}.config.pbtxt")
+    for file in (config_file, html):
+        if file is not None and file.exists() and not force:
+            raise AlreadyExistsError(f"'{file}' is there already: choose another name, or replace it with --force")
+    if serve_flag and model_repository is None:
+        raise InvalidArgumentError("--serve-flag is for the server of --model-repository")
+    options = TuneOptions(
+        model=model,
+        url=url,
+        space=SpaceOptions(
+            instances=_numbers(instances, "--instances", 1),
+            batch_sizes=_numbers(batch_sizes, "--batch-sizes", 1),
+            delays_us=_numbers(delays_us, "--delays-us", 0),
+            threads=_numbers(threads, "--threads", 0),
+        ),
+        limit_us=latency_ms * 1e3,
+        percentile=percentile or None,
+        concurrencies=_numbers(concurrency, "--concurrency", 1),
+        data=DataOptions(
+            sources=tuple(input_data or (RANDOM,)),
+            shapes=dict(parse_shape(text) for text in shape or ()),
+            batch_size=batch,
+        ),
+        is_exhaustive=exhaustive,
+        max_trials=max_trials,
+        time_limit_s=time_limit,
+        window_s=window_ms / 1e3,
+    )
+    with _Report(is_silent=as_json) as report:
+        result = _run(options, model_repository, serve_flag or [], report)
+    _finish(result, config_file, html, as_json=as_json)
+    raise typer.Exit(1 if result.winner is None or result.end == "interrupted" else 0)
+
+
+def _run(options: TuneOptions, repository: Path | None, flags: list[str], report: _Report) -> TuneResult:
+    from modelserver.toolkit.tuning.private_server import private_server
+    from modelserver.toolkit.tuning.session import tune as run
+    from modelserver.toolkit.tuning.session import with_url
+
+    if repository is None:
+        return run(options, report)
+    report.show("starting a server")
+    with private_server(repository, options.model, flags) as url:
+        return run(with_url(options, url), report)
+
+
+def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
+    """Raises InvalidArgumentError."""
+    try:
+        numbers = tuple(sorted({int(part) for part in text.split(",")})) if text else ()
+    except ValueError:
+        numbers = (least - 1,)
+    if any(number < least for number in numbers):
+        raise InvalidArgumentError(f"{flag} expects whole numbers of at least {least} such as 1,2,4, got '{text}'")
+    return numbers
+
+
+class _Report:
+    """Tells on the terminal how the run goes on: a line for each setting, and what is measured now."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        self._steps = Steps()
+        self._now = ""
+        self._num_all = 0
+
+    def __enter__(self) -> _Report:
+        self._steps.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._steps.__exit__()
+
+    def show(self, step: str) -> None:
+        self._steps.show(step)
+
+    def run_began(self, result: TuneResult) -> None:
+        self._num_all = result.space.size
+        for note in result.space.notes:
+            self._line(f"note: {note}")
+
+    def trial_began(self, number: int, candidate: Candidate) -> None:
+        self._now = f"setting {number} (of {self._num_all} at most): {candidate}"
+        self.show(self._now)
+
+    def level_began(self, concurrency: int) -> None:
+        self.show(f"{self._now}; {concurrency} in flight")
+
+    def trial_ended(self, number: int, trial: Trial) -> None:
+        if trial.best is None:
+            self._line(f"{number:3}  {trial.candidate}: {trial.error}")
+            return
+        best = trial.best
+        self._line(
+            f"{number:3}  {trial.candidate}: {best.throughput:,.0f} infer/s, p99 {best.p99_us / 1e3:.2f} ms "
+            f"with {best.concurrency} in flight"
+        )
+
+    def _line(self, text: str) -> None:
+        if not self._is_silent:
+            print_line(text)
+
+
+def _finish(result: TuneResult, config_file: Path, html: Path | None, *, as_json: bool) -> None:
+    from modelserver.toolkit.tuning.report import (
+        COLUMNS,
+        html_report,
+        rank_rows,
+        target_text,
+        tune_document,
+        winning_text,
+    )
+
+    if html is not None:
+        _write(html, html_report(result))
+    if result.winner is not None:
+        _write(config_file, winning_text(result))
+    if as_json:
+        print_json({**tune_document(result), "config_file": str(config_file) if result.winner is not None else None})
+        return
+    print_line("")
+    print_table(COLUMNS, rank_rows(result))
+    print_line("")
+    if result.end:
+        print_line(f"note: {result.end}")
+    if result.winner is None:
+        print_line("no setting could be measured")
+        return
+    print_line(f"looked for: {target_text(result)}")
+    print_line(f"best: {result.winner.candidate}; its config is in {config_file}")
+    if html is not None:
+        print_line(f"report: {html}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ServerError(f"cannot write '{path}': {error.strerror}") from None

@@ -1,0 +1,231 @@
+"""The result of tuning: rows of tables, a page, JSON, and the winning config.pbtxt."""
+
+from __future__ import annotations
+
+import time
+
+from modelserver.bench import charts, page
+from modelserver.bench.charts import Point, Series
+from modelserver.toolkit.config_text import config_text
+from modelserver.toolkit.tuning.candidate import Candidate, changes
+from modelserver.toolkit.tuning.session import TuneResult
+from modelserver.toolkit.tuning.trial import Trial, ranked
+
+# The page has so many colours.
+NUM_CURVES = 6
+
+COLUMNS = ("rank", "instances", "batch", "delay (us)", "threads", "infer/s", "gain", "at", "p50 (ms)", "p99 (ms)", "")
+
+
+def rank_rows(result: TuneResult) -> list[tuple[str, ...]]:
+    """The ranked table, best first."""
+    rows: list[tuple[str, ...]] = []
+    best, base = result.winner, result.baseline
+    for number, trial in enumerate(ranked(result.trials), 1):
+        knobs = _knobs(trial.candidate)
+        if trial.best is None:
+            rows.append((str(number), *knobs, "", "", "", "", "", trial.error))
+            continue
+        point = trial.best
+        rows.append(
+            (
+                str(number),
+                *knobs,
+                f"{point.throughput:,.0f}",
+                _gain(trial, base),
+                str(point.concurrency),
+                f"{point.p50_us / 1e3:.2f}",
+                f"{point.p99_us / 1e3:.2f}",
+                _remark(trial, best, result),
+            )
+        )
+    return rows
+
+
+def _knobs(candidate: Candidate) -> tuple[str, str, str, str]:
+    return (
+        str(candidate.num_instances),
+        str(candidate.max_batch_size) if candidate.delay_us is not None else "off",
+        "" if candidate.delay_us is None else str(candidate.delay_us),
+        "" if candidate.num_threads is None else str(candidate.num_threads or "default"),
+    )
+
+
+def _gain(trial: Trial, base: Trial | None) -> str:
+    if base is None or base.best is None or trial.best is None or trial is base:
+        return ""
+    return f"{(trial.best.throughput / base.best.throughput - 1) * 100:+.0f} %"
+
+
+def _remark(trial: Trial, best: Trial | None, result: TuneResult) -> str:
+    words = []
+    if trial is best:
+        words.append("best")
+    if trial.candidate == result.space.start:
+        words.append("as it was")
+    if trial.score is not None and not trial.score.is_within:
+        words.append("too slow")
+    if trial.best is not None and not trial.best.is_stable:
+        words.append("unsteady")
+    return ", ".join(words)
+
+
+def target_text(result: TuneResult) -> str:
+    """What was asked for, in words."""
+    options = result.options
+    if not options.limit_us:
+        return "the most inferences per second"
+    what = "mean latency" if options.percentile is None else f"p{options.percentile:g}"
+    return f"the most inferences per second with {what} up to {options.limit_us / 1e3:g} ms"
+
+
+def winning_text(result: TuneResult) -> str:
+    """The config.pbtxt of the winner. Raises ConfigError."""
+    best = result.winner
+    config = result.winning_config
+    assert best is not None, "there is a config where there is a winner"
+    assert config is not None, "there is a config where there is a winner"
+    assert best.best is not None, "a winner was measured"
+    point = best.best
+    comment = (
+        f"Found by modelserver tune: {best.candidate}.\n"
+        f"{point.throughput:,.0f} inferences/s, p99 {point.p99_us / 1e3:.2f} ms, {point.concurrency} in flight."
+    )
+    return config_text(config, comments=(comment,))
+
+
+def tune_document(result: TuneResult) -> dict[str, object]:
+    """The result as JSON."""
+    best = result.winner
+    return {
+        "model": result.options.model,
+        "target": target_text(result),
+        "end": result.end or "the search ended",
+        "seconds": result.seconds,
+        "winner": _candidate_document(best.candidate) if best is not None else None,
+        "trials": [_trial_document(trial) for trial in ranked(result.trials)],
+    }
+
+
+def _candidate_document(candidate: Candidate) -> dict[str, object]:
+    return {
+        "instances": candidate.num_instances,
+        "max_batch_size": candidate.max_batch_size,
+        "delay_us": candidate.delay_us,
+        "threads": candidate.num_threads,
+    }
+
+
+def _trial_document(trial: Trial) -> dict[str, object]:
+    return {
+        **_candidate_document(trial.candidate),
+        "is_within": trial.score.is_within if trial.score is not None else False,
+        "error": trial.error,
+        "levels": [
+            {
+                "concurrency": point.concurrency,
+                "throughput": point.throughput,
+                "latency_us": point.latency_us,
+                "p50_us": point.p50_us,
+                "p99_us": point.p99_us,
+                "failures": point.num_failures,
+                "is_best": point is trial.best,
+            }
+            for point in trial.points
+        ],
+    }
+
+
+def html_report(result: TuneResult) -> str:
+    """One page that needs nothing else: what won, curves, every trial, the config."""
+    options = result.options
+    subtitle = f"{target_text(result)}; {len(result.trials)} settings in {result.seconds:.0f} s, {_date()}"
+    sections = [_glance(result), _curves(result), _gains(result)]
+    sections.append(page.section("All settings", page.table(COLUMNS, rank_rows(result))))
+    if result.winner is not None:
+        sections.append(page.section("config.pbtxt", f"<pre>{_escaped(winning_text(result))}</pre>"))
+    return page.page(f"Tuning of {options.model}", subtitle, [section for section in sections if section])
+
+
+def _date() -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
+
+
+def _escaped(text: str) -> str:
+    from html import escape
+
+    return escape(text)
+
+
+def _glance(result: TuneResult) -> str:
+    best, base = result.winner, result.baseline
+    if best is None or best.best is None:
+        return page.section("At a glance", page.warning("No setting could be measured."))
+    entries = [("inferences/s at best", charts.short(best.best.throughput))]
+    if base is not None and base.best is not None:
+        entries.append(("inferences/s as it was", charts.short(base.best.throughput)))
+        entries.append(("gain", _gain(best, base) or "none"))
+    entries.append(("p99 at best (ms)", f"{best.best.p99_us / 1e3:.2f}"))
+    rows = changes(result.space.start, best.candidate)
+    parts = [page.facts(entries)]
+    if rows:
+        parts.append(page.table(("knob", "before", "best"), rows))
+    else:
+        parts.append('<p class="note">Nothing was better than the model as it was.</p>')
+    parts += [f'<p class="note">{_escaped(note)}</p>' for note in (*result.space.notes, result.end) if note]
+    return page.section("At a glance", *parts)
+
+
+def _curves(result: TuneResult) -> str:
+    """Latency against throughput of the best settings, and of the model as it was."""
+    shown = [trial for trial in ranked(result.trials) if trial.points and trial.best is not None][: NUM_CURVES - 1]
+    base = result.baseline
+    if base is not None and base.points and base not in shown:
+        shown.append(base)
+    if not shown:
+        return ""
+    series = [Series(_name(trial, result), color, _points(trial)) for color, trial in enumerate(shown)]
+    by_load = [
+        Series(
+            _name(trial, result),
+            color,
+            [
+                Point(p.concurrency, p.throughput, f"{p.concurrency}: {charts.short(p.throughput)}/s")
+                for p in trial.points
+            ],
+        )
+        for color, trial in enumerate(shown)
+    ]
+    return page.section(
+        "The best settings",
+        page.pair(
+            (
+                "p99 against throughput",
+                charts.line_chart(series, title="Latency", x_name="inferences/s", y_name="p99 (us)"),
+            ),
+            (
+                "Throughput against load",
+                charts.line_chart(by_load, title="Throughput", x_name="requests in flight", y_name="inferences/s"),
+            ),
+        ),
+    )
+
+
+def _points(trial: Trial) -> list[Point]:
+    return [
+        Point(p.throughput, p.p99_us, f"{p.concurrency} in flight: {charts.short(p.throughput)}/s", str(p.concurrency))
+        for p in trial.points
+    ]
+
+
+def _name(trial: Trial, result: TuneResult) -> str:
+    return f"{trial.candidate}{' (as it was)' if trial.candidate == result.space.start else ''}"
+
+
+def _gains(result: TuneResult) -> str:
+    rows = [
+        (str(trial.candidate), [charts.Part("inferences/s", 2, trial.best.throughput)])
+        for trial in ranked(result.trials)
+        if trial.best is not None
+    ][:24]
+    return page.section("Throughput", charts.stacked_bars(rows, title="Throughput", unit="/s")) if rows else ""

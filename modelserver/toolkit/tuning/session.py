@@ -1,0 +1,197 @@
+"""A run of tuning: candidate after candidate on the server, until the search has seen enough. Then the best of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from modelserver.bench.address import Address, Tls
+from modelserver.bench.input_data import DataOptions
+from modelserver.bench.options import BenchOptions, LoadOptions, MeasurementOptions, RequestOptions
+from modelserver.bench.results import LevelResult
+from modelserver.bench.session import run_bench
+from modelserver.bench.window import Stability, Window
+from modelserver.cli.client import KEY_VARIABLE, ServerClient
+from modelserver.config.schema import ModelConfig
+from modelserver.errors import ServerError
+from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate
+from modelserver.toolkit.tuning.search import Scores, climb, everything, winner
+from modelserver.toolkit.tuning.space import Space, SpaceOptions, make_space
+from modelserver.toolkit.tuning.trial import Trial, judge, point_of
+from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
+
+# Requests before the first window of a candidate: what is new warms up.
+NUM_WARMUP = 20
+DEFAULT_CONCURRENCIES = (1, 4, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """`limit_us` is the latency to stay below (0: none), of `percentile` (None: the mean). Windows last `window_s`."""
+
+    model: str
+    url: str
+    space: SpaceOptions = field(default_factory=SpaceOptions)
+    limit_us: float = 0.0
+    percentile: float | None = 99
+    concurrencies: tuple[int, ...] = DEFAULT_CONCURRENCIES
+    data: DataOptions = field(default_factory=DataOptions)
+    is_exhaustive: bool = False
+    max_trials: int = 0
+    time_limit_s: float = 0.0
+    window_s: float = 0.5
+
+
+@dataclass(slots=True)
+class TuneResult:
+    """What was measured, in order. `config` is that of before, `end` says why it ended before the search did."""
+
+    options: TuneOptions
+    config: ModelConfig
+    space: Space
+    trials: list[Trial] = field(default_factory=list)
+    end: str = ""
+    seconds: float = 0.0
+
+    @property
+    def baseline(self) -> Trial | None:
+        return self._trial(self.space.start)
+
+    @property
+    def winner(self) -> Trial | None:
+        """The best one; nothing when not even the model's own setting could be measured."""
+        scores: Scores = {trial.candidate: trial.score for trial in self.trials}
+        found = self._trial(winner(self.space.start, scores))
+        return found if found is not None and found.score is not None else None
+
+    @property
+    def winning_config(self) -> ModelConfig | None:
+        best = self.winner
+        return apply_candidate(best.candidate, self.config) if best is not None else None
+
+    def _trial(self, candidate: Candidate) -> Trial | None:
+        return next((trial for trial in self.trials if trial.candidate == candidate), None)
+
+
+class TuneWatcher(Protocol):
+    """Is told how a run goes on."""
+
+    def run_began(self, result: TuneResult) -> None: ...
+
+    def trial_began(self, number: int, candidate: Candidate) -> None: ...
+
+    def level_began(self, concurrency: int) -> None: ...
+
+    def trial_ended(self, number: int, trial: Trial) -> None: ...
+
+
+def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
+    """Measure candidates until the search ends, the limits are reached, or Ctrl-C; the model is given back in any case.
+
+    Raises ServerError when the model cannot be changed at all, or cannot be given back.
+    """
+    client = ServerClient(options.url)
+    began_s = time.monotonic()
+    with borrowed(client, options.model) as model:
+        space = make_space(model.config, options.space, _num_cpus())
+        result = TuneResult(options, model.config, space)
+        watcher.run_began(result)
+        try:
+            _search(model, result, watcher, began_s)
+        except KeyboardInterrupt:
+            result.end = "interrupted"
+        result.seconds = time.monotonic() - began_s
+    return result
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _search(model: TunedModel, result: TuneResult, watcher: TuneWatcher, began_s: float) -> None:
+    options = result.options
+    scores: Scores = {}
+    candidates = (everything if options.is_exhaustive else climb)(result.space, scores)
+    for number, candidate in enumerate(candidates, 1):
+        if options.max_trials and number > options.max_trials:
+            result.end = f"ended after {options.max_trials} trials (--max-trials)"
+            return
+        if options.time_limit_s and time.monotonic() - began_s > options.time_limit_s:
+            result.end = f"ended after {options.time_limit_s:g} s (--time-limit)"
+            return
+        watcher.trial_began(number, candidate)
+        trial = _try(model, candidate, options, watcher, is_own=candidate == result.space.start)
+        scores[candidate] = trial.score
+        result.trials.append(trial)
+        watcher.trial_ended(number, trial)
+
+
+def _try(model: TunedModel, candidate: Candidate, options: TuneOptions, watcher: TuneWatcher, *, is_own: bool) -> Trial:
+    """Measure one candidate. What it cannot be is part of the result; that nothing can be changed is an error."""
+    try:
+        # The model's own setting is loaded like any other: so that all begin alike, and to see that it can be done.
+        model.use(apply_candidate(candidate, model.config))
+    except ServerError as error:
+        if is_own:
+            raise
+        return Trial(candidate, error=f"cannot be loaded: {error.message}")
+    try:
+        results = asyncio.run(run_bench(bench_options(options), _LevelWatcher(watcher)))
+    except ServerError as error:
+        if is_own:
+            raise
+        return Trial(candidate, error=error.message)
+    points = [point_of(level, options.percentile) for level in results.levels]
+    return judge(candidate, points, options.limit_us)
+
+
+class _LevelWatcher:
+    """Passes on which level begins; the rest of the bench's news is for its own reports."""
+
+    def __init__(self, watcher: TuneWatcher) -> None:
+        self._watcher = watcher
+
+    def level_began(self, value: float) -> None:
+        self._watcher.level_began(int(value))
+
+    def window_began(self, trial: int, seconds: float) -> None:
+        pass
+
+    def window_ended(self, trial: int, window: Window) -> None:
+        pass
+
+    def level_ended(self, level: LevelResult) -> None:
+        pass
+
+
+def bench_options(options: TuneOptions) -> BenchOptions:
+    """How one candidate is measured: all levels of load, until one is over the limit."""
+    parts = urlsplit(options.url if "://" in options.url else f"http://{options.url}")
+    is_secure = parts.scheme == "https"
+    address = Address(
+        parts.hostname or "localhost", parts.port or (443 if is_secure else 80), Tls() if is_secure else None
+    )
+    key = os.environ.get(KEY_VARIABLE, "")
+    headers: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
+    return BenchOptions(
+        model=options.model,
+        address=address,
+        load=LoadOptions(values=tuple(float(count) for count in sorted(options.concurrencies)), num_workers=1),
+        measurement=MeasurementOptions(
+            interval_s=options.window_s,
+            max_trials=6,
+            stability=Stability(percentage=15.0, percentile=options.percentile, latency_limit_us=options.limit_us),
+            num_warmup_requests=NUM_WARMUP,
+        ),
+        request=RequestOptions(data=options.data, headers=headers),
+    )
+
+
+def with_url(options: TuneOptions, url: str) -> TuneOptions:
+    """The same run on another server."""
+    return replace(options, url=url)

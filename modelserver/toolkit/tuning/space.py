@@ -1,0 +1,137 @@
+"""Which values of each knob are tried. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from modelserver.config.schema import InstanceGroupKind, ModelConfig
+from modelserver.errors import InvalidArgumentError
+from modelserver.toolkit.tuning.candidate import Candidate, read_candidate
+
+DEFAULT_DELAYS_US = (0, 100, 500, 2000)
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceOptions:
+    """What the user wants to be tried; empty: chosen by the model and the machine."""
+
+    instances: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    delays_us: tuple[int, ...] = ()
+    threads: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Values of each knob in ascending order, the model's own among them. `batching` are pairs of a largest batch and a
+    delay; (n, None) is without dynamic batching. `notes` say what is not tuned, and why.
+    """
+
+    start: Candidate
+    instances: tuple[int, ...]
+    threads: tuple[int | None, ...]
+    batching: tuple[tuple[int, int | None], ...]
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Candidate]:
+        """Every combination."""
+        for count, threads, (size, delay) in itertools.product(self.instances, self.threads, self.batching):
+            yield Candidate(count, size, delay, threads)
+
+    @property
+    def size(self) -> int:
+        return len(self.instances) * len(self.threads) * len(self.batching)
+
+    def along(self, knob: str, at: Candidate) -> Sequence[Candidate]:
+        """`at` with every value of one knob: "instances", "threads", "batch" or "delay"."""
+        if knob == "instances":
+            return [replace(at, num_instances=count) for count in self.instances]
+        if knob == "threads":
+            return [replace(at, num_threads=count) for count in self.threads]
+        pairs = [(at.max_batch_size, delay) for size, delay in self.batching if size == at.max_batch_size]
+        if knob == "batch":
+            pairs = [pair for pair in self.batching if _is_like(pair[1], at.delay_us)]
+        return [replace(at, max_batch_size=size, delay_us=delay) for size, delay in pairs]
+
+
+def _is_like(delay: int | None, current: int | None) -> bool:
+    """Whether a batch size is tried with this delay: the current one, no batching at all, or, from there, no delay."""
+    return delay is None or delay == current or (current is None and delay == 0)
+
+
+KNOBS = ("threads", "instances", "batch", "delay")
+
+
+def make_space(config: ModelConfig, options: SpaceOptions, num_cpus: int) -> Space:
+    """What is tried for a model. Raises InvalidArgumentError for values that it cannot have."""
+    start = read_candidate(config)
+    notes: list[str] = []
+    return Space(
+        start=start,
+        instances=_instances(config, options, start, num_cpus, notes),
+        threads=_threads(options, start, config, num_cpus, notes),
+        batching=_batching(config, options, start, notes),
+        notes=tuple(notes),
+    )
+
+
+def _instances(
+    config: ModelConfig, options: SpaceOptions, start: Candidate, num_cpus: int, notes: list[str]
+) -> tuple[int, ...]:
+    if len(config.instance_group) > 1:
+        if options.instances:
+            raise InvalidArgumentError("--instances: the model has several instance groups, which are not tuned")
+        notes.append("instances are not tuned: the model has several instance groups")
+        return (start.num_instances,)
+    if options.instances:
+        return _with(options.instances, start.num_instances)
+    most = 4 if any(group.kind is InstanceGroupKind.KIND_GPU for group in config.instance_group) else num_cpus
+    return _with([count for count in (1, 2, 4, 8) if count <= most], start.num_instances)
+
+
+def _threads(
+    options: SpaceOptions, start: Candidate, config: ModelConfig, num_cpus: int, notes: list[str]
+) -> tuple[int | None, ...]:
+    if start.num_threads is None:
+        if options.threads:
+            raise InvalidArgumentError(f"--threads: backend '{config.backend}' has no parameter for threads")
+        return (None,)
+    if config.backend == "pytorch" and not options.threads:
+        notes.append(
+            "threads are not tuned: PyTorch's are those of the whole server (say --threads to try all the same)"
+        )
+        return (start.num_threads,)
+    wanted = options.threads or tuple(count for count in (1, 2, 4, 8, 16) if count <= num_cpus)
+    return _with(wanted, start.num_threads)
+
+
+def _batching(
+    config: ModelConfig, options: SpaceOptions, start: Candidate, notes: list[str]
+) -> tuple[tuple[int, int | None], ...]:
+    most = config.max_batch_size
+    own = (start.max_batch_size, start.delay_us)
+    reason = ""
+    if not most:
+        reason = "the model takes no batches (max_batch_size 0)"
+    elif config.sequence_batching is not None:
+        reason = "sequences decide about batches"
+    if reason:
+        if options.batch_sizes or options.delays_us:
+            raise InvalidArgumentError(f"--batch-sizes and --delays-us: {reason}")
+        notes.append(f"batching is not tuned: {reason}")
+        return (own,)
+    for size in options.batch_sizes:
+        if size > most:
+            raise InvalidArgumentError(f"--batch-sizes: {size} is above the model's max_batch_size {most}")
+    sizes = options.batch_sizes or tuple(sorted({size for size in (8, 32) if size < most} | {most}))
+    delays = options.delays_us or DEFAULT_DELAYS_US
+    # A batch of one needs no batching; the config's own largest batch stays, so that no client is refused.
+    pairs: set[tuple[int, int | None]] = {(size, delay) for size in sizes if size > 1 for delay in delays}
+    pairs |= {own, (most, None)}
+    return tuple(sorted(pairs, key=lambda pair: (pair[0], -1 if pair[1] is None else pair[1])))
+
+
+def _with(values: Sequence[int], own: int) -> tuple[int, ...]:
+    return tuple(sorted({*values, own}))
