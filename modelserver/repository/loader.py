@@ -89,7 +89,9 @@ class ModelLoader:
 
     def read(self, name: str, request: LoadRequest) -> LoadSource:
         """The definition of a model as it is on disk now, or as `request` overrides it. Raises ServerError."""
-        source = _at_edge(f"reading model '{name}'", lambda: self._read(name, request))
+        # The first words are Triton's, which its public example of model control looks for.
+        what = f"failed to poll from model repository: reading model '{name}'"
+        source = _at_edge(what, lambda: self._read(name, request))
         for warning in source.definition.warnings:
             logger.warning("model '%s': %s", name, warning)
         return source

@@ -362,6 +362,7 @@ def test_health_and_metadata(client: Any, library: Any) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("add_sub")
     details = {} if library is tritonclient.http else {"as_json": True}
+    assert client.get_server_metadata(**details)["name"] == "triton"
     assert "model_repository" in client.get_server_metadata(**details)["extensions"]
     assert client.get_model_metadata("add_sub", **details)["name"] == "add_sub"
     config = client.get_model_config("add_sub", **details)
@@ -382,6 +383,10 @@ def test_model_control(client: Any) -> None:
         client.load_model("wrong_model_name")
     with pytest.raises(InferenceServerException, match="failed to load 'later'"):
         client.load_model("later", config='"parameters": {"config": {{"max_batch_size": "16"}}}')
+    path = f"file:1/{'A' * 1000}"
+    with pytest.raises(InferenceServerException, match="failed to poll from model repository") as refused:
+        client.load_model("later", config="{}", files={path: b"a"})
+    assert refused.value.status() in ("500", "StatusCode.INTERNAL")
 
 
 def test_keepalive(served: RunningServer) -> None:
@@ -431,6 +436,26 @@ def test_classification(client: Any, library: Any) -> None:
     assert answer.shape == (2, 2)
     assert [each.decode().split(":")[1:] for each in answer[0]] == [["1", "one"], ["2", "two"]]
     assert answer[1][0].decode().endswith(":0:zero")
+
+
+def test_classification_in_a_stream(served: RunningServer) -> None:
+    library = tritonclient.grpc
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    outputs = [library.InferRequestedOutput("OUTPUT0", class_count=1)]
+    with library.InferenceServerClient(served.grpc_url) as client:
+        client.start_stream(partial(lambda told, result, error: told.put((result, error)), answers))
+        scores = np.array([[0.1, 0.4, 0.3, 0.2]], np.float32)
+        client.async_stream_infer("classes", [_tensor(library, "INPUT0", scores)], outputs=outputs)
+        result, error = answers.get(timeout=30)
+        client.stop_stream()
+    assert error is None
+    assert result.as_numpy("OUTPUT0")[0][0].decode().endswith(":1:one")
+
+
+def test_a_client_for_each_request(served: RunningServer, library: Any) -> None:
+    for _ in range(10):
+        with library.InferenceServerClient(_url(library, served)) as client:
+            _check_pair(client.infer("add_sub", _pair(library), outputs=_wanted(library)))
 
 
 def test_an_ensemble(client: Any, library: Any) -> None:
