@@ -58,6 +58,13 @@ class Built:
 
 def build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
     """Write the plan that `request` wants. Raises ServerError; `tell` is told of phases and the fraction done."""
+    try:
+        return _build(request, tell)
+    except UnicodeDecodeError as error:  # by the bindings, which take every name for UTF-8
+        raise InvalidArgumentError(f"{request.onnx}: the ONNX file has names that are no text: {error}") from error
+
+
+def _build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
     trt: Any = find_library(request.flavour)
     logger = logger_of(trt)
     with library_lock:
@@ -234,7 +241,7 @@ def _describe(network: Any, request: BuildRequest) -> EngineInfo:
     static = {tensor.name: Range(tensor.dims, tensor.dims, tensor.dims) for tensor in tensors if -1 not in tensor.dims}
     inputs = [tensor.name for tensor in tensors if tensor.is_input]
     profiles = tuple(
-        {name: profile.get(name) or static[name] for name in inputs} for profile in request.profiles or ({},)
+        {name: ranges.get(name) or static[name] for name in inputs} for ranges in request.profiles or ({},)
     )
     return EngineInfo(tensors, profiles)
 
