@@ -142,8 +142,6 @@ class _Report:
 
     def run_began(self, result: TuneResult) -> None:
         self._num_all = result.space.size
-        for note in result.space.notes:
-            self._line(f"note: {note}")
 
     def trial_began(self, number: int, candidate: Candidate) -> None:
         self._now = f"setting {number} (of {self._num_all} at most): {candidate}"
@@ -171,6 +169,7 @@ def _finish(result: TuneResult, config_file: Path, html: Path | None, *, as_json
     from modelserver.toolkit.tuning.report import (
         COLUMNS,
         html_report,
+        notes,
         rank_rows,
         target_text,
         tune_document,
@@ -187,8 +186,8 @@ def _finish(result: TuneResult, config_file: Path, html: Path | None, *, as_json
     print_line("")
     print_table(COLUMNS, rank_rows(result))
     print_line("")
-    if result.end:
-        print_line(f"note: {result.end}")
+    for note in notes(result):
+        print_line(f"note: {note}")
     if result.winner is None:
         print_line("no setting could be measured")
         return

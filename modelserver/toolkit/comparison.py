@@ -15,10 +15,11 @@ from modelserver.flags import nearest_hint
 from modelserver.toolkit.loaded_model import LoadedModel
 from modelserver.toolkit.samples import Array, Samples, request_rows
 
-# Requests that are answered before the clock counts, and time that is then measured for each number of rows.
-NUM_WARMUP = 3
-MEASURE_S = 1.0
-MIN_ROUNDS, MAX_ROUNDS = 5, 500
+# Time that is measured for each number of rows, and in how many turns of both models: what else the machine does meets
+# both. A turn has some requests at least, and no more than are of use.
+MEASURE_S = 2.0
+NUM_TURNS = 6
+MIN_REQUESTS, MAX_REQUESTS = 2, 200
 # Below this a value counts as zero, and a relative error says nothing.
 _TINY = 1e-6
 
@@ -153,18 +154,27 @@ def latencies(
 
 def _latency(before: LoadedModel, after: LoadedModel, samples: Samples, rows: int, seconds: float) -> Latency:
     repeated = _at_least(samples, rows)
-    times: tuple[list[float], list[float]] = ([], [])
     feeds = [next(iter(repeated.requests(model.config, rows))) for model in (before, after)]
-    for model, feed in zip((before, after), feeds, strict=True):
-        for _ in range(NUM_WARMUP):
-            model.infer(feed)
-    deadline_s = time.perf_counter() + seconds
-    while len(times[0]) < MAX_ROUNDS and (len(times[0]) < MIN_ROUNDS or time.perf_counter() < deadline_s):
-        for model, feed, taken in zip((before, after), feeds, times, strict=True):
-            began_s = time.perf_counter()
-            model.infer(feed)
-            taken.append((time.perf_counter() - began_s) * 1e3)
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(NUM_TURNS):
+        # Who is first takes turns, too.
+        for place in (0, 1) if number % 2 else (1, 0):
+            model = (before, after)[place]
+            # The other model's threads may still look for work for a moment.
+            model.infer(feeds[place])
+            times[place].extend(_turn(model, feeds[place], seconds / NUM_TURNS / 2))
     return Latency(rows, statistics.median(times[0]), statistics.median(times[1]))
+
+
+def _turn(model: LoadedModel, feed: Mapping[str, Array], seconds: float) -> list[float]:
+    """Milliseconds of request after request."""
+    taken: list[float] = []
+    deadline_s = time.perf_counter() + seconds
+    while len(taken) < MIN_REQUESTS or (len(taken) < MAX_REQUESTS and time.perf_counter() < deadline_s):
+        began_s = time.perf_counter()
+        model.infer(feed)
+        taken.append((time.perf_counter() - began_s) * 1e3)
+    return taken
 
 
 def _at_least(samples: Samples, count: int) -> Samples:

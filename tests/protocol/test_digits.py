@@ -28,6 +28,7 @@ def pictures(images: np.ndarray) -> np.ndarray:
     ("model", "output"),
     [
         ("digits_onnx", "probabilities"),
+        ("digits_int8", "probabilities"),
         ("digits_torchscript", "probabilities__0"),
         ("digits_export", "probabilities"),
     ],

@@ -79,6 +79,18 @@ def target_text(result: TuneResult) -> str:
     return f"the most inferences per second with {what} up to {options.limit_us / 1e3:g} ms"
 
 
+def notes(result: TuneResult) -> list[str]:
+    """What the reader should know besides: knobs that were not tuned, an early end, requests that will be refused."""
+    found = [*result.space.notes, *([result.end] if result.end else [])]
+    best = result.winner
+    if best is not None and best.candidate.max_batch_size < result.config.max_batch_size:
+        found.append(
+            f"with the best setting requests of more than {best.candidate.max_batch_size} rows are refused "
+            f"(until now: of more than {result.config.max_batch_size}); --batch-sizes says which to try"
+        )
+    return found
+
+
 def winning_text(result: TuneResult) -> str:
     """The config.pbtxt of the winner. Raises ConfigError."""
     best = result.winner
@@ -172,7 +184,7 @@ def _glance(result: TuneResult) -> str:
         parts.append(page.table(("knob", "before", "best"), rows))
     else:
         parts.append('<p class="note">Nothing was better than the model as it was.</p>')
-    parts += [f'<p class="note">{_escaped(note)}</p>' for note in (*result.space.notes, result.end) if note]
+    parts += [f'<p class="note">{_escaped(note)}</p>' for note in notes(result)]
     return page.section("At a glance", *parts)
 
 

@@ -27,6 +27,8 @@ from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
 
 # Requests before the first window of a candidate: what is new warms up.
 NUM_WARMUP = 20
+# Settings that are measured again when they are the best.
+MAX_CONFIRMATIONS = 3
 DEFAULT_CONCURRENCIES = (1, 4, 16)
 
 
@@ -103,6 +105,7 @@ def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
         watcher.run_began(result)
         try:
             _search(model, result, watcher, began_s)
+            _confirm(model, result, watcher)
         except KeyboardInterrupt:
             result.end = "interrupted"
         result.seconds = time.monotonic() - began_s
