@@ -22,7 +22,7 @@ from modelserver.errors import ServerError
 from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate
 from modelserver.toolkit.tuning.search import Scores, climb, everything, winner
 from modelserver.toolkit.tuning.space import Space, SpaceOptions, make_space
-from modelserver.toolkit.tuning.trial import Trial, judge, point_of
+from modelserver.toolkit.tuning.trial import Trial, joined, judge, point_of
 from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
 
 # Requests before the first window of a candidate: what is new warms up.
@@ -132,6 +132,24 @@ def _search(model: TunedModel, result: TuneResult, watcher: TuneWatcher, began_s
         scores[candidate] = trial.score
         result.trials.append(trial)
         watcher.trial_ended(number, trial)
+
+
+def _confirm(model: TunedModel, result: TuneResult, watcher: TuneWatcher) -> None:
+    """Measure the best setting again, and the model's own: one of many may be the best by chance."""
+    confirmed = {result.space.start}
+    for _ in range(MAX_CONFIRMATIONS):
+        best = result.winner
+        if best is None or best.candidate in confirmed:
+            return
+        # The model's own setting last: then both have been measured early and late.
+        again = [best.candidate] if len(confirmed) > 1 else [best.candidate, result.space.start]
+        confirmed.add(best.candidate)
+        for candidate in again:
+            number = next(place for place, trial in enumerate(result.trials) if trial.candidate == candidate)
+            watcher.trial_began(number + 1, candidate)
+            second = _try(model, candidate, result.options, watcher, is_own=False)
+            result.trials[number] = joined(result.trials[number], second, result.options.limit_us)
+            watcher.trial_ended(number + 1, result.trials[number])
 
 
 def _try(model: TunedModel, candidate: Candidate, options: TuneOptions, watcher: TuneWatcher, *, is_own: bool) -> Trial:
