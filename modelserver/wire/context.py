@@ -13,6 +13,7 @@ from modelserver.wire.arena import Arena
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.http2.deadlines import DeadlineWheel
 from modelserver.wire.limits import WireLimits
+from modelserver.wire.lookout import Lookout
 from modelserver.wire.outbox import Outbox
 
 # What who is dismissed is told.
@@ -56,6 +57,7 @@ class WireContext:
     arena: Arena = field(default_factory=Arena)
     assembly: AssemblyBudget = field(init=False)
     deadlines: DeadlineWheel = field(init=False)
+    lookout: Lookout = field(init=False)
     # Connections end with their next answer, where the protocol can say so with it.
     is_retiring: bool = False
     # No connection of this port takes further requests.
@@ -64,3 +66,4 @@ class WireContext:
     def __post_init__(self) -> None:
         self.assembly = AssemblyBudget(self.limits.max_assembly_bytes)
         self.deadlines = DeadlineWheel(self.loop)
+        self.lookout = Lookout(self.loop, self.limits.busy_poll_percent)

@@ -108,3 +108,5 @@ class WireLimits:
     keepalive: KeepaliveLimits = field(default_factory=KeepaliveLimits)
     # "none", "low", "medium" or "high": how hard gRPC answers are compressed when the client accepts it.
     grpc_compression: str = "none"
+    # Of the loop's time, at most, for looking whether a client that was just answered sends again; 0: none.
+    busy_poll_percent: int = 0

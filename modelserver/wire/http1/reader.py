@@ -162,6 +162,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         if self._turn is None and not self._is_over:
             outgoing.is_collecting = False
             outgoing.flush()
+            self._context.lookout.expect()
         else:
             self._settle()
 

@@ -112,6 +112,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.fail(fault)
         else:
             self._after_reading()
+            if not self.streams:
+                self.context.lookout.expect()
 
     def eof_received(self) -> None:
         """A client that has finished sending has left: the transport closes."""

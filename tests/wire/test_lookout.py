@@ -1,0 +1,108 @@
+"""How long a loop stays awake after an answer, by its share of the time and by what it has seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from modelserver.execution.busy_wait import BusyWait
+from modelserver.wire.lookout import Lookout
+
+TURN_NS = 2_000
+
+
+class Loop:
+    """Its clock goes on by the turns that it makes, and by the time that it sleeps."""
+
+    def __init__(self, percent: int, num_cores: int = 2) -> None:
+        self.now_ns = 1_000_000
+        self.looked_ns = 0
+        self.calls: list[Callable[[], None]] = []
+        wait = BusyWait(50, num_cores=num_cores, now_ns=self.clock, let_go=lambda: None)
+        self.lookout = Lookout(cast(Any, self), percent, busy_wait=wait, now_ns=self.clock)
+
+    def clock(self) -> int:
+        return self.now_ns
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.calls.append(callback)
+
+    def answer(self, gap_ns: int) -> bool:
+        """A request is answered, and the next one comes after so long; whether the loop was awake then."""
+        self.lookout.expect()
+        end_ns = self.now_ns + gap_ns
+        while self.calls and self.now_ns < end_ns:
+            self.now_ns += TURN_NS
+            self.looked_ns += TURN_NS
+            if self.now_ns < end_ns:
+                self.calls.pop()()
+        is_awake = bool(self.calls)
+        self.now_ns = max(self.now_ns, end_ns)
+        return is_awake
+
+    def turn(self) -> None:
+        """The turn in which the request came goes on after it was answered."""
+        if self.calls:
+            self.calls.pop()()
+
+
+def _share_awake(loop: Loop, gap_ns: int, num_requests: int = 1000) -> float:
+    num_awake = 0
+    for _ in range(num_requests):
+        num_awake += loop.answer(gap_ns)
+        loop.lookout.num_expected += 1  # it comes, and is answered in the next round
+        loop.turn()
+        loop.lookout.num_expected -= 1
+    return num_awake / num_requests
+
+
+def test_it_is_awake_for_a_client_that_sends_again_at_once() -> None:
+    loop = Loop(100)
+    assert _share_awake(loop, 20_000) > 0.99
+
+
+@pytest.mark.parametrize("percent", [5, 12, 50])
+def test_it_looks_for_its_share_of_the_time_only(percent: int) -> None:
+    loop = Loop(percent)
+    began_ns = loop.now_ns
+    share = _share_awake(loop, 20_000, 5000)
+    assert 0 < share < 1
+    assert percent / 200 < loop.looked_ns / (loop.now_ns - began_ns) <= percent / 100 + 0.01
+
+
+@pytest.mark.parametrize("gap_ns", [100_000, 5_000_000])
+def test_for_clients_that_take_their_time_it_sleeps(gap_ns: int) -> None:
+    loop = Loop(100)
+    began_ns = loop.now_ns
+    assert _share_awake(loop, gap_ns) == 0
+    assert loop.looked_ns / (loop.now_ns - began_ns) < 0.01
+
+
+@pytest.mark.parametrize(("percent", "num_cores"), [(0, 2), (100, 1)])
+def test_without_a_share_or_a_core_to_spare_it_never_looks(percent: int, num_cores: int) -> None:
+    loop = Loop(percent, num_cores)
+    assert _share_awake(loop, 1_000) == 0
+    assert loop.looked_ns == 0
+
+
+async def test_a_loop_that_looks_does_what_comes_and_ends_by_itself() -> None:
+    loop = asyncio.get_running_loop()
+    clock = iter(range(0, 10**9, TURN_NS))
+    wait = BusyWait(50, num_cores=2, now_ns=lambda: next(clock), let_go=lambda: None)
+    lookout = Lookout(loop, 100, busy_wait=wait)
+    done = loop.create_future()
+    lookout.expect()
+    loop.call_soon(done.set_result, None)
+    await done
+    for _ in range(3):
+        lookout.expect()
+        await asyncio.sleep(0)
+    for _ in range(15):
+        assert lookout._is_looking
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not lookout._is_looking
