@@ -68,9 +68,10 @@ class ServerOptions:
     wire: str = field(default="native", metadata=flag(SERVER, "What carries HTTP and gRPC: native is our own, grpcio is uvicorn and grpcio, kept as the reference.", choices=("native", "grpcio"), is_ours=True))
 
     wire_processes: int = field(default=1, metadata=flag(PORTS, "Processes that do sockets, TLS, HTTP, decoding and encoding in front of the one that batches and executes; 1: that one does it itself, which is best but for much TLS or JSON on many cores.", minimum=1, maximum=64, is_ours=True))
+    host: str = field(default="127.0.0.1", metadata=flag(PORTS, "Address of every port whose own flag names none: this machine's own, which no other reaches; 0.0.0.0 (all addresses, Triton's default) opens the ports to the network.", metavar="ADDRESS", is_ours=True))
+    listen_when_ready: bool = field(default=False, metadata=flag(PORTS, "Open the ports of HTTP and gRPC when the models are loaded, for proxies that send requests to whatever listens. false: at once, and health tells when the models are there.", is_ours=True))
     shared_ports: bool = field(default=True, metadata=flag(PORTS, "Answer HTTP and gRPC on the HTTP port as well as on the gRPC port; the two may then be one. false: each port answers its own protocol only.", is_ours=True))
     max_connections: int = field(default=10_000, metadata=flag(PORTS, "Connections that a port may have at a time; further ones are refused.", minimum=1, is_ours=True))
-    busy_poll_percent: int = field(default=12, metadata=flag(PORTS, "Of a core, at most, for looking whether a client that was answered at once sends again, before the event loop sleeps: a lone client is then answered in half the time. 0: it sleeps at once; 100: as long as requests follow each other within 50 us.", minimum=0, maximum=100, is_ours=True))
     max_concurrent_streams: int = field(default=1000, metadata=flag(PORTS, "Requests that an HTTP/2 connection may have in flight; further ones wait at the client.", minimum=1, maximum=_INT_MAX, is_ours=True))
     http_idle_timeout: int = field(default=75, metadata=flag(PORTS, "Seconds after which an HTTP/1.1 connection without a request is closed.", minimum=1, is_ours=True))
     tls_cert: str = field(default="", metadata=flag(PORTS, "Certificate of the server, in PEM form and followed by those between it and the authority's: TLS on every port, that of the metrics too. Read again when it changes.", metavar="FILE", is_ours=True))
@@ -114,7 +115,7 @@ class ServerOptions:
     repoagent_directory: str = field(default="", metadata=flag(BACKENDS, "Directory of repository agents, Python modules or packages; checksum is always there.", metavar="DIRECTORY"))
 
     allow_http: bool = field(default=True, metadata=flag(HTTP, "Serve HTTP."))
-    http_address: str = field(default="0.0.0.0", metadata=flag(HTTP, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
+    http_address: str = field(default="", metadata=flag(HTTP, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))
     http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
     http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1))
     reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port, and that of the metrics, with other processes (SO_REUSEPORT)."))
@@ -123,7 +124,7 @@ class ServerOptions:
     http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need the header KEY with that value: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging. Repeat for several.", metavar="API[,API...]:KEY=VALUE"))
 
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
-    grpc_address: str = field(default="0.0.0.0", metadata=flag(GRPC, "Address to listen on.", metavar="ADDRESS"))  # noqa: S104 - Triton's default; containers need it
+    grpc_address: str = field(default="", metadata=flag(GRPC, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))
     grpc_port: int = field(default=8001, metadata=flag(GRPC, "Port to listen on; 0 picks a free one.", **_PORT))
     grpc_max_request_size: int = field(default=_INT_MAX, metadata=flag(GRPC, "Largest request message in bytes.", minimum=1, maximum=_INT_MAX, is_ours=True))
     grpc_infer_response_compression_level: str = field(default="none", metadata=flag(GRPC, "How hard to compress answers.", choices=_LEVELS))
@@ -215,9 +216,22 @@ class ServerOptions:
             raise InvalidArgumentError("--model-name needs a single --model-repository: the model's own directory")
 
     @property
+    def http_host(self) -> str:
+        """The address of HTTP and of the clouds' endpoints."""
+        return self.http_address or self.host
+
+    @property
+    def grpc_host(self) -> str:
+        return self.grpc_address or self.host
+
+    @property
+    def metrics_host(self) -> str:
+        return self.metrics_address or self.http_host
+
+    @property
     def is_one_port(self) -> bool:
         """HTTP and gRPC have the same address."""
-        same = self.http_port == self.grpc_port != 0 and self.http_address == self.grpc_address
+        same = self.http_port == self.grpc_port != 0 and self.http_host == self.grpc_host
         return same and self.allow_http and self.allow_grpc
 
     @property

@@ -87,7 +87,6 @@ def wire_limits(options: ServerOptions) -> WireLimits:
             max_age_grace_s=None if grace_ms is None else grace_ms / 1000,
         ),
         grpc_compression=options.grpc_infer_response_compression_level,
-        busy_poll_percent=options.busy_poll_percent,
     )
 
 
@@ -102,16 +101,15 @@ def grpc_limits(options: ServerOptions) -> GrpcLimits:
 
 
 def _http_address(options: ServerOptions) -> Address:
-    return Address(options.http_address, options.http_port, "--http-port", options.reuse_http_port)
+    return Address(options.http_host, options.http_port, "--http-port", options.reuse_http_port)
 
 
 def _grpc_address(options: ServerOptions) -> Address:
-    return Address(options.grpc_address, options.grpc_port, "--grpc-port", options.reuse_grpc_port)
+    return Address(options.grpc_host, options.grpc_port, "--grpc-port", options.reuse_grpc_port)
 
 
 def _metrics_address(options: ServerOptions) -> Address:
-    host = options.metrics_address or options.http_address
-    return Address(host, options.metrics_port, "--metrics-port", options.reuse_http_port)
+    return Address(options.metrics_host, options.metrics_port, "--metrics-port", options.reuse_http_port)
 
 
 def _cloud_ports(options: ServerOptions, frontends: Frontends) -> Iterator[tuple[str, HttpFrontend, Address]]:
@@ -121,7 +119,7 @@ def _cloud_ports(options: ServerOptions, frontends: Frontends) -> Iterator[tuple
         (VERTEX_AI, frontends.vertex_ai, _vertex_ai_port(options), "--vertex-ai-port"),
     ):
         if frontend is not None:
-            yield name, frontend, Address(options.http_address, port, flag, options.reuse_http_port)
+            yield name, frontend, Address(options.http_host, port, flag, options.reuse_http_port)
 
 
 def _vertex_ai_port(options: ServerOptions) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import metadata
+from ipaddress import ip_address
 from math import inf
 from pathlib import Path
 
@@ -80,6 +81,8 @@ STAGE_GRACE_S = 5.0
 # What stopping after a start that failed may take: nothing was promised to anyone yet.
 FAILED_START_STOP_S = 1.0
 _DRAIN_POLL_S = 0.005
+# The ports at which models are asked.
+_SERVING = (HTTP, GRPC, SAGEMAKER, VERTEX_AI)
 
 
 class Server:
@@ -136,11 +139,11 @@ class Server:
         options = self.options
         scheme = "https" if options.tls_cert else "http"
         hosts = {
-            HTTP: (f"{scheme}://", options.http_address, ""),
-            GRPC: ("", options.grpc_address, ""),
-            METRICS: (f"{scheme}://", options.metrics_address or options.http_address, "/metrics"),
-            SAGEMAKER: (f"{scheme}://", options.http_address, ""),
-            VERTEX_AI: (f"{scheme}://", options.http_address, ""),
+            HTTP: (f"{scheme}://", options.http_host, ""),
+            GRPC: ("", options.grpc_host, ""),
+            METRICS: (f"{scheme}://", options.metrics_host, "/metrics"),
+            SAGEMAKER: (f"{scheme}://", options.http_host, ""),
+            VERTEX_AI: (f"{scheme}://", options.http_host, ""),
         }
         found = {}
         for name, wire in self._wires.items():
@@ -182,6 +185,8 @@ class Server:
             self._started = stack.pop_all()
         addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())
         logger.info("serving: %s", addresses)
+        if all(_is_loopback(host) for host in (self.options.http_host, self.options.grpc_host)):
+            logger.info("only this machine reaches these ports; --host=0.0.0.0 opens them to the network")
 
     async def stop(self) -> None:
         """Stop what runs, in order; returns when everything is closed. Does nothing before `start` or again."""
@@ -436,6 +441,14 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
             gpu_ids=gpu_ids(),
         ),
     )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether no other machine reaches what listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _extensions(options: ServerOptions) -> tuple[str, ...]:

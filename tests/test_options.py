@@ -320,7 +320,7 @@ def test_options_that_cannot_work_together_are_refused(fields: dict[str, object]
         (ONE_PORT, True),
         ({"http_port": 0, "grpc_port": 0}, False),
         ({**ONE_PORT, "allow_http": False}, False),
-        ({**ONE_PORT, "grpc_address": "127.0.0.1"}, False),
+        ({**ONE_PORT, "grpc_address": "127.0.0.2"}, False),
         ({}, False),
     ],
 )

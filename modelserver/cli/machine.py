@@ -59,10 +59,10 @@ def _versions(_: ServerOptions) -> Iterator[Finding]:
 
 
 def _ports(options: ServerOptions) -> Iterator[Finding]:
-    metrics_address = options.metrics_address or options.http_address
+    metrics_address = options.metrics_host
     for name, is_on, address, port in (
-        ("http", options.allow_http, options.http_address, options.http_port),
-        ("grpc", options.allow_grpc, options.grpc_address, options.grpc_port),
+        ("http", options.allow_http, options.http_host, options.http_port),
+        ("grpc", options.allow_grpc, options.grpc_host, options.grpc_port),
         ("metrics", options.allow_metrics, metrics_address, options.metrics_port),
     ):
         if is_on and port:

@@ -100,11 +100,16 @@ class ServerProcess:
             self.process.stdout.close()
 
 
+def start_serving(repository: Path, *arguments: str) -> ServerProcess:
+    """A server over `repository` on free ports, in the layout of the test; the caller closes it."""
+    layout = [f"--{name.replace('_', '-')}={value}" for name, value in layout_options().items()]
+    return ServerProcess([f"--model-repository={repository}", *ANY_PORTS, *layout, *arguments])
+
+
 @contextmanager
 def serving_process(repository: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A server over `repository` on free ports, in the layout of the test; killed at the end if it still runs."""
-    layout = [f"--{name.replace('_', '-')}={value}" for name, value in layout_options().items()]
-    server = ServerProcess([f"--model-repository={repository}", *ANY_PORTS, *layout, *arguments])
+    server = start_serving(repository, *arguments)
     try:
         yield server
     finally:
