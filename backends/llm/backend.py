@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelserver.backend import Backend, BackendContext, DeviceKind, ModelConfig, Placement, UnavailableError
+from modelserver.backend import (
+    Backend,
+    BackendContext,
+    DeviceKind,
+    InstanceGroupKind,
+    ModelConfig,
+    Placement,
+    UnavailableError,
+    visible_gpus,
+)
 
 from .checkpoint_place import CONFIG_JSON, MODEL_JSON, find_checkpoint, longest_of
 from .contract import complete_config
@@ -31,6 +40,15 @@ class LlmBackend(Backend):
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         place = find_checkpoint(context)
         return complete_config(context.config, max_model_len=place.options.max_model_len or longest_of(place.directory))
+
+    @classmethod
+    def needs_process(cls, context: BackendContext) -> bool:
+        """On a GPU: host work has an interpreter to itself there, and what breaks the device's context ends alone."""
+        device = find_checkpoint(context).options.device
+        kinds = {group.kind for group in context.config.instance_group}
+        if device != "auto" or kinds == {InstanceGroupKind.KIND_CPU}:
+            return device.startswith("cuda")
+        return InstanceGroupKind.KIND_GPU in kinds or bool(visible_gpus())
 
     def load(self) -> None:
         self._place = find_checkpoint(self.context)

@@ -20,7 +20,13 @@ _OTHER_PARAMETERS = frozenset(
         "tool_parser",
         "reasoning_parser",
         "inline_execution",
+        "instance_in_process",
         "auto_warmup",
+        "load_on_demand",
+        "keep_alive",
+        "pinned",
+        "memory_bytes",
+        "reload_mode",
         "REPORT_CUSTOM_METRICS",
         "ENABLE_VLLM_HEALTH_CHECK",
     }

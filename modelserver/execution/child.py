@@ -21,17 +21,14 @@ from typing import Any
 
 from modelserver.backend import (
     BatchInstance,
-    InferRequest,
     InternalError,
-    ResponseSender,
-    ResponseStream,
     ServerError,
 )
 from modelserver.execution import child_server
 from modelserver.execution.channel import Channel, PeerGoneError, Received
 from modelserver.execution.child_exchange import Exchange
-from modelserver.execution.child_line import ChildLine
 from modelserver.execution.exception_text import describe_exception
+from modelserver.execution.hosted_request import hosted_request
 from modelserver.execution.messages import (
     AskReady,
     Began,
@@ -46,65 +43,14 @@ from modelserver.execution.messages import (
     SequenceEnded,
     Trim,
 )
-from modelserver.execution.packing import Payload, unpack
+from modelserver.execution.packing import Payload
 from modelserver.execution.records import response_record
 from modelserver.execution.resident import Resident
 from modelserver.execution.shared_buffer import ByteView, SharedBuffer
+from modelserver.execution.step_host import StepHost
 
 # What was executed is answered together while it took no longer than this: were the process to die, it would be lost.
 _FLUSH_NS = 150_000
-_NO_STREAM = ResponseStream()
-
-
-class HostedRequest(InferRequest, kw_only=True, eq=False):
-    """A request in a child process; whether it is cancelled is asked of the server, where the caller is known."""
-
-    number: int
-    exchange: Exchange
-    own_line: ResponseSender | None = None
-
-    @property  # type: ignore[misc]  # over the field of the same name
-    def is_cancelled(self) -> bool:
-        return self.exchange.is_cancelled(self.number)
-
-    @is_cancelled.setter
-    def is_cancelled(self, _value: bool) -> None:
-        """The answer stays with the server."""
-
-    @property
-    def sender(self) -> ResponseSender:
-        """How to answer later, or more than once: as on the server's side, but it may be taken at any time."""
-        return self.own_line or self.take_sender()
-
-    def take_sender(self) -> ResponseSender:
-        """Make the sender, once."""
-        self.exchange.keep_line(self.number)
-        self.own_line = ResponseSender(ChildLine(self.exchange, self.number, is_decoupled=self.is_decoupled))
-        return self.own_line
-
-
-def _hosted(exchange: Exchange, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:
-    """The request that was sent. Streams are the server's: all have the same one, which nobody uses."""
-    return HostedRequest(
-        record.model_name,
-        record.version,
-        {tensor.name: unpack(tensor, payload) for tensor in record.inputs},
-        record.id,
-        record.outputs,
-        record.parameters,
-        record.priority,
-        record.timeout_us,
-        record.deadline_ns,
-        record.sequence_id,
-        record.sequence_start,
-        record.sequence_end,
-        record.rows,
-        _NO_STREAM,
-        is_decoupled=record.is_decoupled,
-        trace_parent=record.trace_parent,
-        number=record.number,
-        exchange=exchange,
-    )
 
 
 class Host:
@@ -136,7 +82,13 @@ class Host:
             self._exchange.send(Began())
             return result.run()
         assert isinstance(result, BatchInstance), f"{begin.target} must return a BatchInstance, got {result!r}"
-        self._exchange.send(Began(has_readiness=type(result).is_ready is not BatchInstance.is_ready))
+        self._exchange.send(
+            Began(
+                has_readiness=type(result).is_ready is not BatchInstance.is_ready,
+                answers_later=result.answers_later,
+                is_stepped=isinstance(result, StepHost),
+            )
+        )
         self._serve(result)
         return 0
 
@@ -200,7 +152,7 @@ class Host:
         self, instance: BatchInstance, records: list[RequestRecord], payload: bytearray | ByteView, content: Payload
     ) -> tuple[list[ResponseRecord | None], ErrorRecord | None]:
         try:
-            requests = [_hosted(self._exchange, record, payload) for record in records]
+            requests = [hosted_request(self._exchange, record, payload) for record in records]
             responses = instance.execute(requests)
             if responses is None:
                 responses = [None] * len(requests)

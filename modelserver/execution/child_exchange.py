@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from modelserver.backend import InferResponse, ServerError
 from modelserver.execution.busy_wait import BusyWait
 from modelserver.execution.channel import Channel, PeerGoneError, Received
-from modelserver.execution.messages import Cancelled, Execute, Message, Released, Reply, Room, Told
+from modelserver.execution.messages import Cancelled, Execute, Message, Released, Reply, Room, SentTogether, Told
 from modelserver.execution.packing import Payload
+from modelserver.execution.records import response_record
 from modelserver.execution.shared_buffer import ByteView
 
 Found = TypeVar("Found")
@@ -28,6 +30,21 @@ class Waiting(Protocol):
     """What the replies to one `Call` or `Ask` are for. Called under the exchange's lock: it must be quick."""
 
     def take(self, message: Reply | Told, payload: bytearray | ByteView) -> None: ...
+
+
+class Basket:
+    """Responses that are to be sent together; filled and sent by one thread."""
+
+    def __init__(self) -> None:
+        self.payload = Payload()
+        self.message = SentTogether()
+        self.ended: list[int] = []
+
+    def add(self, number: int, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
+        record = None if response is None else response_record(response, self.payload)
+        self.message.sent.append((number, record, is_final))
+        if is_final:
+            self.ended.append(number)
 
 
 class Exchange:
@@ -57,6 +74,8 @@ class Exchange:
         self._posted: deque[Message] = deque()
         self._gone: PeerGoneError | None = None
         self._busy_wait = BusyWait(0)  # the receiver's
+        # What is sent for lines meanwhile, between `hold` and `release`.
+        self.basket: Basket | None = None
 
     def stay_awake(self, budget_us: int) -> None:
         """Let whoever receives look for that long before it sleeps. Called before there are other threads."""
@@ -69,6 +88,18 @@ class Exchange:
         self._channel.send(message, payload)
         if self._posted:
             self._send_posted()
+
+    def hold(self) -> None:
+        """Keep the responses that lines send until `release`. For the one thread of a child that sends any."""
+        self.basket = Basket()
+
+    def release(self) -> list[int]:
+        """Send what was kept since `hold` in one message; the numbers of the requests that ended with it."""
+        basket, self.basket = self.basket, None
+        if basket is None or not basket.message.sent:
+            return []
+        self.send(basket.message, basket.payload)
+        return basket.ended
 
     def post(self, message: Message) -> None:
         """Send without taking a lock that the thread may hold: for destructors, which may run anywhere."""

@@ -46,14 +46,21 @@ class ChildLine:
             if self._is_ended:  # by the one response of a model that is not decoupled
                 self._is_closed = True
                 return
-            payload = Payload()
-            record = None if response is None else response_record(response, payload)
+            self._put(response, is_ended=is_final or not self._is_decoupled)
             self._num_sent += response is not None
             self._is_closed = is_final
             self._is_ended = is_final or not self._is_decoupled
-            self._exchange.send(Sent(number=self._number, response=record, is_final=self._is_ended), payload)
         if self._is_ended:
             self._exchange.close_line(self._number)
+
+    def _put(self, response: InferResponse | ServerError | None, *, is_ended: bool) -> None:
+        basket = self._exchange.basket
+        if basket is not None:
+            basket.add(self._number, response, is_final=is_ended)
+            return
+        payload = Payload()
+        record = None if response is None else response_record(response, payload)
+        self._exchange.send(Sent(number=self._number, response=record, is_final=is_ended), payload)
 
     def drop(self) -> None:
         if not self._is_ended:

@@ -30,11 +30,13 @@ from modelserver.execution.messages import (
     Cancelled,
     Execute,
     Executed,
+    Measured,
     Message,
     Readiness,
     Released,
     Room,
     Sent,
+    SentTogether,
 )
 from modelserver.execution.packing import Payload
 from modelserver.execution.records import response_of
@@ -64,6 +66,8 @@ class Listener(Protocol):
     def on_began(self, began: Began) -> None: ...
 
     def on_readiness(self, message: Readiness) -> None: ...
+
+    def on_measured(self, message: Measured) -> None: ...
 
     def on_progress(self) -> None:
         """A batch was answered, or the first of some was sent."""
@@ -255,8 +259,10 @@ class Conversation:
     def _handle(self, message: AnyMessage, payload: bytearray | ByteView) -> None:
         if type(message) is Executed:
             self._on_executed(message, payload)
-        elif isinstance(message, Sent):
+        elif isinstance(message, Sent | SentTogether):
             self._on_sent(message, payload)
+        elif isinstance(message, Measured):
+            self._listener.on_measured(message)
         elif isinstance(message, Call):
             self._listener.on_call(message, payload)
         elif isinstance(message, CancelCall):
@@ -295,7 +301,14 @@ class Conversation:
             flight.finish(entries, duration_ns)
         self._listener.on_progress()
 
-    def _on_sent(self, message: Sent, payload: bytearray | ByteView) -> None:
+    def _on_sent(self, message: Sent | SentTogether, payload: bytearray | ByteView) -> None:
+        if isinstance(message, Sent):
+            self._pass_on(message, payload)
+            return
+        for number, record, is_final in message.sent:
+            self._pass_on(Sent(number=number, response=record, is_final=is_final), payload)
+
+    def _pass_on(self, message: Sent, payload: bytearray | ByteView) -> None:
         number = message.number
         sender = self._senders.get(number)
         if sender is None:  # the request has been ended by the server

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.backend import Backend, BackendContext, BatchInstance, ConfigError, ModelConfig, Placement
-from modelserver.config.instance_process import INSTANCE_IN_PROCESS, instance_in_process
+from modelserver.config.instance_process import instance_in_process
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.hosting import backend_recipe, find_class, reference
 from modelserver.execution.process import ProcessInstance
@@ -75,13 +75,6 @@ class HostedBackend(Backend):
     def __init__(self, backend_class: type[Backend], context: BackendContext) -> None:
         super().__init__(context)
         self._class = backend_class
-
-    def load(self) -> None:
-        config = self.context.config
-        if config.is_decoupled:
-            raise ConfigError(
-                f"model '{self.context.model_name}': parameter {INSTANCE_IN_PROCESS}: not for decoupled models"
-            )
 
     def create_instance(self, placement: Placement) -> BatchInstance:
         context = self.context

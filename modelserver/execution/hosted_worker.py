@@ -48,6 +48,7 @@ class HostedElsewhere(Protocol):
 
     loop: asyncio.AbstractEventLoop
     busy_wait_us: int
+    is_stepped: bool
 
     def begin(self, requests: Sequence[InferRequest], on_done: OnDone) -> None: ...
 

@@ -21,7 +21,6 @@ from modelserver.backend import (
     Placement,
     StepInstance,
     TensorInstance,
-    UnsupportedError,
     model_outputs,
 )
 from modelserver.config.message import config_from_json, config_to_json
@@ -29,7 +28,9 @@ from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.config.signature import ModelSignature
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.batch_tensors import BatchTensors
+from modelserver.execution.child_server import this_exchange
 from modelserver.execution.recipe import Recipe
+from modelserver.execution.step_host import StepHost
 from modelserver.source_module import EXTERNAL_PREFIX, import_source
 
 ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
@@ -94,7 +95,7 @@ def create_instance(
     place_name, kind, device_id, index = placement
     instance = loaded.create_instance(Placement(place_name, DeviceKind(kind), device_id, index))
     if isinstance(instance, StepInstance):
-        raise UnsupportedError(f"model '{model_name}': an instance that goes in steps cannot be hosted in a process")
+        return StepHost(loaded, instance, this_exchange())
     return HostedInstance(loaded, instance)
 
 
@@ -104,6 +105,7 @@ class HostedInstance(BatchInstance):
     def __init__(self, backend: Backend, instance: BatchInstance | TensorInstance) -> None:
         self._backend = backend
         self._instance = instance
+        self.answers_later = isinstance(instance, BatchInstance) and instance.answers_later
         config = without_reshapes(backend.context.config)
         # States go back as outputs: the server's side keeps them.
         signature = ModelSignature(replace(config, output=model_outputs(config)))

@@ -12,7 +12,14 @@ import msgspec
 
 from modelserver.core.response import ParameterValue
 from modelserver.core.transfer import Transfer
-from modelserver.errors import ErrorCode, InternalError, ServerError
+from modelserver.errors import CancelledError, ErrorCode, InternalError, ServerError
+from modelserver.telemetry.measurement import Measurement
+
+# Codes whose errors are told apart by their class.
+_OWN_CLASSES: dict[ErrorCode, type[ServerError]] = {
+    ErrorCode.INTERNAL: InternalError,
+    ErrorCode.CANCELLED: CancelledError,
+}
 
 
 class TensorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -40,7 +47,8 @@ class ErrorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def error(self) -> ServerError:
         code = ErrorCode(self.code)
-        return InternalError(self.message) if code is ErrorCode.INTERNAL else ServerError(self.message, code=code)
+        own_class = _OWN_CLASSES.get(code)
+        return ServerError(self.message, code=code) if own_class is None else own_class(self.message)
 
 
 class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -65,6 +73,8 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     # Of what comes from a client, between the processes of a server.
     transfer: Transfer | None = None
     trace_parent: str = ""
+    # By the system's monotonic clock, which all processes share.
+    arrival_ns: int = 0
 
 
 class ResponseRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -74,6 +84,33 @@ class ResponseRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error: ErrorRecord | None
     parameters: dict[str, ParameterValue] | None
     is_reschedule: bool = False
+
+
+class MeasurementRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A Measurement."""
+
+    name: str
+    kind: str
+    text: str
+    value: float
+    labels: dict[str, str]
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, measured: Measurement) -> MeasurementRecord:
+        return cls(
+            measured.name,
+            measured.kind,
+            measured.text,
+            measured.value,
+            dict(measured.labels),
+            tuple(measured.bounds),
+            tuple(measured.counts),
+        )
+
+    def measurement(self) -> Measurement:
+        return Measurement(self.name, self.kind, self.text, self.value, self.labels, self.bounds, self.counts)
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -173,6 +210,8 @@ class Began(Message, tag=11):
     result: Any = None
     error: ErrorRecord | None = None
     has_readiness: bool = False
+    answers_later: bool = False
+    is_stepped: bool = False
 
 
 class Executed(Message, tag=12):
@@ -199,6 +238,19 @@ class Sent(Message, tag=14):
     response: ResponseRecord | None = None
     is_final: bool = False
     is_dropped: bool = False
+
+
+class SentTogether(Message, tag=21):
+    """What instances that go in steps send within one: of each response the number of its request, its record, and
+    whether it is the last."""
+
+    sent: list[tuple[int, ResponseRecord | None, bool]] = []
+
+
+class Measured(Message, tag=22):
+    """What the instance says of itself for the metrics page, as of now."""
+
+    measurements: list[MeasurementRecord] = []
 
 
 class Call(Message, tag=15):
@@ -249,6 +301,8 @@ AnyMessage = (
     | Executed
     | Readiness
     | Sent
+    | SentTogether
+    | Measured
     | Call
     | CancelCall
     | CallRead

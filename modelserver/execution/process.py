@@ -15,6 +15,7 @@ from modelserver.backend import (
     InferRequest,
     InferResponse,
     InternalError,
+    Measurement,
     ServerCalls,
     ServerError,
     UnavailableError,
@@ -25,7 +26,7 @@ from modelserver.execution.conversation import Conversation, Remains
 from modelserver.execution.flight import Flight, OnDone, Result
 from modelserver.execution.flight_queue import FlightQueue
 from modelserver.execution.loop_thread import LoopThread
-from modelserver.execution.messages import Ask, Began, Call, CallRead, Finish, Readiness, SequenceEnded
+from modelserver.execution.messages import Ask, Began, Call, CallRead, Finish, Measured, Readiness, SequenceEnded
 from modelserver.execution.model_calls import CallOrigin, ModelCalls
 from modelserver.execution.readiness import ReadinessProbe
 from modelserver.execution.recipe import ProcessOptions, Recipe
@@ -60,6 +61,9 @@ class ProcessInstance(BatchInstance):
     ) -> None:
         self.name = name
         self.answers_later = answers_later
+        # Whether the child's instance goes in steps: each request is then counted as an execution when it has ended.
+        self.is_stepped = False
+        self._measured: Sequence[Measurement] = ()
         self._recipe = recipe
         self._options = options = options or ProcessOptions()
         self.busy_wait_us = options.busy_wait_us
@@ -238,6 +242,8 @@ class ProcessInstance(BatchInstance):
             self._conversation.child.kill()
             return
         self._readiness = ReadinessProbe(is_asked=began.has_readiness)
+        self.answers_later = self.answers_later or began.answers_later
+        self.is_stepped = began.is_stepped
         if not self._supervisor.has_begun():
             self._conversation.child.kill()  # closed meanwhile
         elif self._queue:
@@ -247,6 +253,14 @@ class ProcessInstance(BatchInstance):
     def on_readiness(self, message: Readiness) -> None:
         """Called by the conversation."""
         self._readiness.record(message)
+
+    def on_measured(self, message: Measured) -> None:
+        """Called by the conversation."""
+        self._measured = [record.measurement() for record in message.measurements]
+
+    def measure(self) -> Sequence[Measurement]:
+        """What the child said last; nothing while there is none."""
+        return self._measured if self.can_execute() else ()
 
     def on_progress(self) -> None:
         """Called by the conversation: from here on the next batch is executed."""

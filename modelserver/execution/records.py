@@ -33,6 +33,7 @@ def request_record(request: InferRequest, payload: Payload, number: int = 0) -> 
         request.is_decoupled,
         None,
         request.trace_parent,
+        request.arrival_ns,
     )
 
 

@@ -65,4 +65,5 @@ class SendingRunner(BatchRunner):
             note_traces(batch, timing)
         if timing is not None:
             self._remember(timing.compute_infer_ns)
+        if timing is not None and not self.desk.is_stepped:
             self._statistics.record_batch(batch.rows, timing, queue_ns=(), request_ns=())

@@ -260,7 +260,7 @@ class Staff:
 
     def _check_steps(self, instances: Sequence[LoadedInstance], claims: Collection[InstancePlan]) -> None:
         """Raise ConfigError for what instances that go in steps cannot do: they hold many requests at all times."""
-        if not any(isinstance(loaded.instance, StepInstance) for loaded in instances):
+        if not any(map(_goes_in_steps, instances)):
             return
         problem = None
         if self._backend.context.config.sequence_batching is not None:
@@ -414,20 +414,21 @@ class Staff:
             source,
             instance,
             executor,
-            self._make_runner(executor),
+            self._make_runner(executor, is_stepped=instance.is_stepped),
             self._clock,
             may_take=lambda: self._may_take(loaded),
             sends_ahead=lambda: len(self.members) == 1 and isinstance(source, Batcher),
         )
 
-    def _make_runner(self, executor: Executor) -> BatchRunner:
+    def _make_runner(self, executor: Executor, *, is_stepped: bool = False) -> BatchRunner:
         if not executor.answers_later:
             if isinstance(self.scheduler, SequenceBatcher):
                 return SequenceRunner(executor, self._statistics, self._clock)
             return BatchRunner(executor, self._statistics, self._clock)
         scheduler = self.scheduler
         assert not isinstance(scheduler, DirectScheduler), "such an instance was not there when the scheduler was made"
-        return SendingRunner(executor, self._statistics, self._clock, self._make_desk(executor, scheduler))
+        desk = self._make_desk(executor, scheduler, is_stepped=is_stepped)
+        return SendingRunner(executor, self._statistics, self._clock, desk)
 
     def _make_desk(self, executor: Executor, scheduler: Deliverer, *, is_stepped: bool = False) -> SenderDesk:
         config = self._backend.context.config
@@ -461,6 +462,11 @@ class Staff:
 
 def _do_nothing() -> None:
     """For instances without sequences."""
+
+
+def _goes_in_steps(loaded: LoadedInstance) -> bool:
+    instance = loaded.instance
+    return isinstance(instance, StepInstance) or (isinstance(instance, HostedElsewhere) and instance.is_stepped)
 
 
 def _end_hook(loaded: LoadedInstance) -> EndHook | None:

@@ -12,8 +12,9 @@ import pytest
 from support.contexts import context_of, request_of
 
 from modelserver.backend import Backend, BackendContext, ConfigError, InferResponse, ModelConfig, Placement
-from modelserver.config.schema import ModelTransactionPolicy
+from modelserver.config.schema import ModelInput, ModelOutput, ModelTransactionPolicy
 from modelserver.config.validate import validate
+from modelserver.core.datatype import Datatype
 from modelserver.discovery import find_backend
 from modelserver.execution.hosted_backend import complete_config, is_hosted, make_backend
 from modelserver.execution.process import ProcessInstance
@@ -110,7 +111,23 @@ def test_another_word_is_refused() -> None:
     assert any('parameters["instance_in_process"]: expected true or false' in str(problem) for problem in problems)
 
 
-def test_decoupled_models_stay(scaling: type[Backend], tmp_path: Path) -> None:
-    config = replace(config_of(**HOSTED), model_transaction_policy=ModelTransactionPolicy(decoupled=True))
-    with pytest.raises(ConfigError, match="instance_in_process: not for decoupled models"):
-        make_backend(scaling, context_of(tmp_path / "m", config=config)).load()
+def test_decoupled_models_answer_later_from_there(tmp_path: Path) -> None:
+    policy = ModelTransactionPolicy(decoupled=True)
+    given = (("IN", Datatype.INT32), ("DELAY", Datatype.UINT32), ("WAIT", Datatype.UINT32))
+    config = ModelConfig(
+        "m",
+        backend="repeat",
+        input=tuple(ModelInput(name, datatype, dims=(-1 if name != "WAIT" else 1,)) for name, datatype in given),
+        output=tuple(
+            ModelOutput(name, datatype, dims=(1,))
+            for name, datatype in (("OUT", Datatype.INT32), ("IDX", Datatype.UINT32))
+        ),
+        parameters=HOSTED,
+        model_transaction_policy=policy,
+    )
+    backend = make_backend(find_backend("repeat"), context_of(tmp_path / "m", config=config))
+    made = backend.create_instance(Placement("m_0"))
+    assert isinstance(made, ProcessInstance)
+    assert made.answers_later
+    assert not made.is_stepped
+    made.close()

@@ -41,10 +41,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def served(layout: str, checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """`one` is named by its model.json; `two` is a bare checkpoint, without a config.pbtxt; `brief` comes and goes."""
+    """`one` is named by its model.json; `two` is a bare checkpoint, without a config.pbtxt; `brief` comes and goes.
+
+    In one of the layouts engines have processes of their own: nothing else may be different.
+    """
     root = tmp_path_factory.mktemp(f"llm-{layout}")
-    write_llm(root, "one", checkpoints[0], kv_cache_memory_bytes=64 << 20, num_threads=1)
-    write_llm(root, "brief", checkpoints[0], kv_cache_memory_bytes=8 << 20, num_threads=1)
+    place = {"instance_in_process": "true" if layout == "native-one-port" else "false", "num_threads": 1}
+    write_llm(root, "one", checkpoints[0], kv_cache_memory_bytes=64 << 20, **place)
+    write_llm(root, "brief", checkpoints[0], kv_cache_memory_bytes=8 << 20, **place)
     shutil.copytree(checkpoints[1], root / "two" / "1")
     with running_server(root, model_control_mode="explicit", load_model=("one", "two")) as running:
         yield running

@@ -1,8 +1,8 @@
 """Attention over gathered blocks by torch's own operations: the CPU's path, and the reference.
 
-Prefill goes sequence by sequence through SDPA; a fresh prompt attends to its own keys without touching the cache. Decode
-goes in tiles of sequences of similar length, whose keys and values are gathered into a buffer that stays in the CPU's
-cache, and multiplied by two batched products (in float32: SDPA's kernel takes twice as long on two threads).
+Prefill goes sequence by sequence through SDPA; a fresh prompt attends to its own keys without touching the cache.
+Decode goes in tiles of sequences of similar length, whose keys and values are gathered into a buffer that stays in the
+CPU's cache, and multiplied by two batched products (in float32: SDPA's kernel takes twice as long on two threads).
 
 A block's memory is used as pages, one for its keys and one for its values of each KV head: [2, KV heads, block size,
 head_dim]. So what is gathered of a sequence's head is one matrix.
@@ -31,9 +31,9 @@ _PIECE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Rows [start, stop) of the decodes; `page_ids` [2 * rows * KV heads * blocks]; `mask` [rows * KV heads, 1, tokens].
+    """Rows [start, stop) of the decodes: `page_ids` [2 * matrices * blocks], `mask` [matrices, 1, tokens].
 
-    A page is a row of `SdpaAttention._pages`.
+    A matrix is a row's KV head, a page is a row of `SdpaAttention._pages`.
     """
 
     start: int
