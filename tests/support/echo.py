@@ -127,6 +127,9 @@ class EchoRepository:
     def is_ready(self, *, strict: bool) -> bool:
         return self.is_complete or not strict
 
+    def unready_because(self, *, strict: bool) -> list[str]:
+        return [] if self.is_ready(strict=strict) else ["models are being loaded"]
+
 
 def echo_dataplane(*models: EchoModel, logs_requests: bool = False) -> DataPlane:
     """A real data plane over `models`."""

@@ -133,6 +133,7 @@ def test_refused_requests_are_counted_by_reason() -> None:
         RefusalReason.UNKNOWN_MODEL: 1,
         RefusalReason.UNAVAILABLE: 0,
         RefusalReason.INVALID: 0,
+        RefusalReason.OVERLOADED: 0,
         RefusalReason.OTHER: 1,
     }
 

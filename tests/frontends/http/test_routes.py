@@ -37,13 +37,13 @@ def test_health(frontend: HttpFrontend) -> None:
 def test_not_ready_while_loading(frontend: HttpFrontend, dataplane: DataPlane) -> None:
     cast("Any", dataplane)._repository.is_complete = False
     answer = ask_now(frontend, "GET", "/v2/health/ready")
-    assert (answer.status, answer.json()) == (400, {"ready": False})
+    assert (answer.status, answer.json()) == (400, {"ready": False, "reasons": ["models are being loaded"]})
 
 
 def test_readiness_falls_and_liveness_stays_while_shutting_down(frontend: HttpFrontend, dataplane: DataPlane) -> None:
     dataplane.begin_shutdown()
     answer = ask_now(frontend, "GET", "/v2/health/ready")
-    assert (answer.status, answer.json()) == (503, {"ready": False})
+    assert (answer.status, answer.json()) == (503, {"ready": False, "reasons": ["the server is shutting down"]})
     assert ask_now(frontend, "GET", "/v2/health/live").status == 200
     assert ask_now(frontend, "POST", "/v2/models/echo/infer", b'{"inputs":[]}').status == 503
 
