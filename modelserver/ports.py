@@ -87,6 +87,7 @@ def wire_limits(options: ServerOptions) -> WireLimits:
             max_age_grace_s=None if grace_ms is None else grace_ms / 1000,
         ),
         grpc_compression=options.grpc_infer_response_compression_level,
+        busy_poll_percent=options.busy_poll_percent,
     )
 
 
