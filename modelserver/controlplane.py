@@ -7,12 +7,14 @@ import binascii
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from modelserver.config.residence import KEEP_ALIVE, parse_keep_alive
 from modelserver.errors import InvalidArgumentError
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.repository.traffic import Traffic, parse_traffic
 from modelserver.telemetry.audit import audited
 from modelserver.telemetry.log_settings import LogControl
 
@@ -134,6 +136,25 @@ class ControlPlane:
         await self._repository.unload(
             name, unload_dependents=unload_dependents, version=version, repository=repository_name, evicts=evicts
         )
+
+    def traffic(self, name: str) -> Traffic | None:
+        """Which versions of a model share its requests, and which see copies; None: the highest answers alone."""
+        check_model_name(name)
+        return self._repository.traffic.get(name)
+
+    def shadow_counts(self, name: str) -> dict[str, dict[str, int]]:
+        """What became of copies since the model's traffic was set: by version and result."""
+        return self._repository.traffic.counts.of(name)
+
+    async def set_traffic(self, name: str, document: Mapping[str, Any], *, persists: bool = False) -> None:
+        """From the next request on. Raises InvalidArgumentError for what is no traffic, else as `ModelRepository`."""
+        with audited("traffic", name):
+            await self._repository.set_traffic(name, parse_traffic(document), persists=persists)
+
+    async def remove_traffic(self, name: str) -> None:
+        """The highest version answers alone again, also after a restart."""
+        with audited("traffic", name):
+            await self._repository.set_traffic(name, None)
 
     async def add_archive(self, name: str, directory: str) -> None:
         """Load a model, or an ensemble with its models, from an absolute path of the server's machine.

@@ -17,6 +17,7 @@ from modelserver.execution.model_calls import CalledRequest
 from modelserver.overload import OverloadStream, tell_overload
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
+from modelserver.shadows import Shadows
 from modelserver.shared_memory import CudaSharedMemory, Region, SharedMemory
 from modelserver.telemetry.access_log import note_request
 from modelserver.telemetry.audit import audited
@@ -99,6 +100,9 @@ class DataPlane:
         self._tells_overload = tells_overload
         self._callers = callers
         self._waking = WakingRequests(self.infer)
+        self._traffic = repository.traffic
+        self._traffic.on_change = self._observe
+        self._shadows = Shadows(self._traffic.counts)
         repository.residency.on_active = self._observe
         self._observe()
         # Each call's inference requests are told to the access log.
@@ -120,12 +124,14 @@ class DataPlane:
             note_request(request)
         try:
             model = None
+            is_split = request.version is None and bool(self._traffic.splits)
             if request.sequence_id and not request.sequence_start:
                 model = self._repository.sequence_holder(request.model_name, request.version, request.sequence_id)
             if model is None:
                 if self.is_shutting_down and (self._refuses_all or (self._refuses_sequences and request.sequence_id)):
                     raise UnavailableError("the server is shutting down and accepts no new requests")
-                model = self._repository.get(request.model_name, request.version)
+                version = self._choose(request) if is_split else request.version
+                model = self._repository.get(request.model_name, version)
             request.version = model.version  # replies name the version that answers
             if model.is_decoupled:
                 request.is_decoupled = True
@@ -148,9 +154,15 @@ class DataPlane:
             raise
         if transfer is None and not self._is_observed:
             return model.submit(request)
-        return self._submit_observed(model, request, regions)
+        return self._submit_observed(model, request, regions, is_split=is_split)
 
-    def _submit_observed(self, model: Model, request: InferRequest, regions: Sequence[Region]) -> ResponseStream:
+    def _choose(self, request: InferRequest) -> int | None:
+        """The version that answers where several share the requests; None: the highest."""
+        return self._traffic.choose(request, self._repository.ready_versions(request.model_name))
+
+    def _submit_observed(
+        self, model: Model, request: InferRequest, regions: Sequence[Region], *, is_split: bool
+    ) -> ResponseStream:
         """As `Model.submit`, with what is to see or change the responses on their way standing before the reader."""
         reader = request.stream
         transfer = request.transfer
@@ -158,6 +170,8 @@ class DataPlane:
         give_back = self._admit(request) if self._callers is not None and not is_call else None
         request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after log and trace have begun
         model.last_use_ns = request.arrival_ns
+        shadows = self._shadows_of(model, request) if is_split else []
+        watched = self._shadows.watch(request) if shadows else None
         moving = None if transfer is None else TransferStream(request, transfer, model, regions, self.shared_memory)
         if moving is not None:
             request.stream = moving
@@ -181,7 +195,21 @@ class DataPlane:
             if self._tells_overload:
                 raise tell_overload(error) from None
             raise
+        if watched is not None:
+            for shadow, tolerance in shadows:
+                self._shadows.copy(request, watched, shadow, tolerance)
         return reader
+
+    def _shadows_of(self, model: Model, request: InferRequest) -> list[tuple[Model, float]]:
+        """The versions that see a copy of the request, and how exactly they are compared.
+
+        What a client may change meanwhile, in shared memory, is not copied, nor what is part of a sequence.
+        """
+        split = self._traffic.splits.get(model.name)
+        if split is None or request.transfer is not None or request.sequence_id:
+            return []
+        versions = split.shadows(self._repository.ready_versions(model.name), model.version)
+        return [(self._repository.get(model.name, version), split.traffic.tolerance) for version in versions]
 
     def _admit(self, request: InferRequest) -> Callable[[], None]:
         """As `Callers.admit`; a refusal is counted and logged."""
@@ -207,6 +235,7 @@ class DataPlane:
             or self._tells_overload
             or self._callers is not None
             or self._repository.residency.is_active
+            or self._traffic.has_shadows
         )
 
     def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:

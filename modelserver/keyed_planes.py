@@ -7,7 +7,7 @@ plane has and these do not, no caller with a key can reach.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from modelserver.api_keys import CALLER, ApiKey, KeyRing
 from modelserver.errors import PermissionDeniedError, ServerError, UnauthenticatedError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane, ModelLoad, ModelMetadata, ServerMetadata
     from modelserver.execution.model import Model
     from modelserver.repository.state import IndexEntry
+    from modelserver.repository.traffic import Traffic
     from modelserver.shared_memory import CudaSharedMemory, SharedMemory
     from modelserver.telemetry.log_settings import LogControl
     from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
@@ -161,6 +162,22 @@ class KeyedControlPlane:
     ) -> None:
         _check("unload", name)
         await self._plane.unload(name, parameters, repository_name=repository_name, version=version)
+
+    def traffic(self, name: str) -> Traffic | None:
+        _check("read traffic", name)
+        return self._plane.traffic(name)
+
+    def shadow_counts(self, name: str) -> dict[str, dict[str, int]]:
+        _check("read traffic", name)
+        return self._plane.shadow_counts(name)
+
+    async def set_traffic(self, name: str, document: Mapping[str, Any], *, persists: bool = False) -> None:
+        _check("traffic", name)
+        await self._plane.set_traffic(name, document, persists=persists)
+
+    async def remove_traffic(self, name: str) -> None:
+        _check("traffic", name)
+        await self._plane.remove_traffic(name)
 
     async def add_archive(self, name: str, directory: str) -> None:
         _check("load", name)

@@ -307,6 +307,7 @@ class Server:
             limiter=self.limiter,
             callers=self.callers.counts if self.callers is not None else None,
             residency=self.repository.residency,
+            traffic=self.repository.traffic,
             fronts=self._fronts,
             model_metrics=self._model_metrics,
             options=MetricsOptions(

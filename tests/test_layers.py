@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.overload",
         "modelserver.plane_calls",
         "modelserver.shared_memory",
+        "modelserver.shadows",
         "modelserver.transfers",
         "modelserver.waking",
         "modelserver.classification",

@@ -445,6 +445,50 @@ class RepositoryModelUnloadResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ModelTraffic(_message.Message):
+    __slots__ = ("weights", "sticky_by", "shadows", "tolerance")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    class ShadowsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    STICKY_BY_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    weights: _containers.ScalarMap[int, float]
+    sticky_by: str
+    shadows: _containers.ScalarMap[int, float]
+    tolerance: float
+    def __init__(self, weights: _Optional[_Mapping[int, float]] = ..., sticky_by: _Optional[str] = ..., shadows: _Optional[_Mapping[int, float]] = ..., tolerance: _Optional[float] = ...) -> None: ...
+
+class RepositoryModelTrafficRequest(_message.Message):
+    __slots__ = ("model_name", "traffic", "remove", "persist")
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    PERSIST_FIELD_NUMBER: _ClassVar[int]
+    model_name: str
+    traffic: ModelTraffic
+    remove: bool
+    persist: bool
+    def __init__(self, model_name: _Optional[str] = ..., traffic: _Optional[_Union[ModelTraffic, _Mapping]] = ..., remove: _Optional[bool] = ..., persist: _Optional[bool] = ...) -> None: ...
+
+class RepositoryModelTrafficResponse(_message.Message):
+    __slots__ = ("traffic",)
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    traffic: ModelTraffic
+    def __init__(self, traffic: _Optional[_Union[ModelTraffic, _Mapping]] = ...) -> None: ...
+
 class SystemSharedMemoryStatusRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]

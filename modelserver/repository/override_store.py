@@ -91,7 +91,7 @@ class OverrideStore:
                 files = {path: self._save_blob(content) for path, content in (request.files or {}).items()}
                 manifest = _Manifest(_FORMAT, name, request.config_json, files)
                 manifest = msgspec.structs.replace(manifest, sha256=manifest.digest())
-                _write(self._manifest_path(name), msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+                write_whole(self._manifest_path(name), msgspec.json.format(msgspec.json.encode(manifest), indent=2))
                 self._drop_unused_blobs()
             except OSError as error:
                 raise InternalError(
@@ -136,7 +136,7 @@ class OverrideStore:
         digest = hashlib.sha256(data).hexdigest()
         path = self._blobs / digest
         if not path.exists() or path.stat().st_size != len(data):
-            _write(path, data)
+            write_whole(path, data)
         return _StoredFile(digest, len(data))
 
     def _read_manifest(self, path: Path, name: str) -> _Manifest:
@@ -197,7 +197,7 @@ def _hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Put the file there as a whole, safe from a crash. Raises OSError."""
     descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from modelserver.backend import ServerCalls
 from modelserver.errors import (
     InvalidArgumentError,
+    NotFoundError,
     ServerError,
     UnavailableError,
 )
@@ -41,6 +42,8 @@ from modelserver.repository.startup import load_all, names_at_start
 from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts
 from modelserver.repository.table import ModelTable
+from modelserver.repository.traffic import Traffic, TrafficTable
+from modelserver.repository.traffic_store import TrafficStore
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +95,8 @@ class ModelRepository:
                 users=self._ensembles.users,
             ),
         )
+        self.traffic = TrafficTable()
+        self._traffic_store: TrafficStore | None = None
         self._is_started = False
         self._is_stopping = False
 
@@ -184,6 +189,9 @@ class ModelRepository:
         self._catalog = Catalog(roots, options.definition.config_name)
         if options.override_directory is not None:
             self._overrides = await self._in_scan_pool(OverrideStore, options.override_directory)
+            self._traffic_store = TrafficStore(options.override_directory)
+            for name, traffic in (await self._in_scan_pool(self._traffic_store.read)).items():
+                self.traffic.set(name, traffic)
         self._loader = ModelLoader(
             roots,
             options.definition,
@@ -298,6 +306,24 @@ class ModelRepository:
         for key in keys:
             if not evicts and not self._lifecycles[key].versions:
                 self.residency.withhold(key)
+
+    async def set_traffic(self, name: str, traffic: Traffic | None, *, persists: bool = False) -> None:
+        """Say which versions of a model answer and see its requests; None: as ever.
+
+        With `persists` it is so after a restart, too; what was kept is forgotten with the traffic itself. Raises
+        NotFoundError for a model that nobody knows, InvalidArgumentError where nothing can be kept.
+        """
+        check_model_name(name)
+        if traffic is not None and all(row.name != name for row in self.index()):
+            raise NotFoundError(f"there is no model '{name:.200}' whose requests could be shared by versions")
+        if persists and self._traffic_store is None:
+            raise InvalidArgumentError(
+                "'persist': start the server with --override-directory, where traffic is kept as overrides are"
+            )
+        if self._traffic_store is not None and (persists or traffic is None):
+            await self._in_scan_pool(self._traffic_store.save, name, traffic)
+        self.traffic.set(name, traffic)
+        logger.info("model '%s': traffic %s", name, "as ever" if traffic is None else traffic.document)
 
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.

@@ -19,12 +19,15 @@ from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.caller_counts import CallerCounts
 from modelserver.telemetry.histogram import HistogramSnapshot
+from modelserver.telemetry.gpu import GpuGauges
+from modelserver.telemetry.gpu_metrics import gpu_families
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement, measured_families
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.residency import MeasuredResidency, residency_families
+from modelserver.telemetry.shadow_counts import ShadowCounts
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
@@ -66,6 +69,15 @@ class LoadCounter(Protocol):
 
     @property
     def failures(self) -> int: ...
+
+
+class MeasuredTraffic(Protocol):
+    """What is asked of the weights of versions and of their shadows."""
+
+    @property
+    def counts(self) -> ShadowCounts: ...
+
+    def weights(self) -> Mapping[str, Mapping[int, float]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +230,14 @@ class ServerMetrics:
         server_version: str,
         refusals: RefusalCounts | None = None,
         host: HostGauges | None = None,
+        gpus: GpuGauges | None = None,
         wire: WireCounts | None = None,
         fronts: Callable[[], Sequence[FrontGauges]] = list,
         answers: StoreCounts | None = None,
         limiter: MeasuredLimiter | None = None,
         callers: CallerCounts | None = None,
         residency: MeasuredResidency | None = None,
+        traffic: MeasuredTraffic | None = None,
         model_metrics: ModelMetricsBoard | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
@@ -233,12 +247,14 @@ class ServerMetrics:
         self._server_version = server_version
         self._refusals = refusals or RefusalCounts()
         self._host = host
+        self._gpus = gpus
         self._wire = wire
         self._fronts = fronts
         self._answers = answers
         self._limiter = limiter
         self._callers = callers
         self._residency = residency
+        self._traffic = traffic
         self._options = options or MetricsOptions()
         self._process = ProcessCollector(registry=None)
 
@@ -269,6 +285,8 @@ class ServerMetrics:
             families += self._callers.families()
         if self._residency is not None:
             families += residency_families(self._residency)
+        if self._traffic is not None:
+            families += self._traffic.counts.families(self._traffic.weights)
         families += _load_families(self._load_counts())
         families.append(_refusal_family(self._refusals))
         if self._wire is not None:
@@ -276,6 +294,8 @@ class ServerMetrics:
         families += front_families(self._fronts())
         if self._host is not None:
             families += _host_families(self._host)
+        if self._gpus is not None:
+            families += gpu_families(self._gpus.read())
         families += measured_families(
             # vLLM's dashboards ask for `model_name` and `engine`, Triton's for `model` and `version`.
             ({**sample.labels, "model_name": model.name, "engine": str(position)}, measurements)

@@ -15,6 +15,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import CancelledError, NotFoundError, UnavailableError, UnsupportedError
 from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.repository.traffic import TrafficTable
 from modelserver.telemetry.memory import MemoryUsage
 from modelserver.telemetry.statistics import ModelStatistics
 
@@ -107,6 +108,7 @@ class EchoRepository:
         self._models = {model.name: model for model in models}
         self.is_complete = True
         self.residency = EchoResidency()
+        self.traffic = TrafficTable()
 
     def get(self, name: str, version: int | None) -> EchoModel:
         model = self._models.get(name)

@@ -22,6 +22,7 @@ _GROUPS = (
     ("/RepositoryIndex", ApiGroup.MODEL_REPOSITORY),
     ("/RepositoryModelLoad", ApiGroup.MODEL_REPOSITORY),
     ("/RepositoryModelUnload", ApiGroup.MODEL_REPOSITORY),
+    ("/RepositoryModelTraffic", ApiGroup.MODEL_REPOSITORY),
     ("SharedMemoryStatus", ApiGroup.SHARED_MEMORY),
     ("SharedMemoryRegister", ApiGroup.SHARED_MEMORY),
     ("SharedMemoryUnregister", ApiGroup.SHARED_MEMORY),

@@ -27,6 +27,7 @@ from modelserver.frontends.grpc.restricted import restricted
 from modelserver.frontends.grpc.settings import Settings
 from modelserver.frontends.grpc.stream import InferStream
 from modelserver.frontends.grpc.tasks import Tasks
+from modelserver.frontends.grpc.traffic import traffic_document, traffic_reply
 from modelserver.frontends.grpc.unary import UnaryReply
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
@@ -107,6 +108,7 @@ class GrpcFrontend:
             "RepositoryIndex": answered(pb.RepositoryIndexRequest, self._repository_index),
             "RepositoryModelLoad": awaited(pb.RepositoryModelLoadRequest, self._load, self._tasks),
             "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
+            "RepositoryModelTraffic": awaited(pb.RepositoryModelTrafficRequest, self._traffic, self._tasks),
             **Regions(self._dataplane).methods(),
             **Settings(self._dataplane, self._controlplane).methods(),
         }
@@ -191,6 +193,14 @@ class GrpcFrontend:
         model, repository = _names(request)
         await self._controlplane.unload(model, _repository_parameters(request), repository_name=repository)
         return pb.RepositoryModelUnloadResponse()
+
+    async def _traffic(self, request: pb.RepositoryModelTrafficRequest) -> pb.RepositoryModelTrafficResponse:
+        name = request.model_name
+        if request.remove:
+            await self._controlplane.remove_traffic(name)
+        elif request.HasField("traffic"):
+            await self._controlplane.set_traffic(name, traffic_document(request.traffic), persists=request.persist)
+        return traffic_reply(self._controlplane.traffic(name))
 
 
 _RepositoryRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest

@@ -21,6 +21,7 @@ from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
 from modelserver.frontends.http.status import error_response, json_response, message_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
+from modelserver.frontends.http.traffic import TrafficRoutes
 from modelserver.frontends.http.waking import WakingExchanges
 from modelserver.frontends.openai import errors as openai_errors
 from modelserver.frontends.openai.routes import OpenAi
@@ -65,6 +66,7 @@ class HttpFrontend:
             *self._table(inference, control),
             *_generate_routes(generate),
             *Regions(dataplane, self.limits).routes(),
+            *TrafficRoutes(controlplane, self.limits).routes(),
             *LogRoutes(controlplane, self.limits).routes(),
             *TraceRoutes(dataplane, self.limits).routes(),
         )

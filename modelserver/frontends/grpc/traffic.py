@@ -1,0 +1,36 @@
+"""A model's traffic as gRPC's messages have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelserver.pb import grpc_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from modelserver.repository.traffic import Traffic
+
+
+def traffic_document(message: pb.ModelTraffic) -> dict[str, Any]:
+    """What the message says, as JSON would."""
+    document: dict[str, Any] = {
+        "weights": dict(message.weights),
+        "sticky_by": message.sticky_by,
+        "shadows": dict(message.shadows),
+    }
+    if message.HasField("tolerance"):
+        document["tolerance"] = message.tolerance
+    return document
+
+
+def traffic_reply(traffic: Traffic | None) -> pb.RepositoryModelTrafficResponse:
+    """How it is now."""
+    if traffic is None:
+        return pb.RepositoryModelTrafficResponse()
+    return pb.RepositoryModelTrafficResponse(
+        traffic=pb.ModelTraffic(
+            weights=dict(traffic.weights),
+            sticky_by=traffic.sticky_by,
+            shadows=dict(traffic.shadows),
+            tolerance=traffic.tolerance,
+        )
+    )

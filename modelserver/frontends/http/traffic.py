@@ -1,0 +1,74 @@
+"""The route of a model's traffic: which versions share its requests, and which see copies of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from modelserver.errors import InvalidArgumentError, NotFoundError
+from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.json_body import with_object
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.router import Route
+from modelserver.frontends.http.status import error_response, json_response
+
+if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
+
+_PATH = "/v2/repository/models/{name}/traffic"
+
+
+class TrafficRoutes:
+    """Answers `GET`, `POST` and `DELETE`; the answer is the traffic from then on."""
+
+    def __init__(self, controlplane: ControlPlane, limits: HttpLimits) -> None:
+        self._controlplane = controlplane
+        self._limits = limits
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("GET", _PATH, self._show),
+            Route("POST", _PATH, self._set),
+            Route("DELETE", _PATH, self._remove),
+        )
+
+    def _show(self, exchange: HttpExchange, name: str) -> None:
+        exchange.respond(json_response(self._document(name)))
+
+    def _set(self, exchange: HttpExchange, name: str) -> None:
+        def submit(document: dict[str, Any]) -> None:
+            persists = document.pop("persist", False)
+            if not isinstance(persists, bool):
+                raise InvalidArgumentError("'persist' must be a boolean")
+            self._run(exchange, name, lambda: self._controlplane.set_traffic(name, document, persists=persists))
+
+        with_object(exchange, self._limits, submit)
+
+    def _remove(self, exchange: HttpExchange, name: str) -> None:
+        async def remove() -> None:
+            if self._controlplane.traffic(name) is None:
+                raise NotFoundError(f"model '{name:.200}' has no traffic of its own: its highest version answers")
+            await self._controlplane.remove_traffic(name)
+
+        self._run(exchange, name, remove)
+
+    def _run(self, exchange: HttpExchange, name: str, change: Callable[[], Awaitable[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(exchange, name, change))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, exchange: HttpExchange, name: str, change: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await change()
+            response = json_response(self._document(name))
+        except Exception as error:
+            response = error_response(error)
+        exchange.respond(response)
+
+    def _document(self, name: str) -> dict[str, Any]:
+        traffic = self._controlplane.traffic(name)
+        if traffic is None:
+            return {"name": name}
+        return {"name": name, **traffic.document, "shadow_counts": self._controlplane.shadow_counts(name)}

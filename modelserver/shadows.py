@@ -1,0 +1,226 @@
+"""Copies of requests for versions that nobody waits for: their answers are compared with those that were given.
+
+A copy costs the client nothing but what the machine has to do: it is made after the request was submitted, and let go
+when its version cannot take it, or has many already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.relay import RelayStream
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Tensor
+from modelserver.errors import ServerError
+from modelserver.execution.model import Model
+from modelserver.telemetry.shadow_counts import ShadowCounts, ShadowResult
+
+_logger = logging.getLogger(__name__)
+
+# Copies of one version that may be in flight; further ones are skipped.
+_MAX_INFLIGHT = 64
+# More bytes than these are compared by a thread, rather than by the event loop.
+_LOOP_BYTES = 256 << 10
+
+
+@dataclass(slots=True)
+class _Answers:
+    """The two answers to compare, as they come; None is one that cannot be compared."""
+
+    given: list[Tensor] | None = None
+    shadow: list[Tensor] | None = None
+    has_given: bool = False
+    has_shadow: bool = False
+
+
+class Shadows:
+    """Makes the copies and counts what became of them. Event loop thread only."""
+
+    def __init__(self, counts: ShadowCounts) -> None:
+        self.counts = counts
+        self._inflight: Counter[tuple[str, int]] = Counter()
+        self._comparisons: set[asyncio.Future[bool]] = set()
+
+    def watch(self, request: InferRequest) -> _GivenStream:
+        """Stand before the reader of a request that is to be copied."""
+        stream = _GivenStream(request.stream)
+        request.stream = stream
+        return stream
+
+    def copy(self, request: InferRequest, given: _GivenStream, model: Model, tolerance: float) -> None:
+        """Let `model` have a copy of a request that was submitted; `given` hears its answer."""
+        key = (model.name, model.version)
+        if self._inflight[key] >= _MAX_INFLIGHT:
+            self.counts.record(*key, ShadowResult.SKIPPED)
+            return
+        comparison = _Comparison(self, key, tolerance)
+        copied = InferRequest(
+            request.model_name,
+            model.version,
+            dict(request.inputs),
+            request.id,
+            request.outputs,
+            dict(request.parameters),
+            request.priority,
+            stream=_ShadowStream(comparison),
+            caller=request.caller,
+            share=request.share,
+        )
+        self._inflight[key] += 1
+        try:
+            model.infer(copied)
+        except ServerError as error:
+            _logger.debug("the shadow of model '%s' version %d took no copy: %s", *key, error.message)
+            self.finish(key, ShadowResult.SKIPPED)
+        else:
+            given.add(comparison)
+
+    def finish(self, key: tuple[str, int], result: ShadowResult) -> None:
+        """A copy has come to its end."""
+        self._inflight[key] -= 1
+        self.counts.record(*key, result)
+
+    def compare(self, key: tuple[str, int], answers: _Answers, tolerance: float) -> None:
+        """Find out whether both answers are equal, in a thread if they are large."""
+        given, shadow = answers.given, answers.shadow
+        if given is None or shadow is None:
+            self.finish(key, ShadowResult.UNCOMPARED)
+        elif sum(tensor.data.nbytes for tensor in given) <= _LOOP_BYTES:
+            self._count(key, are_equal(given, shadow, tolerance))
+        else:
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(None, are_equal, given, shadow, tolerance)
+            self._comparisons.add(future)
+
+            def done(future: asyncio.Future[bool]) -> None:
+                self._comparisons.discard(future)
+                self._count(key, not future.cancelled() and future.exception() is None and future.result())
+
+            future.add_done_callback(done)
+
+    def _count(self, key: tuple[str, int], is_equal: bool) -> None:
+        self.finish(key, ShadowResult.EQUAL if is_equal else ShadowResult.DIFFERENT)
+
+
+class _Comparison:
+    """Waits for both answers."""
+
+    def __init__(self, shadows: Shadows, key: tuple[str, int], tolerance: float) -> None:
+        self._shadows = shadows
+        self._key = key
+        self._tolerance = tolerance
+        self._answers = _Answers()
+        self._has_failed = False
+
+    def on_given(self, outputs: list[Tensor] | None) -> None:
+        self._answers.given, self._answers.has_given = outputs, True
+        self._settle()
+
+    def on_shadow(self, outputs: list[Tensor] | None, *, has_failed: bool) -> None:
+        self._answers.shadow, self._answers.has_shadow = outputs, True
+        self._has_failed = has_failed
+        self._settle()
+
+    def _settle(self) -> None:
+        answers = self._answers
+        if not (answers.has_given and answers.has_shadow):
+            return
+        if self._has_failed and answers.given is not None:
+            self._shadows.finish(self._key, ShadowResult.FAILED)
+        else:
+            self._shadows.compare(self._key, answers, self._tolerance)
+
+
+class _Sole:
+    """The outputs of a request that is answered once; None of any other."""
+
+    __slots__ = ("has_failed", "num_answers", "outputs")
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] | None = None
+        self.num_answers = 0
+        self.has_failed = False
+
+    def add(self, response: InferResponse) -> None:
+        if response.error is not None:
+            self.has_failed = True
+        elif response.outputs:
+            self.num_answers += 1
+            self.outputs = list(response.outputs)
+
+    @property
+    def result(self) -> list[Tensor] | None:
+        return self.outputs if self.num_answers == 1 and not self.has_failed else None
+
+
+class _GivenStream(RelayStream):
+    """Passes on the answer to the client, and tells the comparisons of it."""
+
+    __slots__ = ("_comparisons", "_sole")
+
+    def __init__(self, reader: ResponseStream) -> None:
+        super().__init__(reader)
+        self._comparisons: list[_Comparison] = []
+        self._sole = _Sole()
+
+    def add(self, comparison: _Comparison) -> None:
+        """Tell it too; it may be that all has been said."""
+        if self.is_finished:
+            comparison.on_given(self._sole.result)
+        else:
+            self._comparisons.append(comparison)
+
+    def pass_on(self, response: InferResponse) -> InferResponse:
+        self._sole.add(response)
+        if response.is_final:
+            for comparison in self._comparisons:
+                comparison.on_given(self._sole.result)
+            self._comparisons = []
+        return response
+
+
+class _ShadowStream(ResponseStream):
+    """The end of a copy: no client reads it."""
+
+    __slots__ = ("_comparison", "_sole")
+
+    def __init__(self, comparison: _Comparison) -> None:
+        super().__init__()
+        self._comparison = comparison
+        self._sole = _Sole()
+
+    def deliver(self, response: InferResponse) -> None:
+        if self.is_finished:
+            return
+        self._sole.add(response)
+        self.is_finished = response.is_final
+        if response.is_final:
+            self._comparison.on_shadow(self._sole.result, has_failed=self._sole.has_failed)
+
+
+def are_equal(given: Sequence[Tensor], shadow: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether two answers have the same outputs of the same values, numbers with a point within the tolerance."""
+    others = {tensor.name: tensor for tensor in shadow}
+    return len(others) == len(given) and all(
+        tensor.name in others and _is_equal(tensor, others[tensor.name], tolerance) for tensor in given
+    )
+
+
+def _is_equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    if one.datatype is not other.datatype or one.data.shape != other.data.shape:
+        return False
+    left: Any = one.data
+    right: Any = other.data
+    if one.datatype is Datatype.BYTES or left.dtype.kind not in "fc":
+        return bool(np.array_equal(left, right))
+    return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True))
