@@ -7,13 +7,14 @@ docs/configuration.md is printed from this table by `python -m modelserver.optio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelserver.access import Access, parse_access, parse_callers_by
 from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.caller_limits import CallerLimits, parse_limits_flag
+from modelserver.config.gpu_limits import parse_gpu_limits
 from modelserver.config.host_policies import HostPolicy, parse_host_policies
 from modelserver.config.rate_limit_resources import ResourceLimit, parse_resource_limits
 from modelserver.errors import InvalidArgumentError
@@ -153,7 +154,7 @@ class ServerOptions:
     metrics_address: str = field(default="", metadata=flag(METRICS, "Address to listen on; empty: that of HTTP.", metavar="ADDRESS"))
     metrics_port: int = field(default=8002, metadata=flag(METRICS, "Port to listen on; 0 picks a free one.", **_PORT))
     allow_cpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the CPU and memory of the host, or of the container the server runs in."))
-    allow_gpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the GPUs.", state=_NOT_YET))
+    allow_gpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the GPUs, where nvidia-ml-py is installed and a driver runs."))
     metrics_interval_ms: int = field(default=2000, metadata=flag(METRICS, "Shortest time between two readings of the host's gauges.", minimum=1))
     metrics_config: tuple[str, ...] = field(default=(), metadata=flag(METRICS, "counter_latencies, histogram_latencies: false leaves those families out. summary_latencies, summary_quantiles: accepted, no effect, with a warning.", metavar="KEY=VALUE"))
 
@@ -168,11 +169,11 @@ class ServerOptions:
     pinned_memory_pool_byte_size: int = field(default=256 << 20, metadata=flag(MEMORY, "Bytes of page-locked memory.", state=_NOT_YET, minimum=0))
     cuda_memory_pool_byte_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's memory pool.", state=_NOT_YET, metavar="GPU:BYTES"))
     cuda_virtual_address_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's address space.", state=_NOT_YET, metavar="GPU:BYTES"))
-    min_supported_compute_capability: float = field(default=6.0, metadata=flag(MEMORY, "GPUs below this are left alone.", state=_NOT_YET, minimum=0))
+    min_supported_compute_capability: float = field(default=6.0, metadata=flag(MEMORY, "GPUs below this are left alone, where nvidia-ml-py can tell.", minimum=0))
     buffer_manager_thread_count: int = field(default=0, metadata=flag(MEMORY, "Threads that gather inputs; the worker does it here.", state=_NOT_YET, minimum=0))
     enable_peer_access: bool = field(default=True, metadata=flag(MEMORY, "Let GPUs read each other's memory.", state=_NOT_YET))
     host_policy: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Cores of a host policy, on which instances of groups that name it run: numa-node=NUMBER or cpu-cores=0-3,8. The policies cpu and gpu_<id> are those of groups that name none. Repeat for several.", metavar="POLICY,KEY=VALUE"))
-    model_load_gpu_limit: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Share of a GPU's memory above which no model is loaded.", state=_NOT_YET, metavar="DEVICE:FRACTION"))
+    model_load_gpu_limit: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Share of a GPU's memory, 0 to 1, above which no model is loaded on it; needs nvidia-ml-py. Repeat for several.", metavar="DEVICE:FRACTION"))
 
     allow_sagemaker: bool = field(default=False, metadata=flag(CLOUDS, "Serve SageMaker's endpoints /ping and /invocations, the latter for the model that SAGEMAKER_TRITON_DEFAULT_MODEL_NAME names, or the only one."))
     sagemaker_port: int = field(default=8080, metadata=flag(CLOUDS, "Port of SageMaker's endpoints.", **_PORT))
@@ -200,6 +201,7 @@ class ServerOptions:
         parse_cache_config(self.cache_config, self.response_cache_byte_size)
         parse_resource_limits(self.rate_limit_resource)
         parse_host_policies(self.host_policy)
+        parse_gpu_limits(self.model_load_gpu_limit)
         if self.load_model and self.model_control_mode != "explicit":
             raise InvalidArgumentError(
                 "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
@@ -307,6 +309,11 @@ class ServerOptions:
     def resource_limits(self) -> tuple[ResourceLimit, ...]:
         """The resources that rate limiters share."""
         return parse_resource_limits(self.rate_limit_resource)
+
+    @property
+    def gpu_limits(self) -> Mapping[int, float]:
+        """Up to which share of its memory each GPU gets models."""
+        return parse_gpu_limits(self.model_load_gpu_limit)
 
     @property
     def host_policies(self) -> tuple[HostPolicy, ...]:

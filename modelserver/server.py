@@ -30,6 +30,7 @@ from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import InvalidArgumentError
 from modelserver.execution.facilities import Facilities
+from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.host_policy import HostCores
 from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.grpc.servicer import GrpcFrontend
@@ -65,6 +66,7 @@ from modelserver.repository.repository import ModelRepository
 from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.shared_memory import SharedMemory
 from modelserver.signals import StopSignals, unless
+from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
@@ -224,6 +226,7 @@ class Server:
             answers=self.answers,
             limiter=self.limiter,
             cores=HostCores(self.options.host_policies),
+            gpu_limits=GpuLimits(self.options.gpu_limits),
             is_fair=self.options.knows_callers,
             is_adaptive=self.options.adaptive_admission,
         )
@@ -302,6 +305,7 @@ class Server:
             server_version=self.version,
             refusals=self.dataplane.refusals,
             host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
+            gpus=GpuGauges(options.metrics_interval_ms / 1000) if options.allow_gpu_metrics else None,
             wire=self._counts if options.wire == "native" else None,
             answers=self.answers.counts if self.answers is not None else None,
             limiter=self.limiter,
@@ -439,7 +443,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
             is_auto_complete_disabled=not options.auto_complete_config,
             allow_model_backends=options.allow_model_backends,
             agent_directory=Path(options.repoagent_directory) if options.repoagent_directory else None,
-            gpu_ids=gpu_ids(),
+            gpu_ids=gpu_ids(options.min_supported_compute_capability),
         ),
     )
 

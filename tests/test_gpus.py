@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
+from modelserver.backend import DeviceKind, Placement
+from modelserver.config.gpu_limits import parse_gpu_limits
+from modelserver.config.schema import ModelInstanceGroup
+from modelserver.errors import InvalidArgumentError, UnavailableError
+from modelserver.execution.gpu_limits import GpuLimits
+from modelserver.execution.placement import InstancePlan
 from modelserver.gpus import gpu_memory, usable_gpus, visible_devices, visible_gpus
 from modelserver.telemetry.gpu import GpuGauges, GpuMemory, Gpus
+from modelserver.telemetry.gpu_metrics import gpu_families
 
 
 class NotSupportedError(Exception):
@@ -117,3 +124,49 @@ def test_gauges_are_read_once_per_interval() -> None:
 def test_without_the_package_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     assert Gpus().count == 0
+
+
+def test_metrics_have_tritons_names() -> None:
+    families = {family.name: family for family in gpu_families(Gpus(Nvml((10, (9, 0)), (20, (9, 0)))).read())}
+    assert list(families) == [
+        "nv_gpu_utilization",
+        "nv_gpu_memory_total_bytes",
+        "nv_gpu_memory_used_bytes",
+        "nv_gpu_power_usage",
+        "nv_gpu_power_limit",
+        "nv_energy_consumption",
+    ]
+    used = families["nv_gpu_memory_used_bytes"]
+    assert [(sample.labels, sample.value) for sample in used.samples] == [
+        ({"gpu_uuid": "GPU-0abc"}, 10),
+        ({"gpu_uuid": "GPU-1abc"}, 20),
+    ]
+    assert not families["nv_gpu_power_limit"].samples, "nobody knows it"
+    assert gpu_families(()) == []
+
+
+def plans_on(*devices: int) -> list[InstancePlan]:
+    group = ModelInstanceGroup("g")
+    return [InstancePlan(Placement("i", DeviceKind.GPU, device), group) for device in devices]
+
+
+def test_nothing_is_loaded_on_a_gpu_that_is_too_full() -> None:
+    memory = {0: GpuMemory(100, 80), 1: GpuMemory(100, 81)}
+    limits = GpuLimits({0: 0.8, 1: 0.8, 2: 1.0}, memory.get)
+    limits.check("m", [*plans_on(0, 3), InstancePlan(Placement("cpu", device_id=1), ModelInstanceGroup("g"))])
+    with pytest.raises(
+        UnavailableError, match=r"model 'm': 81% of the memory of GPU 1 .* over --model-load-gpu-limit=1:0.8"
+    ):
+        limits.check("m", plans_on(0, 1))
+    with pytest.raises(UnavailableError, match="nobody can tell how full GPU 2 is"):
+        limits.check("m", plans_on(2))
+
+
+def test_limits_are_parsed() -> None:
+    assert parse_gpu_limits(["0:0.8", "1:1"]) == {0: 0.8, 1: 1.0}
+
+
+@pytest.mark.parametrize("texts", [["0"], ["0:"], ["x:0.5"], ["0:1.1"], ["0:nan"], ["-1:0.5"], ["0:0.5", "0:0.6"]])
+def test_what_is_no_limit_is_refused(texts: list[str]) -> None:
+    with pytest.raises(InvalidArgumentError, match="--model-load-gpu-limit"):
+        parse_gpu_limits(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from modelserver.cache.store import AnswerStore
+from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.host_policy import HostCores
 from modelserver.scheduling.rate_limit import RateLimiter
 
@@ -19,5 +20,6 @@ class Facilities:
     answers: AnswerStore | None = None
     limiter: RateLimiter | None = None
     cores: HostCores = field(default_factory=HostCores)
+    gpu_limits: GpuLimits = field(default_factory=GpuLimits)
     is_fair: bool = False
     is_adaptive: bool = False

@@ -98,6 +98,7 @@ class Model:
         facilities = facilities or Facilities()
         config = context.config
         plans = () if config.is_ensemble else plan_instances(config)
+        facilities.gpu_limits.check(config.name or context.model_name, plans)
         what = f"model '{context.model_name}' version {context.version}"
         labels = read_labels(config, context.model_directory)
         backend = guard(lambda: make_backend(backend_class, context), f"loading {what} failed")

@@ -100,11 +100,11 @@ def _ignored_in_optimization(optimization: ModelOptimizationPolicy) -> Iterator[
     if optimization.priority is not OptimizationPriority.PRIORITY_DEFAULT:
         yield "optimization.priority", "no backend gives its device work a priority"
     if optimization.cuda is not None:
-        yield "optimization.cuda", "no backend captures CUDA graphs yet"
+        yield "optimization.cuda", "the model's backend captures no CUDA graphs"
     if optimization.input_pinned_memory is not None:
-        yield "optimization.input_pinned_memory", "there is no pool of pinned memory"
+        yield "optimization.input_pinned_memory", "the model's backend copies through no pinned memory"
     if optimization.output_pinned_memory is not None:
-        yield "optimization.output_pinned_memory", "there is no pool of pinned memory"
+        yield "optimization.output_pinned_memory", "the model's backend copies through no pinned memory"
     if optimization.gather_kernel_buffer_threshold:
         yield "optimization.gather_kernel_buffer_threshold", "inputs are gathered on the CPU"
     if optimization.eager_batching:

@@ -18,6 +18,8 @@ from modelserver.config.metric_options import FIRST_RESPONSE_MS
 from modelserver.config.schema import ModelConfig
 from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.caller_counts import CallerCounts
+from modelserver.telemetry.gpu import GpuGauges
+from modelserver.telemetry.gpu_metrics import gpu_families
 from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement, measured_families
@@ -228,6 +230,7 @@ class ServerMetrics:
         server_version: str,
         refusals: RefusalCounts | None = None,
         host: HostGauges | None = None,
+        gpus: GpuGauges | None = None,
         wire: WireCounts | None = None,
         fronts: Callable[[], Sequence[FrontGauges]] = list,
         answers: StoreCounts | None = None,
@@ -244,6 +247,7 @@ class ServerMetrics:
         self._server_version = server_version
         self._refusals = refusals or RefusalCounts()
         self._host = host
+        self._gpus = gpus
         self._wire = wire
         self._fronts = fronts
         self._answers = answers
@@ -290,6 +294,8 @@ class ServerMetrics:
         families += front_families(self._fronts())
         if self._host is not None:
             families += _host_families(self._host)
+        if self._gpus is not None:
+            families += gpu_families(self._gpus.read())
         families += measured_families(
             # vLLM's dashboards ask for `model_name` and `engine`, Triton's for `model` and `version`.
             ({**sample.labels, "model_name": model.name, "engine": str(position)}, measurements)

@@ -1,0 +1,31 @@
+"""What --model-load-gpu-limit says: up to which use of a GPU's memory models are loaded on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from modelserver.errors import InvalidArgumentError
+
+_FLAG = "--model-load-gpu-limit"
+
+
+def parse_gpu_limits(texts: Sequence[str]) -> Mapping[int, float]:
+    """By device the share of its memory, 0 to 1, of repeated `DEVICE:FRACTION`.
+
+    Raises InvalidArgumentError for what is none, or twice.
+    """
+    limits: dict[int, float] = {}
+    for text in texts:
+        device, _, share = text.partition(":")
+        try:
+            fraction = float(share)
+        except ValueError:
+            fraction = -1.0
+        if not (device.isascii() and device.isdecimal() and 0 <= fraction <= 1):
+            raise InvalidArgumentError(
+                f"{_FLAG} expects DEVICE:FRACTION, as 0:0.8, with a share of 0 to 1, got '{text}'"
+            )
+        if int(device) in limits:
+            raise InvalidArgumentError(f"{_FLAG}={text}: this device is given twice; leave one out")
+        limits[int(device)] = fraction
+    return limits
