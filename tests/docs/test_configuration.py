@@ -24,17 +24,14 @@ FIELDS = read_fields()
 # Together they set every field that is refused or warned about; a model has one scheduler.
 ENSEMBLE = "ensemble_scheduling { }"
 EVERYTHING = """
-    runtime: "r" cc_model_filenames { key: "8.0" value: "m" }
+    runtime: "r"
     model_operations { op_library_filename: "l.so" }
     model_transaction_policy { decoupled: true }
     model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } } }
-    input { is_shape_tensor: true is_non_linear_format_io: true }
-    output { is_shape_tensor: true is_non_linear_format_io: true label_filename: "l" }
-    optimization {
-        cuda { graphs: true } eager_batching: true priority: PRIORITY_MIN gather_kernel_buffer_threshold: 1
-        input_pinned_memory { } output_pinned_memory { }
-    }
-    instance_group { secondary_devices { } profile: "p" }
+    input { is_non_linear_format_io: true }
+    output { is_non_linear_format_io: true label_filename: "l" }
+    optimization { eager_batching: true gather_kernel_buffer_threshold: 1 }
+    instance_group { secondary_devices { } }
 """
 MESSAGE_OF = {
     "": "ModelConfig",
