@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from modelserver.backend import Backend, ConfigError, Instance, Placement, StepInstance
+from modelserver.backend import Backend, ConfigError, Instance, Placement, StepInstance, TensorInstance
 from modelserver.config.inline_execution import InlineExecution, inline_execution
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
@@ -380,6 +380,10 @@ class Staff:
             return InlineWorker(source, runner, self._loop, self._clock)
         if isinstance(loaded.instance, HostedElsewhere) and loaded.instance.loop is self._loop:
             return self._make_hosted_worker(loaded, loaded.instance, source)
+        if isinstance(loaded.instance, TensorInstance) and loaded.instance.can_be_interrupted:
+            self._give_ups[loaded.plan] = partial(
+                _interrupt_too, loaded.instance, self._give_ups.get(loaded.plan, _do_nothing)
+            )
         name, cores = self._thread_of(loaded)
         return Worker(name, source, runner, lambda: self._may_take(loaded), cores=cores)
 
@@ -462,6 +466,12 @@ class Staff:
 
 def _do_nothing() -> None:
     """For instances without sequences."""
+
+
+def _interrupt_too(instance: TensorInstance, give_up: Callable[[], None]) -> None:
+    """End the run in progress, which has been waited for long enough."""
+    give_up()
+    instance.interrupt(True)
 
 
 def _goes_in_steps(loaded: LoadedInstance) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from support.batching import batching_config, load_model
+from support.batching import request as batching_request
+from support.instances import backend_of
 
 from modelserver.backend import Array, Datatype, InferRequest, Tensor, TensorInstance
 from modelserver.config.pbtxt import parse_pbtxt
+from modelserver.config.schema import ModelDynamicBatching
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import SystemClock
 from modelserver.errors import CancelledError
@@ -107,3 +112,39 @@ def test_what_was_cancelled_before_is_not_executed() -> None:
     thread.join(30)
     assert not instance.runs.is_set()
     assert isinstance(thread.answers[0], CancelledError)  # type: ignore[attr-defined]
+
+
+async def test_a_client_that_leaves_and_an_unload_that_has_waited_end_a_run() -> None:
+    """Through a whole model: its scheduler, its worker, and its end."""
+    closed: list[bool] = []
+
+    class Endless(Waiting):
+        def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+            super().run(inputs)
+            raise AssertionError("nobody interrupts it")
+
+        def interrupt(self, is_wanted: bool) -> None:
+            super().interrupt(is_wanted)
+            if not is_wanted:
+                self.runs.clear()
+                self.may_end.clear()
+
+        def close(self) -> None:
+            closed.append(True)
+
+    instance = Endless()
+    loop = asyncio.get_running_loop()
+    config = batching_config(dynamic_batching=ModelDynamicBatching())
+    model = await asyncio.to_thread(load_model, backend_of(lambda _: instance), config, loop)
+    first = batching_request()
+    stream = model.submit(first)
+    assert await asyncio.to_thread(instance.runs.wait, 30)
+    first.cancel()
+    with pytest.raises(CancelledError):
+        await stream.only()
+    stream = model.submit(batching_request())
+    assert await asyncio.to_thread(instance.runs.wait, 30)
+    await asyncio.to_thread(model.close, 0.01)
+    with pytest.raises(CancelledError):
+        await stream.only()
+    assert closed == [True], "the instance is abandoned, and its memory with it"
