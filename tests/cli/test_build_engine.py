@@ -1,0 +1,102 @@
+"""`modelserver build-engine`: what it refuses, its exit codes, and with TensorRT for RTX what it builds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from modelserver_backends.tensorrt.plan import read_header
+from modelserver_backends.tensorrt.sidecar import file_sha256, read_sidecar
+from onnx import helper
+from support.onnx_models import identity_model, onnx_model, value, write_model
+
+from modelserver.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int) -> tuple[str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["build-engine", *map(str, arguments)])
+    captured = capsys.readouterr()
+    assert (ended.value.code or 0) == status, captured
+    return captured.out, captured.err
+
+
+def identity(tmp_path: Path) -> Path:
+    return identity_model(tmp_path / "m", ["n", "seq"]) / "1" / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "'x' dimension 0 (n), 'x' dimension 1 (seq)"),
+        (["--batch", "1/2"], "'x' dimension 1 (seq)"),
+        (["--batch", "many", "--dim", "seq=1"], "--batch: expected MIN/OPT/MAX"),
+        (["--dim", "seq"], "--dim: expected NAME=MIN/OPT/MAX"),
+        (["--dim", "length=1/2/3"], "expected symbolic dimensions of its inputs (n, seq), got 'length'"),
+        (["--profile", "y:1x1"], "no input 'y' in the model"),
+        (["--profile", "x:1x1", "--batch", "1"], "leave --batch and --dim out"),
+        (["--profile", "x:1x1", "--runtime", "cuda"], "runtime: expected one of"),
+        (["--profile", "x:1x1", "--workspace", "big"], "--workspace: expected a size"),
+        (["--profile", "x:1x1", "--strip", "--refit"], "expected one of them, got both"),
+        (["--profile", "x:1x1", "--target", "sm1"], "target: expected one of"),
+        (["--profile", "x:1x1", "-o", "nowhere/x.plan"], "nowhere: expected a directory"),
+    ],
+)
+def test_misuse_is_told_before_anything_is_built(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    _, err = run(capsys, identity(tmp_path), *arguments, status=2)
+    assert said in err
+    assert run(capsys, tmp_path / "none.onnx", status=2)[1].startswith("error: unable to find")
+
+
+def test_without_a_library_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tensorrt", "tensorrt_bindings"):
+        monkeypatch.setitem(sys.modules, module, None)
+    _, err = run(capsys, identity(tmp_path), "--profile", "x:1x1", "--runtime", "tensorrt", status=5)
+    assert "TensorRT is not installed: pip install 'modelserver[tensorrt]'" in err
+
+
+@pytest.mark.tool("tensorrt_rtx")
+def test_an_engine_is_built_described_and_verified(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    onnx = identity(tmp_path)
+    out, _ = run(
+        capsys, onnx, "--batch", "1/4/8", "--dim", "seq=1/16/64", "--precision", "fp16", "--verify", "2", status=0
+    )
+    plan = tmp_path / "m/1/model.plan"
+    assert "profile 0: x:1x1/4x16/8x64" in out
+    assert "ONNX fp16" in out
+    header, sidecar = read_header(plan), read_sidecar(plan)
+    assert sidecar is not None
+    assert sidecar.sha256 == file_sha256(plan)
+    assert sidecar.built["version"] == header.version_text
+    assert sorted(path.name for path in plan.parent.iterdir()) == ["model.onnx", "model.plan", "model.plan.json"]
+    written = plan.read_bytes()
+    document = json.loads(run(capsys, onnx, "--profile", "x:1x1/1x2/1x3", "--json", "-o", plan, status=0)[0])
+    assert document["profiles"] == ["x:1x1/1x2/1x3"]
+    assert plan.read_bytes() != written
+
+
+@pytest.mark.tool("tensorrt_rtx")
+def test_nodes_that_are_not_supported_are_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = onnx_model([value("x", [3, 3])], [value("y", [])], [helper.make_node("Det", ["x"], ["y"], name="det")])
+    out, err = run(capsys, write_model(tmp_path / "m", model) / "1/model.onnx", status=3)
+    assert "has nodes that TensorRT does not support" in err
+    assert out.splitlines()[1].startswith("det   Det")
+    assert [path.name for path in (tmp_path / "m/1").iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.tool("tensorrt_rtx")
+def test_a_build_that_fails_leaves_what_was_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    onnx = identity(tmp_path)
+    (onnx.parent / "model.plan").write_bytes(b"old")
+    _, err = run(capsys, onnx, "--profile", "x:1x1", "--version-compatible", status=4)
+    assert "TensorRT builds no engine" in err
+    _, err = run(capsys, onnx, "--profile", "x:1x1", "--timeout", "0.01", status=4)
+    assert "not built within" in err
+    assert (onnx.parent / "model.plan").read_bytes() == b"old"
+    assert sorted(path.name for path in onnx.parent.iterdir()) == ["model.onnx", "model.plan"]

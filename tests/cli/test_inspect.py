@@ -1,0 +1,77 @@
+"""`modelserver inspect`: what a file is, without a server and without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modelserver_backends.tensorrt.sidecar import file_sha256, write_sidecar
+from support.engines import batching_engine, plan_bytes
+
+from modelserver.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> tuple[str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", *arguments])
+    captured = capsys.readouterr()
+    assert (ended.value.code or 0) == status, captured
+    return captured.out, captured.err
+
+
+def document(capsys: pytest.CaptureFixture[str], path: Path) -> Any:
+    return json.loads(run(capsys, str(path), "--json")[0])
+
+
+def test_an_onnx_file(capsys: pytest.CaptureFixture[str], model_repository: Path) -> None:
+    path = model_repository / "digits_onnx/1/model.onnx"
+    found = document(capsys, path)
+    assert (found["kind"], found["opset"], found["bytes"]) == ("ONNX model", 17, path.stat().st_size)
+    assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": ["batch", 8, 8]}]
+    out, _ = run(capsys, str(path))
+    assert "image  FP32      [batch, 8, 8]" in out
+
+
+def test_an_exported_program_and_a_torchscript_file(capsys: pytest.CaptureFixture[str], model_repository: Path) -> None:
+    found = document(capsys, model_repository / "digits_export/1/model.pt2")
+    assert found["max_batch_size"] == 64
+    assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": ["batch", 8, 8]}]
+    assert "forward takes: image" in document(capsys, model_repository / "digits_torchscript/1/model.pt")["note"]
+
+
+def test_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = tmp_path / "any.bin"  # known by its first bytes, whatever its name
+    plan.write_bytes(plan_bytes("tensorrt_rtx", (1, 7, 1, 116)))
+    found = document(capsys, plan)
+    assert found["built_with"] == "TensorRT for RTX 1.7.1.116"
+    assert found["architectures"] == ["sm80", "sm86", "sm89", "sm120", "sm121"]
+    assert "on a GPU only" in found["note"]
+    write_sidecar(plan, batching_engine(8), file_sha256(plan), {"onnx": "m.onnx", "flavour": "tensorrt_rtx"})
+    found = document(capsys, plan)
+    assert found["inputs"] == [{"name": "in", "datatype": "FP32", "shape": [-1, 16]}]
+    assert found["profiles"] == ["in:1x16/4x16/8x16"]
+    out, _ = run(capsys, str(plan))
+    assert "profile 0: in:1x16/4x16/8x16" in out
+    assert "built onnx: m.onnx" in out
+    plan.write_bytes(plan_bytes("tensorrt_rtx", (1, 7, 1, 117)))
+    assert "its checksum differs" in document(capsys, plan)["note"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.plan", b"rubbish", "at least 28 bytes, got 7"),
+        ("a.onnx", b"rubbish", "expected an ONNX model"),
+        ("a.txt", b"rubbish", "expected a file .plan, .onnx"),
+    ],
+)
+def test_other_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert said in run(capsys, str(tmp_path / name), status=1)[1]
+
+
+def test_what_is_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "No such file" in run(capsys, str(tmp_path / "a.plan"), status=1)[1]
+    assert "is a directory" in run(capsys, str(tmp_path), status=1)[1]
