@@ -23,6 +23,7 @@ _SMALL = np.arange(16, dtype=np.float32).reshape(1, 16)
 _MIB = np.zeros((1, 1 << 18), dtype=np.float32)
 _CONCURRENCIES = (1, 8, 32, 64)
 _ATTEMPTS = 5
+_INLINE = 'parameters { key: "inline_execution" value { string_value: "auto" } }'
 
 Rows = Mapping[str, Measurement]
 
@@ -104,9 +105,18 @@ def digits_mlp(settings: Settings, report: Report) -> None:
     report.at_most("l", "digits MLP over gRPC, c32: CPU us per request", rows["modelserver"].cpu_us, 67.0)
     ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
     report.at_least("l", "digits MLP over gRPC, c32: MLServer's CPU per request / ours", ratio, 12.0)
-    rows = measure_in_turn(settings, report, "l JSON", both, requests.http_json("mlp", "image", image), 32, "http")
-    ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
-    report.at_least("l", "digits MLP over HTTP JSON, c32: MLServer's CPU per request / ours", ratio, 22.0)
+    inline = settings.repository("inline")
+    models.digits_mlp(inline)
+    with (inline / "mlp" / "config.pbtxt").open("a") as config:
+        config.write(_INLINE)
+
+    def three(stack: ExitStack) -> list[ServerProcess]:
+        return [*both(stack), stack.enter_context(modelserver(inline, name="in the loop"))]
+
+    rows = measure_in_turn(settings, report, "l JSON", three, requests.http_json("mlp", "image", image), 32, "http")
+    for name, how in (("modelserver", ""), ("in the loop", " in the loop")):
+        ratio = rows["mlserver"].cpu_us / rows[name].cpu_us
+        report.at_least("l", f"digits MLP over HTTP JSON, c32: MLServer's CPU per request / ours{how}", ratio, 22.0)
 
 
 def _ours_and_triton(settings: Settings, stack: ExitStack) -> list[ServerProcess]:

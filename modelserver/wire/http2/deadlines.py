@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-TICK_NS: Final = 4_000_000
+TICK_NS: Final = 1_000_000
 # The timer looks at least so often while calls wait: so it need not be set anew by each that comes and goes.
 _HORIZON_NS: Final = 20_000_000
 
