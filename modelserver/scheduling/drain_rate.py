@@ -7,9 +7,10 @@ from math import ceil, exp
 # Older observations count for less: by 1/e after so much time with a queue, but of slow models by a fifth per batch.
 _MEMORY_NS = 1_000_000_000
 _LEAST_KEPT = 0.8
+# An answer that comes too late was computed in vain, so that what is a mean is not enough.
+_MARGIN = 1.2
 # Batches that must have left a queue behind before anything is concluded.
 _FEWEST = 3.0
-_NS_PER_S = 1_000_000_000
 
 
 class DrainRate:
@@ -63,6 +64,7 @@ def expected_ns(each_ns: float, num_ahead: int, num_executing: int, *, is_answer
     """How long a request will wait with so many before it, and with `is_answer` until it is answered.
 
     Those that execute are halfway through, in the mean; to execute takes as long as it takes that many to leave
-    the queue (Little's law).
+    the queue (Little's law). A wait is what is expected, an answer is there by then almost certainly.
     """
-    return each_ns * (num_ahead + num_executing * (1.5 if is_answer else 0.5))
+    wait_ns = each_ns * (num_ahead + num_executing * 0.5)
+    return _MARGIN * (wait_ns + each_ns * num_executing) if is_answer else wait_ns

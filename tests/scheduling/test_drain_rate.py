@@ -51,6 +51,6 @@ def test_coming_again_is_worth_while_when_the_queue_is_gone() -> None:
     assert rate.retry_after_s(0, now_ns) == 0.001
 
 
-def test_an_answer_takes_the_queue_and_one_and_a_half_executions() -> None:
+def test_an_answer_takes_the_queue_one_and_a_half_executions_and_a_margin() -> None:
     assert expected_ns(10.0, 4, 2, is_answer=False) == 50.0
-    assert expected_ns(10.0, 4, 2, is_answer=True) == 70.0
+    assert expected_ns(10.0, 4, 2, is_answer=True) == pytest.approx(84.0)

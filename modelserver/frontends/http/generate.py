@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from modelserver.frontends.http.generate_codec import decode_generate, encode_ge
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.load_report import reporting
+from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.status import JSON_TYPE, error_response
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class Generate:
             set_context(request, context)
         if self._limits.access.callers_by:
             request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
+        if patience := patience_ns(exchange.head.headers):
+            request.deadline_ns = time.monotonic_ns() + patience
         reply = make_reply()
         request.stream = reply
         reply.request = request

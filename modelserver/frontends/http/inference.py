@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from modelserver.frontends.http.event_stream import EventStream
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.load_report import ASKING_HEADER, reporting
+from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
 
@@ -56,6 +58,7 @@ class InferHead:
         "is_plain",
         "json_len",
         "name",
+        "patience_ns",
         "trace_parent",
         "version",
     )
@@ -64,6 +67,7 @@ class InferHead:
         """Raises NotFoundError for a version that is no number, InvalidArgumentError for a header as `Access` does."""
         self.forwarded = access.forwarded(head.headers)
         self.trace_parent = access.context(head.headers)
+        self.patience_ns = patience_ns(head.headers)
         self.name = name
         self.version = parse_version(name, version)
         self.is_encoded = "content-encoding" in head.headers
@@ -77,8 +81,8 @@ class InferHead:
             self.json_len = None
         else:
             self.json_len = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
-        is_special = self.is_encoded or self.accepts_events or self.forwarded is not None or self.trace_parent
-        is_special = is_special or access.callers_by
+        names = (self.forwarded is not None, self.trace_parent, access.callers_by, self.patience_ns)
+        is_special = self.is_encoded or self.accepts_events or any(names)
         self.is_plain = not is_special and (self.json_len is None or self.json_len > 0)
 
 
@@ -146,6 +150,8 @@ class Inference:
                 set_context(request, head.trace_parent)
             if self._names_callers:
                 request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
+            if head.patience_ns:
+                request.deadline_ns = time.monotonic_ns() + head.patience_ns
             reply.request, reply.form = request, form
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)
@@ -171,6 +177,8 @@ class Inference:
                 forward(request, head.forwarded)
             if self._names_callers:
                 request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
+            if head.patience_ns:
+                request.deadline_ns = time.monotonic_ns() + head.patience_ns
             reply.request = request
             exchange.on_disconnect = request.cancel
             self._dataplane.infer(request)

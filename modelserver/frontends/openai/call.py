@@ -21,6 +21,7 @@ from modelserver.frontends.http.compression import choose_encoding, decompress
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.status import JSON_TYPE
 from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response, named
 from modelserver.frontends.openai.fields import Fields
@@ -61,6 +62,8 @@ class Call:
         context = self._access.context(self._exchange.head.headers)
         if context:
             set_context(request, context)
+        if patience := patience_ns(self._exchange.head.headers):
+            request.deadline_ns = time.monotonic_ns() + patience
         if self._access.callers_by:
             request.caller = self._access.caller(self._exchange.head.headers, self._exchange.peer)
         return request

@@ -1,0 +1,21 @@
+"""How long the client of an HTTP request waits for its answer, where a proxy says so.
+
+Envoy, and what is made of it, tells servers in a header when it will give up (its documentation of HTTP headers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+PATIENCE_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
+_MAX_DIGITS: Final = 12
+_NS_PER_MS: Final = 1_000_000
+
+
+def patience_ns(headers: Mapping[str, str]) -> int:
+    """The time from now on in which an answer is of use; 0: for ever, also where the header is no number."""
+    text = headers.get(PATIENCE_HEADER)
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > _MAX_DIGITS:
+        return 0
+    return int(text) * _NS_PER_MS
