@@ -63,7 +63,10 @@ class Engine:
         self.tokenizer = tokenizer
         self._clock_ns = clock_ns
         self._kv = KvManager(
-            BlockPool(runner.num_blocks), runner.block_size, is_prefix_caching=options.enable_prefix_caching
+            BlockPool(runner.num_blocks),
+            runner.block_size,
+            is_prefix_caching=options.enable_prefix_caching,
+            window=runner.window,
         )
         self._scheduler = Scheduler(
             self._kv,

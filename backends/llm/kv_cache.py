@@ -8,20 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .block_hash import extend_hashes, root_hash
-from .blocks import BlockPool
+from .blocks import NULL_BLOCK, BlockPool
 from .sequence import Sequence
 
 
 class KvManager:
     """Only the engine's thread calls it. `num_query_tokens` and `num_hit_tokens` count tokens of admitted prompts, each
     prompt once.
+
+    `window`: no layer looks further back than so many tokens, its own included; None if some layer sees everything.
+    Blocks that no query will see again are given back, and the null block stands for them in the table.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, *, is_prefix_caching: bool = True) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, *, is_prefix_caching: bool = True, window: int | None = None
+    ) -> None:
         assert block_size > 0, "a block holds at least one token"
+        assert window is None or window > 0, "a token sees itself"
         self.pool = pool
         self.block_size = block_size
         self.is_prefix_caching = is_prefix_caching
+        self.window = window
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self._root = root_hash()
@@ -46,8 +53,9 @@ class KvManager:
             same = min(
                 sequence.num_prompt_tokens // self.block_size, source.num_computed_tokens // self.block_size, most
             )
-            if same > len(known):
-                return source.block_ids[:same]
+            if same > len(known) and self._holds_window(source, same):
+                first = self._first_seen(same)
+                return [NULL_BLOCK] * first + source.block_ids[first:same]
         return known
 
     def _find_cached(self, sequence: Sequence, most: int) -> list[int]:
@@ -55,13 +63,34 @@ class KvManager:
         if not self.is_prefix_caching or (is_fresh and sequence.params.prompt_logprobs is not None):
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
-        blocks = []
-        for block_hash in sequence.block_hashes[:most]:
-            block = self.pool.find(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        find, hashes = self.pool.find, sequence.block_hashes
+        if self.window is None:
+            blocks = []
+            for block_hash in hashes[:most]:
+                block = find(block_hash)
+                if block is None:
+                    break
+                blocks.append(block)
+            return blocks
+        # The longest prefix of which the last blocks are there, as far back as the next token sees.
+        end = min(most, len(hashes))
+        while end > 0:
+            first = self._first_seen(end)
+            window = [find(block_hash) for block_hash in hashes[first:end]]
+            known = [block for block in window if block is not None]
+            if len(known) == len(window):
+                return [NULL_BLOCK] * first + known
+            end = first + max(index for index, block in enumerate(window) if block is None)
+        return []
+
+    def _first_seen(self, num_blocks: int, num_more: int = 0) -> int:
+        """The first block that the token behind `num_blocks` blocks and `num_more` tokens sees."""
+        if self.window is None:
+            return 0
+        return max(0, num_blocks * self.block_size + num_more - self.window + 1) // self.block_size
+
+    def _holds_window(self, source: Sequence, num_blocks: int) -> bool:
+        return NULL_BLOCK not in source.block_ids[self._first_seen(num_blocks) : num_blocks]
 
     def admit(self, sequence: Sequence, prefix: list[int], num_reserved: int = 0) -> bool:
         """Give a sequence all blocks that its known tokens need, `prefix` (of `find_prefix`) first.
@@ -70,9 +99,10 @@ class KvManager:
         """
         pool = self.pool
         num_new = -(-len(sequence.token_ids) // self.block_size) - len(prefix)
-        if num_new + pool.num_unused(prefix) + num_reserved > pool.num_free:
+        shared = [block for block in prefix if block != NULL_BLOCK]
+        if num_new + pool.num_unused(shared) + num_reserved > pool.num_free:
             return False
-        pool.share(prefix)
+        pool.share(shared)
         sequence.block_ids = prefix + pool.allocate(num_new)
         sequence.num_computed_tokens = len(prefix) * self.block_size
         sequence.num_registered_blocks = len(prefix)
@@ -81,8 +111,23 @@ class KvManager:
             self.num_hit_tokens += sequence.num_computed_tokens
         return True
 
+    def leave(self, sequence: Sequence, position: int) -> None:
+        """Give back the blocks that tokens from `position` on do not see: those before are planned, or computed."""
+        table = sequence.block_ids
+        if self.window is None:
+            return
+        # Never the last one: what is being written lies there.
+        end = min(self._first_seen(0, position), len(table) - 1)
+        start = end
+        while start > 0 and table[start - 1] != NULL_BLOCK:
+            start -= 1
+        if start < end:
+            self.pool.free(table[start:end])
+            table[start:end] = [NULL_BLOCK] * (end - start)
+
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Let the table reach `num_tokens` tokens. False, and nothing has changed, if there are too few free blocks."""
+        """Let the table reach `num_tokens` tokens. False, and nothing is taken, if there are too few free blocks."""
+        self.leave(sequence, sequence.num_computed_tokens)
         num_new = -(-num_tokens // self.block_size) - len(sequence.block_ids)
         if num_new > self.pool.num_free:
             return False
@@ -100,12 +145,14 @@ class KvManager:
             return
         self._extend_hashes(sequence, num_tokens)
         for index in range(sequence.num_registered_blocks, num_tokens // self.block_size):
-            self.pool.register(sequence.block_ids[index], sequence.block_hashes[index])
+            block = sequence.block_ids[index]
+            if block != NULL_BLOCK:
+                self.pool.register(block, sequence.block_hashes[index])
             sequence.num_registered_blocks = index + 1
 
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence; what is computed is forgotten, or in the prefix cache."""
-        self.pool.free(sequence.block_ids)
+        self.pool.free([block for block in sequence.block_ids if block != NULL_BLOCK])
         sequence.block_ids = []
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
@@ -113,10 +160,14 @@ class KvManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Assert that the pool agrees with the tables of all sequences there are, and each table with its tokens."""
         sequences = list(sequences)
-        self.pool.check_integrity([sequence.block_ids for sequence in sequences])
+        self.pool.check_integrity(
+            [[block for block in sequence.block_ids if block != NULL_BLOCK] for sequence in sequences]
+        )
         for sequence in sequences:
             room = len(sequence.block_ids) * self.block_size
             assert sequence.num_computed_tokens <= room, f"sequence {sequence.seq_id} has computed more than it holds"
+            seen = sequence.block_ids[self._first_seen(0, sequence.num_computed_tokens) :]
+            assert NULL_BLOCK not in seen, f"sequence {sequence.seq_id} has given back what it still sees"
             assert sequence.num_registered_blocks * self.block_size <= sequence.num_computed_tokens, (
                 f"sequence {sequence.seq_id} has made blocks findable that are not computed"
             )

@@ -58,7 +58,8 @@ class Launched:
 class Runner:
     """Owns the network and the memory of its KV blocks; called from the engine's thread.
 
-    `num_blocks` counts block 0, which no sequence gets: padding reads it.
+    `num_blocks` counts block 0, which no sequence gets: padding reads it. `window`: no layer looks further back than so
+    many tokens.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Runner:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         is_asynchronous: bool,
+        window: int | None = None,
         pooling: str = "last",
         close: Callable[[], None] | None = None,
     ) -> None:
@@ -85,6 +87,7 @@ class Runner:
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.is_asynchronous = is_asynchronous
+        self.window = window
         self._device = blocks.layers[0].device
         self._network = network
         self._sampler = sampler
@@ -273,6 +276,7 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
         eos_token_ids=loaded.eos_token_ids,
         # The other ranks get their steps from the host, tokens and all.
         is_asynchronous=loaded.device.type == "cuda" and followers is None,
+        window=loaded.attention.window,
         pooling=read_pooling(directory),
         close=memory.reservation.release,
     )

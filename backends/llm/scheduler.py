@@ -92,7 +92,7 @@ class Scheduler:
         budget = self._max_num_batched_tokens
         block_size = self._kv.block_size
         running = self._running
-        prefills: list[Sequence] = []
+        prefills: list[tuple[Sequence, int]] = []
         index = 0
         while index < len(running) and budget:
             sequence = running[index]
@@ -114,12 +114,13 @@ class Scheduler:
                 sequence.num_placeholders = placeholders + 1
             chunks.append(_new_tuple(Chunk, (sequence, start, num_tokens, is_sampled)))
             if num_tokens > 1:
-                prefills.append(sequence)
+                prefills.append((sequence, start))
             budget -= num_tokens
             index += 1
-        for sequence in prefills:
+        for sequence, start in prefills:
             # Nothing can drop these chunks any more, so those who are admitted to this step may share their blocks.
             self._kv.register(sequence, min(sequence.num_computed_tokens, len(sequence.token_ids)))
+            self._kv.leave(sequence, start)
         return budget
 
     def _make_room(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:

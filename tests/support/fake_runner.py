@@ -12,6 +12,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
+from modelserver_backends.llm.blocks import NULL_BLOCK
 from modelserver_backends.llm.generation import GenerationRequest, SequenceOutput
 from modelserver_backends.llm.plan import SampledToken, StepPlan, StepResult, TokenLogprobs
 from modelserver_backends.llm.sequence import Sequence
@@ -37,7 +38,10 @@ class FakeLaunched:
 
 
 class FakeRunner:
-    """`launch` computes at once; an asynchronous one keeps the sampled tokens to itself until they are read."""
+    """`launch` computes at once; an asynchronous one keeps the sampled tokens to itself until they are read.
+
+    With a `window` the hash is of so many tokens.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class FakeRunner:
         max_model_len: int = 256,
         is_asynchronous: bool = False,
         eos_token_ids: frozenset[int] = frozenset({EOS}),
+        window: int | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -55,6 +60,7 @@ class FakeRunner:
         self.max_model_len = max_model_len
         self.is_asynchronous = is_asynchronous
         self.eos_token_ids = eos_token_ids
+        self.window = window
         self.memory: list[int | None] = [None] * (num_blocks * block_size)
         self.last_token: dict[int, int] = {}
         self.num_computed = 0
@@ -70,6 +76,8 @@ class FakeRunner:
             raise TimeoutError("no permit for another step came")
         for sequence, start, num_tokens, _ in plan.chunks:
             self.num_computed += num_tokens
+            seen = sequence.block_ids[self._first_seen(start) // self.block_size :]
+            assert NULL_BLOCK not in seen, f"sequence {sequence.seq_id} has given back what it sees"
             for position in range(start, start + num_tokens):
                 self.memory[self._slot(sequence, position)] = self._token(sequence, position)
         sampled: list[SampledToken] = []
@@ -89,7 +97,7 @@ class FakeRunner:
         self.is_closed = True
 
     def _sample(self, sequence: Sequence, end: int) -> SampledToken:
-        history = [self.memory[self._slot(sequence, position)] for position in range(end)]
+        history = [self.memory[self._slot(sequence, position)] for position in range(self._first_seen(end - 1), end)]
         assert None not in history, f"sequence {sequence.seq_id} reads a slot that was never computed"
         token = next_token(history, self.vocab_size, 0 if sequence.params.is_greedy else sequence.seed)
         if token in self.eos_token_ids and end - sequence.num_prompt_tokens < sequence.params.min_tokens:
@@ -97,6 +105,9 @@ class FakeRunner:
         self.last_token[sequence.seq_id] = token
         wanted = sequence.params.logprobs
         return SampledToken(token, None if wanted is None else logprobs_of(token, end, wanted))
+
+    def _first_seen(self, position: int) -> int:
+        return 0 if self.window is None else max(0, position - self.window + 1)
 
     def _slot(self, sequence: Sequence, position: int) -> int:
         return sequence.block_ids[position // self.block_size] * self.block_size + position % self.block_size
@@ -117,11 +128,12 @@ def expected_tokens(
     seed: int = 0,
     ignore_eos: bool = False,
     min_tokens: int = 0,
+    window: int | None = None,
 ) -> list[int]:
     """What a request alone gives, by definition."""
     history = list(prompt)
     while len(history) < len(prompt) + max_tokens:
-        token = next_token(history, vocab_size, seed)
+        token = next_token(history[-(window or 0) :], vocab_size, seed)
         num_output = len(history) - len(prompt)
         if token == EOS and num_output < min_tokens:
             token += 1

@@ -13,3 +13,9 @@ class AttentionSpec:
     windows: tuple[int | None, ...]
     scale: float
     softcap: float | None = None
+
+    @property
+    def window(self) -> int | None:
+        """How far back any layer looks; None if some layer sees everything."""
+        widths = [window for window in self.windows if window is not None]
+        return max(widths) if widths and len(widths) == len(self.windows) else None

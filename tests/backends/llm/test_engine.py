@@ -86,24 +86,51 @@ def test_who_does_not_stream_gets_one_output() -> None:
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("budget", [8, 11, 64])
 @pytest.mark.parametrize("is_caching", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 7])
 def test_neither_blocks_nor_chunks_nor_the_cache_change_tokens(
-    block_size: int, budget: int, is_caching: bool, is_asynchronous: bool
+    block_size: int, budget: int, is_caching: bool, window: int | None, is_asynchronous: bool
 ) -> None:
-    runner = FakeRunner(num_blocks=1 + 512 // block_size, block_size=block_size, is_asynchronous=is_asynchronous)
+    runner = FakeRunner(
+        num_blocks=1 + 512 // block_size, block_size=block_size, is_asynchronous=is_asynchronous, window=window
+    )
     many = engine(runner, max_num_batched_tokens=budget, enable_prefix_caching=is_caching)
     requests = [request(PROMPT[:3] + list(range(2, 2 + length)), max_tokens=9) for length in (1, 30, 7, 30, 12, 3)]
     answers = run(many, *requests)
     for each in requests:
-        assert answers[each, 0].token_ids == expected_tokens(each.prompt_token_ids, 9, ignore_eos=True)
+        expected = expected_tokens(each.prompt_token_ids, 9, ignore_eos=True, window=window)
+        assert answers[each, 0].token_ids == expected
 
 
-def test_preempted_sequences_give_the_same_tokens(is_asynchronous: bool) -> None:
-    tiny = engine(FakeRunner(num_blocks=10, is_asynchronous=is_asynchronous))
+@pytest.mark.parametrize(("window", "num_blocks"), [(None, 10), (17, 9)])
+def test_preempted_sequences_give_the_same_tokens(window: int | None, num_blocks: int, is_asynchronous: bool) -> None:
+    tiny = engine(FakeRunner(num_blocks=num_blocks, is_asynchronous=is_asynchronous, window=window))
     requests = [request([number, *PROMPT], max_tokens=20) for number in range(20, 26)]
     answers = run(tiny, *requests)
-    assert tiny.statistics.num_preemptions > 5
+    assert tiny.statistics.num_preemptions > 4
     for each in requests:
-        assert answers[each, 0].token_ids == expected_tokens(each.prompt_token_ids, 20, ignore_eos=True)
+        expected = expected_tokens(each.prompt_token_ids, 20, ignore_eos=True, window=window)
+        assert answers[each, 0].token_ids == expected
+
+
+def test_a_window_bounds_what_long_sequences_hold(is_asynchronous: bool) -> None:
+    """Four sequences that come to 110 tokens over 30 blocks of 4 tokens: their windows are all that they keep."""
+    runner = FakeRunner(num_blocks=31, is_asynchronous=is_asynchronous, window=10)
+    long = engine(runner)
+    requests = [request([number, *PROMPT], max_tokens=99) for number in range(20, 24)]
+    answers = run(long, *requests)
+    assert long.statistics.num_preemptions == 0
+    for each in requests:
+        assert answers[each, 0].token_ids == expected_tokens(each.prompt_token_ids, 99, ignore_eos=True, window=10)
+
+
+def test_the_next_turn_needs_the_window_of_the_last_alone(is_asynchronous: bool) -> None:
+    runner = FakeRunner(num_blocks=12, is_asynchronous=is_asynchronous, window=6)
+    chat = engine(runner)
+    first = run_one(chat, request(max_tokens=21))
+    turn = [*PROMPT, *first.token_ids, 3, 4, 5]
+    second = run_one(chat, request(turn))
+    assert second.last.num_cached_tokens == 28
+    assert second.token_ids == expected_tokens(turn, 8, ignore_eos=True, window=6)
 
 
 def test_preemption_is_logged_seldom(caplog: pytest.LogCaptureFixture) -> None:

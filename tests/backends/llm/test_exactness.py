@@ -45,7 +45,8 @@ def test_small_blocks_chunks_and_preemptions_change_nothing(family: str, checkpo
     options = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 16, "num_gpu_blocks_override": 55}
     with loaded_engine(directory, max_model_len=LENGTHS.get(family, 128), **options) as engine:
         results = generate(engine, prompts_of(family), NUM_TOKENS)
-        assert engine.statistics.num_preemptions > 0
+        # Where all layers have windows, sequences hold so little that there is room for all.
+        assert (engine.statistics.num_preemptions > 0) == (engine.runner.window is None)
     assert [tokens for tokens, _ in results] == reference(directory)
 
 

@@ -31,9 +31,11 @@ class Trace:
         return "\n".join(lines) or "ok"
 
     def config(self, blocks: str, size: str = "4", policy: str = "fcfs", **options: str) -> None:
-        """`blocks` without the null block; `seqs`, `budget`, `caching`, `chunked`."""
+        """`blocks` without the null block; `seqs`, `budget`, `caching`, `chunked`, `window`."""
         pool = BlockPool(int(blocks) + 1)
-        self.kv = KvManager(pool, int(size), is_prefix_caching=options.get("caching", "yes") == "yes")
+        window = int(options["window"]) if "window" in options else None
+        is_caching = options.get("caching", "yes") == "yes"
+        self.kv = KvManager(pool, int(size), is_prefix_caching=is_caching, window=window)
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=int(options.get("seqs", "4")),
