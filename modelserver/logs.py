@@ -8,6 +8,7 @@ import logging.handlers
 import queue
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -199,7 +200,8 @@ class _QuietHandler(logging.StreamHandler[TextIO]):
     def close(self) -> None:
         super().close()
         if self._owns:
-            self.stream.close()
+            with suppress(OSError):  # a disk that is full takes the rest no more than it took the lines before
+                self.stream.close()
 
 
 def _open(name: str) -> TextIO:

@@ -114,10 +114,17 @@ def _announce(server: Server) -> None:
         )
         for row in server.repository.index()
     ]
-    print_table(("model", "version", "backend", "state", "reason"), rows)
-    for name, address in server.addresses.items():
-        print_line(f"{name:<8} {address}")
-    sys.stdout.flush()
+    try:
+        print_table(("model", "version", "backend", "state", "reason"), rows)
+        for name, address in server.addresses.items():
+            print_line(f"{name:<8} {address}")
+        sys.stdout.flush()
+    except OSError as error:
+        logger.warning("cannot print what is served: %s; serving all the same", error.strerror)
+        # What is still in the buffer would fail again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _print_config(resolved: ResolvedOptions) -> None:

@@ -34,12 +34,12 @@ class Authority:
         self.certificate = directory / f"{name}.pem"
         self._write(self.certificate, self._sign(self._name, self._key.public_key(), is_authority=True))
 
-    def pair(self, name: str) -> Pair:
+    def pair(self, name: str, *, is_expired: bool = False) -> Pair:
         """A new certificate whose common name, and the stem of its files, is `name`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         pair = Pair(self._directory / f"{name}.crt", self._directory / f"{name}.key")
-        self._write(pair.certificate, self._sign(subject, key.public_key(), is_authority=False))
+        self._write(pair.certificate, self._sign(subject, key.public_key(), is_authority=False, is_expired=is_expired))
         pair.key.write_bytes(private_pem(key))
         return pair
 
@@ -52,8 +52,10 @@ class Authority:
             context.load_cert_chain(pair.certificate, pair.key)
         return context
 
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, is_authority: bool) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, is_authority: bool, is_expired: bool = False
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC) - (10 * _DAY if is_expired else 0 * _DAY)
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
         return (
             x509.CertificateBuilder()

@@ -100,16 +100,20 @@ class ServerProcess:
             self.process.stdout.close()
 
 
-def start_serving(repository: Path, *arguments: str) -> ServerProcess:
-    """A server over `repository` on free ports, in the layout of the test; the caller closes it."""
+def start_serving(repository: Path, *arguments: str, before: Sequence[str] = ()) -> ServerProcess:
+    """A server over `repository` on free ports, in the layout of the test; the caller closes it.
+
+    `before` stands before the command: a program that changes what it runs under.
+    """
     layout = [f"--{name.replace('_', '-')}={value}" for name, value in layout_options().items()]
-    return ServerProcess([f"--model-repository={repository}", *ANY_PORTS, *layout, *arguments])
+    words = [f"--model-repository={repository}", *ANY_PORTS, *layout, *arguments]
+    return ServerProcess(words, command=(*before, *SERVE))
 
 
 @contextmanager
-def serving_process(repository: Path, *arguments: str) -> Iterator[ServerProcess]:
-    """A server over `repository` on free ports, in the layout of the test; killed at the end if it still runs."""
-    server = start_serving(repository, *arguments)
+def serving_process(repository: Path, *arguments: str, before: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    """As `start_serving`; killed at the end if it still runs."""
+    server = start_serving(repository, *arguments, before=before)
     try:
         yield server
     finally:
