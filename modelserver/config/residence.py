@@ -16,7 +16,7 @@ from modelserver.config.suggestion import did_you_mean, suggest
 LOAD_ON_DEMAND = "load_on_demand"
 KEEP_ALIVE = "keep_alive"
 PINNED = "pinned"
-MEMORY_BYTES = "memory_bytes"
+MEMORY_BYTES = "resident_bytes"
 RELOAD_MODE = "reload_mode"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)

@@ -133,7 +133,7 @@ async def test_requests_in_flight_keep_a_model(tmp_path: Path) -> None:
 
 async def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
-        write_model(tmp_path, name, extra=parameter("memory_bytes", "40"))
+        write_model(tmp_path, name, extra=parameter("resident_bytes", "40"))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
         await wake(repository, "a", "b")
@@ -146,7 +146,7 @@ async def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
 
 async def test_no_room_is_said_and_no_fault_of_the_model(tmp_path: Path) -> None:
     for name, size in (("a", "40"), ("b", "80"), ("huge", "101")):
-        write_model(tmp_path, name, extra=parameter("memory_bytes", size))
+        write_model(tmp_path, name, extra=parameter("resident_bytes", size))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100, room_patience_s=0.0)
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
         with pytest.raises(UnavailableError, match="--on-demand-memory-budget"):
@@ -238,7 +238,7 @@ async def test_polling_leaves_those_asleep_alone(tmp_path: Path) -> None:
 async def test_many_who_come_and_go(tmp_path: Path) -> None:
     """Random wakes under a budget for two of four: every request is answered, and no more than two are there."""
     for name in "abcd":
-        write_model(tmp_path, name, extra=parameter("memory_bytes", "50"))
+        write_model(tmp_path, name, extra=parameter("resident_bytes", "50"))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
 
     async def ask(repository: ModelRepository, number: int) -> None:
