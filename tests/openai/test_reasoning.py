@@ -32,3 +32,28 @@ def test_the_first_tag_may_be_the_template_s(size: int) -> None:
     assert read(tags, "I think.\n</think>\nYes.", size) == ("I think.", "Yes.")
     assert read(tags, "I think", size) == ("I think", "")
     assert read(tags, "Yes.", size, is_inside=False) == ("", "Yes.")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_inside", "count"),
+    [
+        ("<think> I am so </think> yes", False, 3),
+        (" <think> </think> yes", False, 0),
+        ("<think> it never ends", False, 3),
+        ("I am </think> yes", True, 2),
+        ("it never ends", True, 3),
+        ("yes I am", False, 0),
+        # As other tokens than the tags alone are.
+        ("<think>I am </think> yes", False, None),
+        ("<think> I am</think> yes", False, None),
+    ],
+)
+def test_tokens_are_counted_between_those_of_the_tags(text: str, is_inside: bool, count: int | None) -> None:
+    """A token is a word here."""
+    reader = ReasoningReader(REASONING_FORMATS["qwen3"], is_inside=is_inside)
+    reader.push(text)
+    reader.finish()
+    words = text.split()
+    numbers = {word: number for number, word in enumerate(["<think>", "</think>", *words])}
+    ids = [numbers[word] for word in words]
+    assert reader.count(ids, [numbers["<think>"]], [numbers["</think>"]]) == count

@@ -41,8 +41,10 @@ class Chat:
         model = find_model(self._dataplane, call.fields.text("model"))
         chat = read_chat(call.fields, self._limits)
         tool_format, reasoning = _tool_format(model, chat), _reasoning_format(model)
-        request = call.adopt(_request(model, _with_marks(chat, tool_format, reasoning)))
         is_streamed = chat.options.is_streamed
+        is_counted = not is_streamed or chat.options.has_usage
+        marked = _with_marks(chat, tool_format, reasoning)
+        request = call.adopt(_request(model, marked, has_token_ids=reasoning is not None and is_counted))
         kind = "chat.completion.chunk" if is_streamed else "chat.completion"
         frame = Frame(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
         prompt_token_ids = await self._prompt_token_ids(model, chat) if chat.options.has_token_ids else None
@@ -56,8 +58,8 @@ class Chat:
                 else:
                     for _, response in arrivals:
                         answer.take(response)
-        if not is_streamed or chat.options.has_usage:
-            await self._count_reasoning(model, answer)
+        if reasoning is not None and is_counted:
+            await self._count_reasoning(model, reasoning, answer)
         if is_streamed:
             await call.send(b"".join(event(chunk) for chunk in answer.last_chunks()))
             await call.finish()
@@ -69,21 +71,30 @@ class Chat:
         adds = chat.adds_special_tokens
         return (await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds))[0]
 
-    async def _count_reasoning(self, model: LanguageModel, answer: ChatAnswer) -> None:
-        """Note how many tokens the reasoning is, where it was told apart and the model can say it."""
-        texts = answer.reasoning_texts()
-        if texts is None or "operation" not in model.inputs:
+    async def _count_reasoning(self, model: LanguageModel, tags: ReasoningFormat, answer: ChatAnswer) -> None:
+        """Note how many tokens the reasoning is, where the model can say it: those between the tokens of its tags, or,
+        where they are not to be found, those of its text.
+        """
+        if "operation" not in model.inputs:
             return
-        prompts = [{"text_input": text} for text in texts if text]
-        ids = await token_ids_of(self._dataplane, model, prompts, adds_special_tokens=False)
-        answer.usage.num_reasoning_tokens = sum(map(len, ids))
+        start, end = await self._tokens_of(model, [tags.start, tags.end])
+        counts = answer.count_reasoning(start, end)
+        texts = [text for text, count in zip(answer.reasoning_texts(), counts, strict=True) if text and count is None]
+        ids = await self._tokens_of(model, texts)
+        answer.usage.num_reasoning_tokens = sum(count or 0 for count in counts) + sum(map(len, ids))
+
+    async def _tokens_of(self, model: LanguageModel, texts: list[str]) -> list[list[int]]:
+        prompts = [{"text_input": text} for text in texts]
+        return await token_ids_of(self._dataplane, model, prompts, adds_special_tokens=False)
 
 
-def _request(model: LanguageModel, chat: ChatRequest) -> InferRequest:
+def _request(model: LanguageModel, chat: ChatRequest, *, has_token_ids: bool) -> InferRequest:
     needed, wanted = generation_inputs(chat.options)
     needed["messages"] = chat.conversation
     if chat.adds_special_tokens is not None:
         needed["add_special_tokens"] = chat.adds_special_tokens
+    if has_token_ids:
+        wanted["return_token_ids"] = True
     return model.request(needed, wanted)
 
 
@@ -195,7 +206,10 @@ class ChatAnswer:
             document["prompt_token_ids"] = self._prompt_token_ids
         return document
 
-    def reasoning_texts(self) -> list[str] | None:
-        """The reasoning of each choice, told to the client or not; None of a model whose reasoning nobody knows."""
-        texts = [choice.reasoning for choice in self._choices]
-        return None if None in texts else [text or "" for text in texts]
+    def reasoning_texts(self) -> list[str]:
+        """The reasoning of each choice, told to the client or not; empty of a model whose reasoning nobody knows."""
+        return [choice.reasoning or "" for choice in self._choices]
+
+    def count_reasoning(self, start: list[int], end: list[int]) -> list[int | None]:
+        """How many tokens the reasoning of each choice is, as far as tokens tell it. See `ChatChoice`."""
+        return [choice.count_reasoning(start, end) for choice in self._choices]

@@ -36,6 +36,8 @@ class ChatChoice:
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
         self._reasonings: list[str] = []
+        # All tokens, of a model whose reasoning can be told apart.
+        self._all_token_ids: list[int] = []
         self._has_calls = False
         self._is_begun = False
 
@@ -44,6 +46,7 @@ class ChatChoice:
         if self.is_finished:
             return
         if self._reasoning is not None:
+            self._all_token_ids += piece.token_ids or ()
             self._note(self._reasoning.push(piece.text))
         else:
             self._note_content(piece.text)
@@ -110,6 +113,12 @@ class ChatChoice:
     def reasoning(self) -> str | None:
         """The reasoning so far, told or not; None if the model has none that could be told apart."""
         return None if self._reasoning is None else "".join(self._reasonings)
+
+    def count_reasoning(self, start: list[int], end: list[int]) -> int | None:
+        """How many tokens the reasoning is, by those of its tags; None if that cannot be told from tokens."""
+        if self._reasoning is None or not self._all_token_ids:
+            return None
+        return self._reasoning.count(self._all_token_ids, start, end)
 
     def _note(self, delta: Delta) -> None:
         if delta.reasoning:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelserver.frontends.openai.delta import Delta, held_back_len
@@ -60,6 +61,22 @@ class ReasoningReader:
         self._held = ""
         self._is_begun = False
 
+    def count(self, token_ids: Sequence[int], start: Sequence[int], end: Sequence[int]) -> int | None:
+        """How many of all the text's tokens were reasoning, by those of the tags, which do not count.
+
+        None if the tags' tokens are not among them as they are: a tokenizer may join them with their neighbours.
+        """
+        if self._place is _Place.ANSWER and not self._is_begun and not self._is_inside:
+            return 0
+        first = find_tokens(token_ids, start)
+        begin = 0 if first is None else first + len(start)
+        if first is None and not self._is_inside:
+            return None
+        last = find_tokens(token_ids, end, begin)
+        if last is not None:
+            return last - begin
+        return len(token_ids) - begin if self._place is _Place.INSIDE else None
+
     def push(self, text: str) -> Delta:
         """What is certain after this much more text."""
         delta = Delta()
@@ -106,3 +123,12 @@ class ReasoningReader:
         certain = len(before[:certain].rstrip())
         self._held = before[certain:]
         return before[:certain]
+
+
+def find_tokens(token_ids: Sequence[int], wanted: Sequence[int], begin: int = 0) -> int | None:
+    """Where `wanted` first stands in `token_ids` from `begin` on."""
+    wanted = list(wanted)
+    if not wanted:
+        return None
+    places = range(begin, len(token_ids) - len(wanted) + 1)
+    return next((place for place in places if list(token_ids[place : place + len(wanted)]) == wanted), None)
