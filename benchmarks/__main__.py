@@ -12,14 +12,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import cases, python_cases, wire_cases
+from benchmarks import backend_cases, cases, python_cases, wire_cases
 from benchmarks.report import Report
 
 CASES: dict[str, Callable[[cases.Settings, Report], None]] = {
     "a": cases.http_small,
     "b": cases.grpc_small,
     "c": cases.http_json,
-    "d": cases.resnet,
+    "d": backend_cases.resnet,
     "e": cases.dynamic_batching,
     "f": cases.large_tensors,
     "g": python_cases.python_backend,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import models, requests
-from benchmarks.load import Load, LoadResult, run_load
+from benchmarks.load import Load
 from benchmarks.report import Measurement, Report, measure
 from benchmarks.servers.mlserver import mlserver
 from benchmarks.servers.ours import modelserver
@@ -79,27 +79,6 @@ def http_json(settings: Settings, report: Report) -> None:
             report.at_least("c", what, rows[0].per_second / rows[1].per_second, 4.0)
 
 
-def resnet(settings: Settings, report: Report) -> None:
-    """A ResNet-18-sized ONNX model against a bare session.run loop with the same threads."""
-    repository = settings.repository("models")
-    models.resnet18(repository)
-    image = np.random.default_rng(0).random((1, 3, 224, 224), dtype=np.float32)
-    load = replace(requests.http_binary("resnet18", "image", image), seconds=max(5.0, settings.seconds))
-    path = repository / "resnet18" / "1" / "model.onnx"
-    bare: list[float] = []
-    served: list[LoadResult] = []
-    with modelserver(repository) as ours:
-        for _ in range(settings.rounds):
-            bare.append(_session_runs_per_second(path, image, load.seconds))
-            served.append(run_load(load.at(2), ours.ports["http"]))
-    ratios = [result.per_second / alone for result, alone in zip(served, bare, strict=True)]
-    alone = float(np.median(bare))
-    middle = sorted(served, key=lambda result: result.per_second)[len(served) // 2]
-    report.add([Measurement("d", "bare session.run", 1, alone, 1e6 / alone, 1e6 / alone, float("nan"))])
-    report.add([Measurement("d", "modelserver", 2, middle.per_second, float("nan"), middle.p50_us, middle.p99_us)])
-    report.at_least("d", "ResNet-18 throughput / bare session.run", float(np.median(ratios)), 0.97)
-
-
 def dynamic_batching(settings: Settings, report: Report) -> None:
     """A digits MLP that is bound by its backend, with and without dynamic batching, concurrency 64."""
     repository = settings.repository("models")
@@ -111,7 +90,7 @@ def dynamic_batching(settings: Settings, report: Report) -> None:
         servers = [(_renamed(ours, name), replace(load, seconds=settings.seconds)) for name, load in loads.items()]
         rows = measure("e", servers, rounds=settings.rounds, port="http")
         report.add(rows)
-        statistics = _statistics(ours, "batched")
+        statistics = statistics_of(ours, "batched")
     report.at_least(
         "e", "throughput with / without dynamic batching, c64", rows[0].per_second / rows[1].per_second, 3.0
     )
@@ -146,7 +125,7 @@ def metrics_cost(settings: Settings, report: Report) -> None:
         for _ in range(_SCRAPES):
             urllib.request.urlopen(f"http://127.0.0.1:{ours.ports['metrics']}/metrics").read()
         scrape_us = (ours.cpu_s() - before) / _SCRAPES * 1e6
-        statistics = _statistics(ours, "identity")
+        statistics = statistics_of(ours, "identity")
     mean_rows = max(1, round(statistics["inference_count"] / statistics["execution_count"]))
     share = _record_us(mean_rows) / row.cpu_us + scrape_us / 15e6
     report.at_most("h", f"metrics' share of CPU, identity c32, batches of {mean_rows}", share, 0.02)
@@ -189,23 +168,8 @@ def _bare(module: str, port: str) -> AbstractContextManager[ServerProcess]:
     return run_server(module, command, ports=(port,), ready=port_open(port))
 
 
-def _session_runs_per_second(
-    path: Path, image: np.ndarray[tuple[int, ...], np.dtype[np.float32]], seconds: float
-) -> float:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    session.run(None, {"image": image})
-    started, runs = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds:
-        session.run(None, {"image": image})
-        runs += 1
-    return runs / (time.perf_counter() - started)
-
-
-def _statistics(server: ServerProcess, model: str) -> Mapping[str, int]:
+def statistics_of(server: ServerProcess, model: str) -> Mapping[str, int]:
+    """The first version's row of a model's statistics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.ports['http']}/v2/models/{model}/stats") as answer:
         rows: Mapping[str, int] = json.load(answer)["model_stats"][0]
         return rows

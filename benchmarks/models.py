@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -102,6 +103,65 @@ def resnet18(repository: Path) -> None:
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1000])]
     graph = helper.make_graph(builder.nodes, "resnet18", inputs, outputs, builder.weights)
     _write_onnx(repository / "resnet18", graph, "max_batch_size: 8\n" + _one_instance())
+    _write_onnx(repository / "resnet18_two", graph, "max_batch_size: 8\n" + _one_instance(2))
+
+
+def torch_resnet18(repository: Path) -> None:
+    """`resnet18_torch`, and `resnet18_torch_two` with two instances: the same shapes as an exported program."""
+    import torch
+
+    torch.manual_seed(0)
+    shape = {0: torch.export.Dim("batch", max=8)}
+    image = torch.rand(2, 3, 224, 224)
+    program = torch.export.export(_torch_resnet().eval(), (image,), dynamic_shapes=(shape,))
+    for name, count in (("resnet18_torch", 1), ("resnet18_torch_two", 2)):
+        folder = repository / name
+        threads = 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }\n'
+        group = f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]\n"
+        # Requests go one by one, as in the bare loop.
+        _write_config(folder, 'backend: "pytorch"\nmax_batch_size: 8\n' + group + threads + _TORCH_IO)
+        (folder / "1").mkdir()
+        torch.export.save(program, folder / "1" / "model.pt2")
+
+
+_TORCH_IO = """
+input [ { name: "image" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]
+output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1000 ] } ]
+"""
+
+
+def _torch_resnet() -> Any:
+    from torch import nn
+
+    class Residual(nn.Module):
+        def __init__(self, given: int, made: int, stride: int) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(given, made, 3, stride, 1, bias=False)
+            self.second = nn.Conv2d(made, made, 3, 1, 1, bias=False)
+            self.aside = (
+                nn.Conv2d(given, made, 1, stride, bias=False) if stride != 1 or given != made else nn.Identity()
+            )
+
+        def forward(self, image: Any) -> Any:
+            return nn.functional.relu(self.second(nn.functional.relu(self.first(image))) + self.aside(image))
+
+    class ResNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            blocks = []
+            given = 64
+            for stage, width in enumerate((64, 128, 256, 512)):
+                for block in range(2):
+                    blocks.append(Residual(given, width, 2 if stage > 0 and block == 0 else 1))
+                    given = width
+            self.begin = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+            self.blocks = nn.Sequential(*blocks)
+            self.end = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000, bias=False))
+
+        def forward(self, image: Any) -> Any:
+            return self.end(self.blocks(self.begin(image)))
+
+    return ResNet()
 
 
 class _ConvNet:
@@ -151,10 +211,10 @@ def _write_config(folder: Path, text: str) -> None:
     (folder / "config.pbtxt").write_text(text)
 
 
-def _one_instance() -> str:
+def _one_instance(count: int = 1) -> str:
     # One thread each, so that server and bare loop are compared on the same work.
     return (
-        "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+        f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]\n"
         'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
     )
 

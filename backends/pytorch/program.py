@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,9 @@ from modelserver.backend import FileSignature, FileTensor, UnsupportedError
 from .binding import Arguments
 from .options import TorchOptions
 from .tensors import DATATYPES
+
+# torch.export reads one program at a time: what it is reading is a global of its module (torch 2.13).
+_export_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def load_checkpoint(path: Path, device: str | None) -> Program:
 
 def load_exported(path: Path, device: str | None) -> Program:
     """A torch.export program, called with its tensors in flat order, however it nests them."""
-    with _quiet():
+    with _export_lock, _quiet():
         exported: Any = torch.export.load(str(path))
     if device is not None and device != "cpu":
         from torch.export.passes import move_to_device_pass

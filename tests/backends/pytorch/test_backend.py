@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,11 @@ def test_inter_op_threads_are_set_once(pytorch, tmp_path: Path, caplog: pytest.L
             config = config_of(["x"], ["y"], INTER_OP_THREAD_COUNT=str(count + more))
             pytorch(context_of(tmp_path, config=config)).load()
     assert f"INTER_OP_THREAD_COUNT {count + 2} comes too late: PyTorch sets it once per process" in caplog.text
+
+
+def test_programs_may_be_loaded_at_once(pytorch, model_repository: Path) -> None:
+    """torch.export.load by itself fails then: "_CURRENT_DESERIALIZER is already set"."""
+    context = context_of(model_repository / "digits_export")
+    with ThreadPoolExecutor(4) as pool:
+        configs = list(pool.map(pytorch.complete_config, [context] * 8))
+    assert configs == [pytorch.complete_config(context)] * 8
