@@ -444,6 +444,101 @@ static PyObject *read_call(PyObject *module, PyObject *const *args, Py_ssize_t n
     return tensors;
 }
 
+/* ---- HTTP/2 ---------------------------------------------------------------------------------------------------------
+ *
+ * The frames of a small answer to a unary gRPC call: HEADERS, DATA and the trailers' HEADERS, of one stream.
+ */
+
+#define FRAME_HEAD 9
+#define PREFIX 5
+#define MAX_PARTS 16
+#define MAX_ANSWER (1 << 20) /* far below what a frame's 24 bits can count */
+
+static inline unsigned char *put_u32(unsigned char *out, uint32_t value)
+{
+    out[0] = (unsigned char)(value >> 24);
+    out[1] = (unsigned char)(value >> 16);
+    out[2] = (unsigned char)(value >> 8);
+    out[3] = (unsigned char)value;
+    return out + 4;
+}
+
+/* A whole frame, with the stream's id in place of its own. */
+static unsigned char *put_frame(unsigned char *out, const char *frame, Py_ssize_t size, uint32_t stream_id)
+{
+    memcpy(out, frame, (size_t)size);
+    put_u32(out + 5, stream_id);
+    return out + size;
+}
+
+static unsigned char *put_data_head(unsigned char *out, uint32_t stream_id, uint32_t message_size)
+{
+    uint32_t length = message_size + PREFIX;
+    *out++ = (unsigned char)(length >> 16);
+    *out++ = (unsigned char)(length >> 8);
+    *out++ = (unsigned char)length;
+    *out++ = 0; /* DATA */
+    *out++ = 0; /* no flags */
+    out = put_u32(out, stream_id);
+    *out++ = 0; /* not compressed */
+    return put_u32(out, message_size);
+}
+
+static PyObject *join_answer(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer parts[MAX_PARTS];
+    char *first, *last;
+    Py_ssize_t first_size, last_size, num_parts = 0, size = 0;
+    PyObject *answer = NULL;
+    (void)module;
+    if (num_args != 4 || !PyTuple_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "join_answer takes a stream's id, a tuple of parts and two frames");
+        return NULL;
+    }
+    unsigned long stream_id = PyLong_AsUnsignedLong(args[0]);
+    if (stream_id > 0x7FFFFFFF) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_OverflowError, "a stream's id has 31 bits");
+        return NULL;
+    }
+    if (PyBytes_AsStringAndSize(args[2], &first, &first_size) < 0 ||
+        PyBytes_AsStringAndSize(args[3], &last, &last_size) < 0)
+        return NULL;
+    if (first_size < FRAME_HEAD || last_size < FRAME_HEAD || first_size > MAX_ANSWER || last_size > MAX_ANSWER) {
+        PyErr_SetString(PyExc_ValueError, "a frame has 9 bytes or more, and here a MiB at most");
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_Size(args[1]);
+    if (count > MAX_PARTS)
+        Py_RETURN_NONE;
+    while (num_parts < count) {
+        Py_buffer *part = &parts[num_parts];
+        if (PyObject_GetBuffer(PyTuple_GetItem(args[1], num_parts), part, PyBUF_SIMPLE) < 0) {
+            PyErr_Clear(); /* Python says what is wrong with it */
+            goto done;
+        }
+        num_parts++;
+        if (part->len > MAX_ANSWER - size)
+            goto done; /* Python's */
+        size += part->len;
+    }
+    answer = PyBytes_FromStringAndSize(NULL, first_size + FRAME_HEAD + PREFIX + size + last_size);
+    if (answer == NULL)
+        goto done;
+    unsigned char *out = put_frame((unsigned char *)PyBytes_AsString(answer), first, first_size, (uint32_t)stream_id);
+    out = put_data_head(out, (uint32_t)stream_id, (uint32_t)size);
+    for (Py_ssize_t place = 0; place < num_parts; place++) {
+        if (parts[place].len > 0)
+            memcpy(out, parts[place].buf, (size_t)parts[place].len);
+        out += parts[place].len;
+    }
+    put_frame(out, last, last_size, (uint32_t)stream_id);
+done:
+    while (num_parts > 0)
+        PyBuffer_Release(&parts[--num_parts]);
+    return answer != NULL ? answer : refused();
+}
+
 static PyObject *set_powers(PyObject *module, PyObject *table)
 {
     char *bytes;
@@ -467,6 +562,7 @@ static PyObject *set_powers(PyObject *module, PyObject *table)
 static PyMethodDef methods[] = {
     FAST(read_array),
     FAST(read_call),
+    FAST(join_answer),
     {"set_powers", set_powers, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

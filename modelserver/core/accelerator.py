@@ -1,8 +1,8 @@
-"""The optional part in C (`_accelerator.c`): what a tensor's JSON costs, at a third of the time.
+"""The optional part in C (`_accelerator.c`): reads tensors in JSON, and joins the frames of gRPC's answers.
 
 It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
-MODELSERVER_PURE_PYTHON=1 in the environment, msgspec and NumPy read the same numbers from the same text. The functions
-here are None then. An environment variable, because children that the server starts are to follow it, and because a
+MODELSERVER_PURE_PYTHON=1 in the environment, the same is done in Python by those who ask for it here. The functions
+are None then. An environment variable, because children that the server starts are to follow it, and because a
 module decides this when it is imported: once, so that no request asks.
 """
 
@@ -25,6 +25,9 @@ ReadArray = Callable[[object, bytes], bytes | None]
 # Of a body, texts and one kind less: the elements of each array, when the body is the texts with arrays of these kinds
 # between them; None as above.
 ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, ...] | None]
+# Of a stream's id, the parts of a message, and two frames whose own ids do not count: the first frame, the message in a
+# DATA frame, the last frame, all of that stream; None for what is unusual.
+JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
 
 
 def load(environment: Mapping[str, str]) -> ModuleType | None:
@@ -77,3 +80,4 @@ def _powers_of_ten(max_power: int) -> bytes:
 _MODULE_IN_C = load(os.environ)
 read_array: ReadArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_array
 read_call: ReadCall | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_call
+join_answer: JoinAnswer | None = None if _MODULE_IN_C is None else _MODULE_IN_C.join_answer

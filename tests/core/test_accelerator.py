@@ -22,6 +22,7 @@ from modelserver.core.accelerator import VARIABLE, array_kind, load
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_tensor import struct_letter, tensor_from_json
+from modelserver.wire.http2 import grpc_call
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = [datatype for datatype in Datatype if struct_letter(datatype) is not None]
@@ -218,3 +219,41 @@ def test_it_is_built_where_there_is_a_compiler_and_missed_by_nobody(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     built = [path.name for path in (tmp_path / "modelserver" / "core").glob("*.so")]
     assert built == (["_accelerator.abi3.so"] if compiler != "/no/compiler" else []), done.stderr
+
+
+if "c" in TWINS:
+
+    @given(
+        stream_id=st.integers(0, 2**31 - 1),
+        parts=st.lists(
+            st.binary(max_size=300).flatmap(lambda part: st.sampled_from([part, bytearray(part), memoryview(part)]))
+        ),
+    )
+    @example(2**31 - 1, [bytes(70_000), b"x"])
+    @example(1, [b""] * 16)
+    def test_c_joins_an_answer_as_python_does(stream_id: int, parts: list[Any]) -> None:
+        size = sum(map(len, parts))
+        assert accelerator.join_answer is not None
+        joined = accelerator.join_answer(stream_id, tuple(parts), grpc_call._HEADERS_FRAME, grpc_call._TRAILERS_FRAME)
+        expected = None if len(parts) > 16 else grpc_call._join_answer(stream_id, parts, size)
+        assert joined == expected
+
+    def test_an_answer_that_is_unusual_is_left_to_python() -> None:
+        join: Any = accelerator.join_answer
+        frame = bytes(9)
+        assert join(1, (bytes(2**20),), frame, frame) is not None
+        assert join(1, (bytes(2**20), b"x"), frame, frame) is None
+        assert join(1, (memoryview(bytes(8))[::2],), frame, frame) is None
+        assert join(1, ("text",), frame, frame) is None
+        for arguments in (
+            (),
+            (1, [b""], frame, frame),
+            (2**31, (), frame, frame),
+            (-1, (), frame, frame),
+            ("1", (), frame, frame),
+            (1, (), bytes(8), frame),
+            (1, (), frame, bytes(8)),
+            (1, (), frame, bytearray(9)),
+        ):
+            with pytest.raises((TypeError, ValueError, OverflowError)):
+                join(*arguments)

@@ -7,6 +7,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Final
 
+from modelserver.core import accelerator
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.call import Metadata, Parts, RpcError, UnaryCall
 from modelserver.frontends.grpc.status import Status
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 # The frames of a small answer, but for the ids and the message: they are the same each time.
 _HEADERS_HEAD: Final = len(RESPONSE_HEADERS).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS))
 _TRAILERS_HEAD: Final = len(OK_TRAILERS).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS | END_STREAM))
+# The same as whole frames, of stream 0.
+_HEADERS_FRAME: Final = _HEADERS_HEAD + bytes(4) + RESPONSE_HEADERS
+_TRAILERS_FRAME: Final = _TRAILERS_HEAD + bytes(4) + OK_TRAILERS
 # Head of a DATA frame and the prefix of the message in it.
 _pack_data: Final = struct.Struct(">HBBBIBI").pack
 
@@ -89,10 +93,12 @@ class GrpcCall(UnaryCall, Http2Stream):
         # A small answer that nothing stands in the way of, which is most of them: three frames in one piece.
         sender.window -= length
         stream_id = self.id
-        id_bytes = pack_u32(stream_id)
-        data_head = _pack_data(length >> 8, length & 0xFF, DATA, 0, stream_id, 0, size)
-        trailers = (_TRAILERS_HEAD, id_bytes, OK_TRAILERS)
-        sender.frames.append(b"".join((_HEADERS_HEAD, id_bytes, RESPONSE_HEADERS, data_head, *parts, *trailers)))
+        frames = None
+        if accelerator.join_answer is not None and type(parts) is tuple:
+            frames = accelerator.join_answer(stream_id, parts, _HEADERS_FRAME, _TRAILERS_FRAME)
+        if frames is None:
+            frames = _join_answer(stream_id, parts, size)
+        sender.frames.append(frames)
         # What `Http2Connection.close` does, for a stream that both sides have ended.
         self.phase = DONE
         self.on_cancel = None
@@ -282,6 +288,15 @@ class CompressingCall(GrpcCall):
         assert self.route.encoding is not None, "this route compresses"
         headers = RESPONSE_HEADERS + literal(b"grpc-encoding", self.route.encoding)
         self._queue(b"\1", (message,), headers)
+
+
+def _join_answer(stream_id: int, parts: Parts, size: int) -> bytes:
+    """The frames of an answer whose message has so many bytes."""
+    length = size + PREFIX_BYTES
+    id_bytes = pack_u32(stream_id)
+    data_head = _pack_data(length >> 8, length & 0xFF, DATA, 0, stream_id, 0, size)
+    trailers = (_TRAILERS_HEAD, id_bytes, OK_TRAILERS)
+    return b"".join((_HEADERS_HEAD, id_bytes, RESPONSE_HEADERS, data_head, *parts, *trailers))
 
 
 def _incomplete(assembly: MessageAssembly | None) -> RpcError:
