@@ -24,6 +24,7 @@ from modelserver.config.hidden_tensors import model_inputs, model_outputs
 from modelserver.config.schema import (
     InstanceGroupKind,
     ModelConfig,
+    ModelDynamicBatching,
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
@@ -75,6 +76,7 @@ __all__ = [
     "InvalidArgumentError",
     "Measurement",
     "ModelConfig",
+    "ModelDynamicBatching",
     "ModelInput",
     "ModelInstanceGroup",
     "ModelMetrics",

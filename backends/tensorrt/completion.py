@@ -15,6 +15,7 @@ from modelserver.backend import (
     FileSignature,
     FileTensor,
     ModelConfig,
+    ModelDynamicBatching,
     ModelInput,
     ModelOutput,
     UnsupportedError,
@@ -38,14 +39,16 @@ def complete_from_engine(context: BackendContext, info: EngineInfo, profiles: Se
     if not batches:
         config = _without_batching(config)
     completed = replace(context, config=config).complete_config(signature)
-    completed = _with_flags(completed, info)
+    completed = _with_batcher(_with_flags(completed, info))
     check_flags(context.model_name, completed, info)
+    check_ranges(context.model_name, completed, info, profiles)
     return completed
 
 
 def check_against_engine(context: BackendContext, info: EngineInfo, profiles: Sequence[int]) -> None:
     """Raise ConfigError if the engine contradicts a config that is complete."""
     check_flags(context.model_name, context.config, info)
+    check_ranges(context.model_name, context.config, info, profiles)
     context.check_config(engine_signature(context, info, profiles, batches=context.config.max_batch_size > 0))
 
 
@@ -149,6 +152,14 @@ def _without_batching(config: ModelConfig) -> ModelConfig:
     return replace(config, max_batch_size=0)
 
 
+def _with_batcher(config: ModelConfig) -> ModelConfig:
+    """Dynamic batching where there is something to batch, as Triton adds it to engines also if the size was written."""
+    has_scheduler = config.dynamic_batching is not None or config.sequence_batching is not None
+    if config.max_batch_size < 2 or has_scheduler:
+        return config
+    return replace(config, dynamic_batching=ModelDynamicBatching())
+
+
 def _with_flags(config: ModelConfig, info: EngineInfo) -> ModelConfig:
     shapes = {tensor.name for tensor in info.tensors if tensor.is_shape_tensor}
     return replace(
@@ -180,4 +191,25 @@ def check_flags(model_name: str, config: ModelConfig, info: EngineInfo) -> None:
             raise ConfigError(
                 f"model '{model_name}': '{spec.name}' uses a linear IO format, but 'is_non_linear_format_io' is "
                 "incorrectly set to true in the model configuration."
+            )
+
+
+def check_ranges(model_name: str, config: ModelConfig, info: EngineInfo, profiles: Sequence[int]) -> None:
+    """Raise ConfigError where the config promises a size that none of the profiles takes."""
+    tensors = {tensor.name: tensor for tensor in info.inputs if not tensor.is_shape_tensor}
+    first = 1 if config.max_batch_size else 0
+    for spec in config.input:
+        tensor = tensors.get(spec.name)
+        dims = spec.dims if spec.reshape is None else spec.reshape.shape
+        if tensor is None or spec.allow_ragged_batch or len(dims) + first != len(tensor.dims):
+            continue  # what is wrong with the rank is said elsewhere
+        for place, size in enumerate(dims, first):
+            ranges = [info.profiles[index][spec.name] for index in profiles]
+            if size == -1 or any(bounds.min[place] <= size <= bounds.max[place] for bounds in ranges):
+                continue
+            low, high = min(it.min[place] for it in ranges), max(it.max[place] for it in ranges)
+            raise ConfigError(
+                f"model configuration specified invalid shape for input '{spec.name}' for model {model_name}. Error "
+                f"details: model expected the shape of dimension {place} to be between {low} and {high} but received "
+                f"{size}"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -64,8 +65,17 @@ def cache_key(
         "plugins": [file_sha256(Path(path)) for path in request.options.plugins],
         "profiles": request.to_json()["profiles"],
         "target": dict(target),
+        "converter": _converter() if request.options.precision != "keep" else "",
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _converter() -> str:
+    """What converts precisions: another version may convert otherwise."""
+    try:
+        return importlib.metadata.version("onnxruntime")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 class EngineCache:

@@ -60,7 +60,8 @@ class Execution:
         self._streams = streams
         self._context = context
         self._logger = logger_of(loaded.trt)
-        self._allocator_class = output_allocator_class(loaded.trt)
+        # By output whose shape depends on the data, made when that is seen.
+        self._growing: dict[str, _Growing] = {}
         self._mark = self._logger.mark()
         if not context.set_optimization_profile_async(profile, streams.compute.cuda_stream):
             raise self._failure(f"optimization profile {profile} cannot be set")
@@ -110,6 +111,7 @@ class Execution:
     def close(self) -> None:
         """Free the context."""
         self._context = None
+        self._growing.clear()
 
     def _bind_input(self, tensor: IoTensor, array: Array) -> list[Any]:
         if tensor.is_shape_tensor:
@@ -144,15 +146,24 @@ class Execution:
         if tensor.is_shape_tensor:
             output = Output(tensor, shape, self._device.pinned(prod(shape) * itemsize(tensor.datatype)))
         elif -1 in shape:
-            growing = _Growing(tensor, self._allocator_class(self._device))
-            if not self._context.set_output_allocator(tensor.name, growing.allocator):
-                raise self._failure(f"output '{tensor.name}' cannot be bound")
-            return growing
+            return self._grow(tensor)
         else:
             output = Output(tensor, shape, self._device.empty(prod(shape) * itemsize(tensor.datatype)))
         if not self._context.set_tensor_address(tensor.name, output.memory.data_ptr()):
             raise self._failure(f"output '{tensor.name}' cannot be bound")
         return output
+
+    def _grow(self, tensor: IoTensor) -> _Growing:
+        # One allocator for the life of the context: the binding keeps every one that it was ever given.
+        growing = self._growing.get(tensor.name)
+        if growing is None:
+            growing = self._growing[tensor.name] = _Growing(
+                tensor, output_allocator_class(self._loaded.trt)(self._device)
+            )
+            if not self._context.set_output_allocator(tensor.name, growing.allocator):
+                raise self._failure(f"output '{tensor.name}' cannot be bound")
+        growing.allocator.reset()
+        return growing
 
     def _fetch(self, outputs: list[Output | _Growing]) -> dict[str, Array]:
         streams = self._streams
@@ -214,6 +225,11 @@ def output_allocator_class(trt: Any) -> type[Any]:
             self._device = device
             self.memory: Any = None
             self.shape: Shape | None = None
+
+        def reset(self) -> None:
+            """Before each execution: what the last one gave belongs to whoever has it."""
+            self.memory = None
+            self.shape = None
 
         def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
             del name, memory, alignment, stream  # blocks are aligned, and of the instance's current stream

@@ -13,7 +13,6 @@ from modelserver.backend import (
     Measurement,
     ModelConfig,
     TensorInstance,
-    model_inputs,
 )
 
 from .engine import LoadedEngine
@@ -49,8 +48,10 @@ class TensorRTInstance(TensorInstance):
         self._loaded = loaded
         self._batches = config.max_batch_size > 0
         self._settings = settings
-        self._optional = {spec.name for spec in model_inputs(config) if spec.optional}
-        self._smallest_batch = smallest_batch(loaded.info, settings.profiles) if self._batches else 0
+        # Where requests of different shapes share a batch, the first dimensions are not its rows.
+        is_ragged = bool(config.batch_input) or any(spec.allow_ragged_batch for spec in config.input)
+        self._has_rows = self._batches and not is_ragged
+        self._smallest_batch = smallest_batch(loaded.info, settings.profiles) if self._has_rows else 0
         device = loaded.device
         self._graphs = Graphs()
         with device.activate():
@@ -83,7 +84,7 @@ class TensorRTInstance(TensorInstance):
         if rows < self._smallest_batch:
             feeds = {name: self._filled(name, array, self._smallest_batch) for name, array in feeds.items()}
         with self._loaded.device.activate():
-            found = self._graphs.find(feeds, batches=self._batches)
+            found = self._graphs.find(feeds, batches=self._has_rows)
             if found is not None:
                 outputs = found[1].replay(feeds, self._streams, self._loaded.device.torch)
             else:
@@ -165,6 +166,8 @@ class TensorRTInstance(TensorInstance):
         """An output as the config describes it: without the rows that were filled up."""
         if not self._batches:
             return array.reshape(1) if not array.ndim else array
+        if not self._has_rows:
+            return array
         if tensor.is_shape_tensor:  # the same for every row, without the batch that stands in front
             return np.tile(array.reshape(-1)[1:], (rows, 1))
         return array[:rows] if len(array) > rows else array

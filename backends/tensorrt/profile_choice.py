@@ -63,10 +63,14 @@ def _misfit(info: EngineInfo, profile: int, wanted: Mapping[str, Shape]) -> str 
         for place, size in enumerate(given):
             low, high = bounds.min[place], bounds.max[place]
             if not low <= size <= high:
-                shown = "shape of dimension" if what == "dimension" else "shape value at"
+                if tensor.is_shape_tensor:
+                    return (
+                        f"input '{tensor.name}': The shape value at index {place} is expected to be in range "
+                        f"from {low} to {high}, Got: {size}"
+                    )
                 return (
-                    f"input '{tensor.name}': model expected the {shown} {place} to be between {low} and {high} but "
-                    f"received {size}"
+                    f"request specifies invalid shape for input '{tensor.name}'. Error details: model expected the "
+                    f"shape of dimension {place} to be between {low} and {high} but received {size}"
                 )
     return None
 

@@ -71,6 +71,33 @@ def test_batching_is_read_from_dims(info: EngineInfo, text: str, max_batch_size:
     assert (config.max_batch_size, config.input[0].dims) == (max_batch_size, dims)
 
 
+VARIABLE = engine(
+    tensor("in", -1, -1),
+    tensor("out", -1, -1),
+    profiles=[{"in": ((1, 4), (4, 16), (8, 32))}, {"in": ((1, 32), (4, 64), (8, 128))}],
+)
+
+
+@pytest.mark.parametrize(("size", "profiles"), [(4, (0,)), (32, (0,)), (100, (0, 1)), (-1, (0,))])
+def test_a_size_is_one_that_a_profile_takes(size: int, profiles: tuple[int, ...]) -> None:
+    assert completed(VARIABLE, f'input [ {{ name: "in" dims: [ {size} ] }} ]', profiles).input[0].dims == (size,)
+
+
+@pytest.mark.parametrize(("size", "profiles"), [(3, (0,)), (33, (0,)), (129, (0, 1)), (31, (1,))])
+def test_a_size_that_none_takes_is_refused_in_tritons_words(size: int, profiles: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        completed(VARIABLE, f'input [ {{ name: "in" dims: [ {size} ] }} ]', profiles)
+    assert raised.value.message.startswith("model configuration specified invalid shape for input 'in' for model m. ")
+    assert f"but received {size}" in raised.value.message
+
+
+def test_a_written_size_gets_a_batcher_too() -> None:
+    assert completed(batching_engine(8), "max_batch_size: 8").dynamic_batching is not None
+    assert completed(batching_engine(8), "max_batch_size: 1").dynamic_batching is None
+    written = completed(batching_engine(8), "max_batch_size: 8 sequence_batching { }")
+    assert written.dynamic_batching is None
+
+
 def test_the_largest_batch_is_that_of_the_profiles_in_use() -> None:
     assert completed(TWO_PROFILES).max_batch_size == 4
     assert completed(TWO_PROFILES, profiles=(0, 1)).max_batch_size == 32
