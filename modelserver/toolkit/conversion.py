@@ -141,14 +141,14 @@ def _write_version(source: Source, config: ModelConfig, options: ConversionOptio
     if target is Target.PT2:
         shutil.copyfile(source.path, directory / "model.pt2")
     else:
-        write_package(source.path, directory / "model.pt2")
+        write_package(source.path, directory / "model.pt2", shown=options.source)
     return ()
 
 
 def _to_onnx(source: Source, config: ModelConfig, options: ConversionOptions) -> Any:
     if source.kind is SourceKind.TORCHSCRIPT:
-        return torchscript_to_onnx(source.path, config, opset=options.opset)
-    return program_to_onnx(source.path, config, opset=options.opset)
+        return torchscript_to_onnx(source.path, config, shown=options.source, opset=options.opset)
+    return program_to_onnx(source.path, config, shown=options.source, opset=options.opset)
 
 
 def write_config(directory: Path, source: Source, completed: ModelConfig, *, backend: str) -> None:

@@ -50,7 +50,7 @@ class OnnxQuantizeOptions:
 
 
 def quantize_onnx(
-    path: Path, config: ModelConfig, options: OnnxQuantizeOptions, samples: Samples | None
+    path: Path, config: ModelConfig, options: OnnxQuantizeOptions, samples: Samples | None, *, shown: str
 ) -> tuple[Any, tuple[str, ...]]:
     """The quantized model, and notes. Static quantization needs `samples`.
 
@@ -61,9 +61,11 @@ def quantize_onnx(
     original = read_onnx(path)
     _check_names(original, options)
     if original.ByteSize() > MAX_INLINE_BYTES:
-        raise UnsupportedError(f"'{path}' is larger than {MAX_INLINE_BYTES / 1e9:g} GB: too large to be quantized here")
+        raise UnsupportedError(
+            f"'{shown}' is larger than {MAX_INLINE_BYTES / 1e9:g} GB: too large to be quantized here"
+        )
     if any(operator in _MARKS for operator in count_ops(original)):
-        raise UnsupportedError(f"'{path}' is quantized already")
+        raise UnsupportedError(f"'{shown}' is quantized already")
     with tempfile.TemporaryDirectory(prefix="modelserver-") as directory, _quiet():
         prepared, made = Path(directory, "prepared.onnx"), Path(directory, "made.onnx")
         _prepare(path, original, prepared)
@@ -78,11 +80,11 @@ def quantize_onnx(
         except Exception as error:  # the quantizer raises whatever it meets
             reason = str(error).strip().partition("\n")[0]
             raise UnsupportedError(
-                f"ONNX Runtime cannot quantize '{path}': {type(error).__name__}: {reason}"
+                f"ONNX Runtime cannot quantize '{shown}': {type(error).__name__}: {reason}"
             ) from error
         model = read_onnx(made)
     strip_origin(model)
-    return model, _notes(path, original, model)
+    return model, _notes(shown, original, model)
 
 
 def _check_names(model: Any, options: OnnxQuantizeOptions) -> None:
@@ -169,12 +171,12 @@ def _reader(library: Any, config: ModelConfig, samples: Samples) -> Any:
     return Reader()
 
 
-def _notes(path: Path, original: Any, model: Any) -> tuple[str, ...]:
+def _notes(shown: str, original: Any, model: Any) -> tuple[str, ...]:
     """What became integers and what did not. Raises UnsupportedError when nothing did."""
     integers = quantized_ops(model)
     if not integers:
         there = ", ".join(f"{count} {name}" for name, count in sorted(count_ops(original).items()))
-        raise UnsupportedError(f"nothing of '{path}' could be quantized: it consists of {there}")
+        raise UnsupportedError(f"nothing of '{shown}' could be quantized: it consists of {there}")
     rest = count_ops(model)
     rest.subtract(integers)
     left = {name: count for name, count in rest.items() if count > 0 and name not in _HELPERS}

@@ -133,12 +133,14 @@ def _write_version(
 ) -> tuple[str, ...]:
     directory.mkdir()
     if source.kind is SourceKind.ONNX:
-        model, notes = quantize_onnx(source.path, config, options.onnx, calibration)
+        model, notes = quantize_onnx(source.path, config, options.onnx, calibration, shown=options.source)
         write_onnx(model, directory)
         return notes
     if options.onnx.ops or options.onnx.exclude_ops:
         raise InvalidArgumentError("--op and --exclude-op are for ONNX models; --exclude names a layer")
-    program, notes = quantize_program(source.path, method.value, exclude=options.onnx.exclude_nodes)
+    program, notes = quantize_program(
+        source.path, method.value, shown=options.source, exclude=options.onnx.exclude_nodes
+    )
     save_program(program, directory / "model.pt2")
     return notes
 

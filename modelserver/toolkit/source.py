@@ -7,13 +7,14 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.repository.layout import CONFIG_FILENAME, looks_like_model, scan_model
+from modelserver.toolkit.loaded_model import define
 from modelserver.toolkit.onnx_file import external_files
 from modelserver.toolkit.tensor_spec import TensorSpec
 
@@ -175,7 +176,21 @@ def _from_module(text: str, workspace: Path, options: ModuleOptions) -> Source:
     path = directory / "1" / "model.pt2"
     path.parent.mkdir(parents=True)
     save_program(program, path)
+    config = define(directory).config
+    if not options.max_batch_size and config.max_batch_size:
+        # The file cannot say that its first dimension is no batch.
+        config = _without_batch(config)
+        _write_config(directory, config)
+        return Source(SourceKind.EXPORTED, path, directory, 1, config, Path(text))
     return Source(SourceKind.EXPORTED, path, directory, 1, ModelConfig(), Path(text))
+
+
+def _without_batch(config: ModelConfig) -> ModelConfig:
+    return ModelConfig(
+        backend=config.backend,
+        input=tuple(replace(spec, dims=(-1, *spec.dims)) for spec in config.input),
+        output=tuple(replace(spec, dims=(-1, *spec.dims)) for spec in config.output),
+    )
 
 
 def _write_config(directory: Path, config: ModelConfig) -> None:

@@ -9,7 +9,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ def quiet_torch() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
+    _keep_bars_from_threads()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -64,6 +65,12 @@ def quiet_torch() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _keep_bars_from_threads() -> None:
+    """Progress bars of exporters have a thread that would live on."""
+    with suppress(ImportError):
+        importlib.import_module("tqdm").tqdm.monitor_interval = 0
 
 
 def load_module(text: str) -> Any:

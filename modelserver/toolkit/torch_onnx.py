@@ -21,8 +21,8 @@ DEFAULT_OPSET = 18
 _OPERATOR = re.compile(r"\b(aten|prims|torchvision|_caffe2|onnx|torchao)(?:::|\.)([A-Za-z_]\w*)")
 
 
-def program_to_onnx(path: Path, config: ModelConfig, *, opset: int | None = None) -> Any:
-    """A torch.export program's file as an ONNX model with the names of `config`.
+def program_to_onnx(path: Path, config: ModelConfig, *, shown: str, opset: int | None = None) -> Any:
+    """A torch.export program's file as an ONNX model with the names of `config`; errors call it `shown`.
 
     Raises UnsupportedError that names the operators for which there is no translation.
     """
@@ -43,11 +43,11 @@ def program_to_onnx(path: Path, config: ModelConfig, *, opset: int | None = None
             )
             model = exported.model_proto
     except Exception as error:  # a family of private classes
-        raise UnsupportedError(_refusal(path, error)) from error
+        raise UnsupportedError(_refusal(shown, error)) from error
     return _finished(model, batch=bool(config.max_batch_size))
 
 
-def torchscript_to_onnx(path: Path, config: ModelConfig, *, opset: int | None = None) -> Any:
+def torchscript_to_onnx(path: Path, config: ModelConfig, *, shown: str, opset: int | None = None) -> Any:
     """A TorchScript archive as an ONNX model; batch and dimensions of -1 are variable. Raises UnsupportedError."""
     torch = torch_library()
     module = load_torchscript(path)
@@ -75,11 +75,11 @@ def torchscript_to_onnx(path: Path, config: ModelConfig, *, opset: int | None = 
                     opset_version=min(opset or DEFAULT_OPSET, 20),
                 )
         except Exception as error:  # the old exporter raises whatever it meets
-            raise UnsupportedError(_refusal(path, error)) from error
+            raise UnsupportedError(_refusal(shown, error)) from error
         return _finished(read_onnx(made), batch=bool(config.max_batch_size))
 
 
-def _refusal(path: Path, error: Exception) -> str:
+def _refusal(shown: str, error: Exception) -> str:
     """What went wrong, and which operators are to blame: they stand somewhere in the chain of causes."""
     texts: list[str] = []
     cause: BaseException | None = error
@@ -92,10 +92,10 @@ def _refusal(path: Path, error: Exception) -> str:
     names = sorted({f"{space}::{name}" for text in about[-1:] for space, name in _OPERATOR.findall(text)})
     if names:
         return (
-            f"torch's ONNX exporter has no translation for {', '.join(names)} in '{path}': replace them in the model, "
+            f"torch's ONNX exporter has no translation for {', '.join(names)} in '{shown}': replace them in the model, "
             "or serve it as it is (--to pt2, --to aoti)"
         )
-    return f"torch's ONNX exporter cannot convert '{path}': {first_line(Exception(texts[-1]))}"
+    return f"torch's ONNX exporter cannot convert '{shown}': {first_line(Exception(texts[-1]))}"
 
 
 def _finished(model: Any, *, batch: bool) -> Any:

@@ -12,7 +12,7 @@ from modelserver.toolkit.torch_module import first_line, load_program, quiet_tor
 _COMPILERS = ("g++", "c++", "clang++")
 
 
-def write_package(program_path: Path, path: Path) -> None:
+def write_package(program_path: Path, path: Path, *, shown: str) -> None:
     """Compile a torch.export program into an AOTInductor package; takes half a minute and more.
 
     Raises UnavailableError without a compiler, UnsupportedError when it cannot be compiled.
@@ -29,4 +29,4 @@ def write_package(program_path: Path, path: Path) -> None:
         with quiet_torch(), torch.no_grad():
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     except Exception as error:  # compilers of several kinds, each with its own errors
-        raise UnsupportedError(f"AOTInductor cannot compile '{program_path}': {first_line(error)}") from error
+        raise UnsupportedError(f"AOTInductor cannot compile '{shown}': {first_line(error)}") from error

@@ -17,7 +17,9 @@ GROUP_SIZE = 32
 INT8, INT8_DYNAMIC, INT4 = "int8", "dynamic", "int4"
 
 
-def quantize_program(path: Path, method: str, *, exclude: Sequence[str] = ()) -> tuple[Any, tuple[str, ...]]:
+def quantize_program(
+    path: Path, method: str, *, shown: str, exclude: Sequence[str] = ()
+) -> tuple[Any, tuple[str, ...]]:
     """The program of `path` with the weights of its linear layers quantized, and notes.
 
     `method` is INT8 (weights alone), INT8_DYNAMIC (weights, and activations when they come) or INT4 (weights, packed
@@ -31,7 +33,7 @@ def quantize_program(path: Path, method: str, *, exclude: Sequence[str] = ()) ->
     with quiet_torch(), torch.no_grad():
         module = program.module(check_guards=False)
         found = restore_linear_layers(torch, module)
-        _check_layers(path, found, exclude, program)
+        _check_layers(shown, found, exclude, program)
         wanted = [name for name in found if name not in exclude]
         notes = [f"quantized {len(wanted)} linear layers: {', '.join(wanted)}"]
         if method == INT4:
@@ -47,7 +49,7 @@ def quantize_program(path: Path, method: str, *, exclude: Sequence[str] = ()) ->
         others = _other_weights(program)
         if others:
             notes.append(f"left as they are: {others}")
-        return _exported_again(torch, program, module, path), tuple(notes)
+        return _exported_again(torch, program, module, shown), tuple(notes)
 
 
 def _config(torch: Any, quantization: Any, method: str) -> Any:
@@ -59,13 +61,13 @@ def _config(torch: Any, quantization: Any, method: str) -> Any:
     return quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=granularity.PerGroup(GROUP_SIZE))
 
 
-def _check_layers(path: Path, found: dict[str, str], exclude: Sequence[str], program: Any) -> None:
+def _check_layers(shown: str, found: dict[str, str], exclude: Sequence[str], program: Any) -> None:
     for name in exclude:
         if name not in found:
             raise InvalidArgumentError(f"--exclude: there is no linear layer '{name}' (there are {', '.join(found)})")
     if not set(found) - set(exclude):
         raise UnsupportedError(
-            f"'{path}' has no linear layer whose weights could be quantized "
+            f"'{shown}' has no linear layer whose weights could be quantized "
             f"({_other_weights(program) or 'no weights'}); "
             "for convolutions convert it to ONNX, and quantize that"
         )
@@ -134,7 +136,7 @@ def _other_weights(program: Any) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _exported_again(torch: Any, program: Any, module: Any, path: Path) -> Any:
+def _exported_again(torch: Any, program: Any, module: Any, shown: str) -> Any:
     """The changed module as a program with the same inputs, outputs and variable dimensions, free of torchao's own
     operators, which nobody could load without it.
     """
@@ -146,11 +148,11 @@ def _exported_again(torch: Any, program: Any, module: Any, path: Path) -> Any:
         if any(str(node.target).startswith("torchao") for node in exported.graph.nodes):
             exported = exported.run_decompositions(table)
     except Exception as error:  # torch raises whatever its tracer meets
-        raise UnsupportedError(f"'{path}' cannot be traced again after quantization: {first_line(error)}") from error
+        raise UnsupportedError(f"'{shown}' cannot be traced again after quantization: {first_line(error)}") from error
     foreign = sorted({str(node.target) for node in exported.graph.nodes if str(node.target).startswith("torchao")})
     if foreign:
         raise UnsupportedError(
-            f"'{path}': operators of torchao are left that no server could load: {', '.join(foreign)}"
+            f"'{shown}': operators of torchao are left that no server could load: {', '.join(foreign)}"
         )
     return exported
 
