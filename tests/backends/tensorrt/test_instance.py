@@ -139,7 +139,8 @@ def test_scalars_have_one_element_on_the_wire() -> None:
 def test_graphs_serve_their_sizes_and_the_rest_goes_without() -> None:
     text = (
         'max_batch_size: 8 input [ { name: "in" data_type: TYPE_FP32 dims: [ 16 ] } ] '
-        "optimization { cuda { graphs: true graph_spec [ { batch_size: 1 }, { batch_size: 4 graph_lower_bound { batch_size: 3 } } ] } }"
+        "optimization { cuda { graphs: true "
+        "graph_spec [ { batch_size: 1 }, { batch_size: 4 graph_lower_bound { batch_size: 3 } } ] } }"
     )
     made, loaded = instance(batching_engine(8), doubled, text)
     assert loaded.engine.num_contexts == 3  # one for each graph, and the profile's
@@ -153,7 +154,8 @@ def test_graphs_serve_their_sizes_and_the_rest_goes_without() -> None:
 def test_a_graph_that_cannot_be_captured_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     text = (
         'max_batch_size: 8 input [ { name: "in" data_type: TYPE_FP32 dims: [ -1 ] } ] '
-        'optimization { cuda { graphs: true graph_spec [ { batch_size: 8 input { key: "in" value { dim: [ 99 ] } } } ] } }'
+        "optimization { cuda { graphs: true "
+        'graph_spec [ { batch_size: 8 input { key: "in" value { dim: [ 99 ] } } } ] } }'
     )
     made, _ = instance(batching_engine(8), doubled, text)
     assert "instance 'm_0': no CUDA graph" in caplog.text
