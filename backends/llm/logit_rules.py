@@ -6,6 +6,7 @@ place; a token that a rule forbids gets minus infinity.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,19 +38,12 @@ def apply_rules(row: torch.Tensor, sequence: Sequence, state: SamplerState, num_
         apply_penalties(row, sequence, state.counts)
 
 
-def forbid_unmasked(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+def forbid_on_host(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
     """Keep the tokens that a boolean mask allows; ids past its end (rows are padded) are not.
 
     Where the other rules forbid all of them the mask wins: what it says is the form of the text, and a text that
-    follows no other rule is better than none. No value is read from a device.
+    follows no other rule is better than none. By NumPy, because torch's masked_fill takes five times as long on a CPU.
     """
-    if row.device.type == "cpu":  # torch's masked_fill takes five times as long there
-        forbid_on_host(row, allowed)
-    else:
-        forbid_on_device(row, allowed)
-
-
-def forbid_on_host(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
     num_tokens = min(len(allowed), len(row))
     row[num_tokens:] = _FORBIDDEN
     values = row[:num_tokens].numpy()
@@ -58,13 +52,18 @@ def forbid_on_host(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
         values[allowed[:num_tokens]] = 0.0
 
 
-def forbid_on_device(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
-    num_tokens = min(len(allowed), len(row))
-    row[num_tokens:] = _FORBIDDEN
-    kept = torch.from_numpy(allowed[:num_tokens].copy()).to(row.device)
-    values = torch.where(kept, row[:num_tokens], _FORBIDDEN)
-    has_any = values.amax() > _FORBIDDEN
-    row[:num_tokens] = torch.where(kept & ~has_any, 0.0, values)
+def forbid_on_device(logits: torch.Tensor, rows: Rows[int], masks: Rows[npt.NDArray[np.bool_]]) -> None:
+    """The same for several rows of logits [rows, vocabulary] at once: one copy to the device, and no read."""
+    allowed = np.zeros((len(rows), logits.shape[1]), dtype=np.bool_)
+    for place, mask in zip(allowed, masks, strict=True):
+        num_tokens = min(len(mask), len(place))
+        place[:num_tokens] = mask[:num_tokens]
+    kept = torch.from_numpy(allowed)
+    kept = (kept.pin_memory() if logits.device.type == "cuda" else kept).to(logits.device, non_blocking=True)
+    index = torch.tensor(rows, device=logits.device)
+    values = torch.where(kept, logits[index], _FORBIDDEN)
+    has_any = values.amax(dim=1, keepdim=True) > _FORBIDDEN
+    logits[index] = torch.where(kept & ~has_any, 0.0, values)
 
 
 def _keep_only(row: torch.Tensor, token_ids: tuple[int, ...]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .draw import DrawInputs, draw_on_device, draw_on_host
-from .logit_rules import apply_rules, forbid_unmasked
+from .logit_rules import apply_rules, forbid_on_device, forbid_on_host
 from .logprobs import LogprobRows, rank_tokens
 from .noise import uniform
 from .plan import SampledToken, TokenLogprobs
@@ -105,9 +105,9 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int]) -> torch.Tensor:
         if logits.device.type == "cpu":
             return _choose_on_host(logits, sequences, positions)
-        for row, sequence in enumerate(sequences):
-            if sequence.matcher is not None:
-                forbid_unmasked(logits[row], sequence.matcher.allowed_mask())
+        bound = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
+        if bound:
+            forbid_on_device(logits, bound, [sequences[row].matcher.allowed_mask() for row in bound])
         params = [sequence.params for sequence in sequences]
         if all(one.is_greedy for one in params):
             return logits.argmax(dim=-1)
@@ -143,7 +143,7 @@ def _choose_matching(logits: torch.Tensor, sequence: Sequence, position: int) ->
         token_id = _choose_one(logits, sequence, position, draw=0)
         if matcher.accepts(token_id):
             return token_id
-    forbid_unmasked(logits, matcher.allowed_mask())
+    forbid_on_host(logits, matcher.allowed_mask())
     return _choose_one(logits, sequence, position, draw=1)
 
 
