@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from hmac import compare_digest
 from pathlib import Path
@@ -39,11 +40,13 @@ _KEY = re.compile(r"msk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _HASH = re.compile(r"sha256:([0-9a-f]{32}):([0-9a-f]{64})", re.ASCII)
-_FIELDS = ("name", "id", "hash", "scopes", "models", "limits")
+_FIELDS = ("name", "id", "hash", "scopes", "models", "expires", "limits")
 _MAX_FILE_BYTES = 4 << 20
+_DAY_S = 86_400
 
 _MISSING = "an API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
 _WRONG = "the API key is wrong, or was taken back"
+_EXPIRED = "the API key has expired; ask for a new one"
 
 
 class Scope(enum.Enum):
@@ -72,7 +75,8 @@ SCOPE_OF: Final[dict[ApiGroup, Scope]] = {
 class ApiKey:
     """An entry of the file. `models` are patterns of names with `*` and `?`; without any, it is for all models.
 
-    `limits` are its quotas and its weight where callers wait for the same model.
+    `limits` are its quotas and its weight where callers wait for the same model. From `expires_s`, in seconds since
+    1970, on it is nobody's.
     """
 
     name: str
@@ -82,6 +86,7 @@ class ApiKey:
     scopes: frozenset[Scope]
     models: tuple[str, ...] = ()
     limits: CallerLimits = NO_LIMITS
+    expires_s: float | None = None
 
     def allows_model(self, name: str) -> bool:
         """Whether the key is for that model."""
@@ -110,6 +115,8 @@ class ApiKey:
             fields["models"] = list(self.models)
         if self.limits != NO_LIMITS:
             fields["limits"] = self.limits.fields
+        if self.expires_s is not None:
+            fields["expires"] = date_text(self.expires_s)
         text: str = yaml.safe_dump([fields], default_flow_style=None, sort_keys=False, width=10_000)
         return text
 
@@ -119,13 +126,18 @@ CALLER: Final[ContextVar[ApiKey | None]] = ContextVar("modelserver_caller", defa
 
 
 def create_key(
-    name: str, scopes: frozenset[Scope], models: tuple[str, ...] = (), limits: CallerLimits = NO_LIMITS
+    name: str,
+    scopes: frozenset[Scope],
+    models: tuple[str, ...] = (),
+    limits: CallerLimits = NO_LIMITS,
+    *,
+    expires_s: float | None = None,
 ) -> tuple[str, ApiKey]:
     """A new key: what its owner gets, which is nowhere else, and the entry. Raises InvalidArgumentError."""
     _check_name(name)
     key_id, salt = secrets.token_hex(4), secrets.token_bytes(16)
     text = f"msk_{key_id}_{secrets.token_urlsafe(32)}"
-    return text, ApiKey(name, key_id, salt, _digest(salt, text), scopes, models, limits)
+    return text, ApiKey(name, key_id, salt, _digest(salt, text), scopes, models, limits, expires_s)
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
@@ -159,10 +171,13 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
 class KeyRing:
     """The keys of a file over time: a file that changed is taken, a broken one is not, and the old keys stay."""
 
-    def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises InvalidArgumentError when the file is no good."""
+    def __init__(
+        self, path: str, *, clock: Callable[[], float] = time.monotonic, today_s: Callable[[], float] = time.time
+    ) -> None:
+        """Raises InvalidArgumentError when the file is no good. `today_s` gives the seconds since 1970."""
         self._path = Path(path)
         self._clock = clock
+        self._today_s = today_s
         self._seen = self._fingerprint()
         self._keys = read_keys(self._path)
         self._limits = _limits(self._keys)
@@ -179,6 +194,7 @@ class KeyRing:
         key = self._keys.get(match[1]) if match is not None else None
         if key is None or not compare_digest(_digest(key.salt, text), key.digest):
             raise UnauthenticatedError(_WRONG)
+        self._check_date(key)
         note_key(key.name)
         return key
 
@@ -189,11 +205,16 @@ class KeyRing:
         return self._limits.get(name)
 
     def check_current(self, key: ApiKey) -> None:
-        """Raises UnauthenticatedError for a key that was taken back or changed since its call began, as streams may."""
+        """Raises UnauthenticatedError for a key that was taken back, changed or expired since its call began."""
         if self._clock() >= self._next_look_s:
             self.look()
         if self._keys.get(key.id) is not key:
             raise UnauthenticatedError(_WRONG)
+        self._check_date(key)
+
+    def _check_date(self, key: ApiKey) -> None:
+        if key.expires_s is not None and self._today_s() >= key.expires_s:
+            raise UnauthenticatedError(_EXPIRED)
 
     def look(self) -> None:
         """Read the file if it has changed."""
@@ -225,6 +246,27 @@ class KeyRing:
 def open_keys(path: str) -> KeyRing | None:
     """The keys of a file; None without one. Raises InvalidArgumentError when it is no good."""
     return KeyRing(path) if path else None
+
+
+def parse_date(value: object) -> float:
+    """A day, which ends in UTC, or a time with its zone, as seconds since 1970. Raises InvalidArgumentError."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        is_day = isinstance(value, str) and len(value) == len("2026-12-31")
+    except ValueError:
+        moment, is_day = None, False
+    if isinstance(moment, datetime) and is_day:
+        return moment.replace(tzinfo=UTC).timestamp() + _DAY_S
+    if isinstance(moment, date) and not isinstance(moment, datetime):
+        return datetime(moment.year, moment.month, moment.day, tzinfo=UTC).timestamp() + _DAY_S
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise InvalidArgumentError("a key expires at a day such as 2026-12-31 or a time such as 2026-12-31T12:00:00Z")
+    return moment.timestamp()
+
+
+def date_text(seconds: float) -> str:
+    """Seconds since 1970, as `parse_date` reads them."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_scopes(words: list[str]) -> frozenset[Scope]:
@@ -288,7 +330,17 @@ def _read_entry(where: str, entry: object) -> ApiKey:
     if not isinstance(limits, dict):
         raise InvalidArgumentError(f"{where}: 'limits' must be a mapping, such as {{concurrent: 4, weight: 2}}")
     salt, digest = bytes.fromhex(match[1]), bytes.fromhex(match[2])
-    return ApiKey(name, key_id, salt, digest, granted, tuple(models), parse_limits(f"{where}: limits", limits))
+    parsed = parse_limits(f"{where}: limits", limits)
+    return ApiKey(name, key_id, salt, digest, granted, tuple(models), parsed, _read_expiry(where, entry))
+
+
+def _read_expiry(where: str, entry: Mapping[str, object]) -> float | None:
+    if "expires" not in entry:
+        return None
+    try:
+        return parse_date(entry["expires"])
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{where}: 'expires': {error.message}") from None
 
 
 def _are_texts(value: Any) -> bool:

@@ -24,7 +24,10 @@ SEPARATOR = ";"
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 # What the commands that talk to a server read, and what is decided before there are options.
-_OTHER_VARIABLES = frozenset({"MODELSERVER_URL", "MODELSERVER_API_KEY", accelerator.VARIABLE})
+_OTHER_VARIABLES = frozenset(
+    {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
+    | {accelerator.VARIABLE}
+)
 
 Values = dict[str, OptionValue]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.keys import KeyFile
 
-from modelserver.api_keys import LOOK_S, KeyRing, Scope, create_key, open_keys, parse_scopes, read_keys
+from modelserver.api_keys import LOOK_S, KeyRing, Scope, create_key, date_text, open_keys, parse_scopes, read_keys
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
 
 GOOD = f"{{name: a, id: '00000001', hash: 'sha256:{'0' * 32}:{'0' * 64}', scopes: [infer]}}"
@@ -154,3 +154,37 @@ def test_scopes_by_name() -> None:
     assert parse_scopes(["admin", "infer"]) == {Scope.ADMIN, Scope.INFER}
     with pytest.raises(InvalidArgumentError, match="'metric'; did you mean 'metrics'"):
         parse_scopes(["metric"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expires_s"),
+    [
+        ("2026-12-31", 1798761600.0),
+        ("2026-12-31T12:00:00Z", 1798718400.0),
+        ("2026-12-31T13:00:00+01:00", 1798718400.0),
+    ],
+)
+def test_a_key_expires(tmp_path: Path, text: str, expires_s: float) -> None:
+    """A day ends with it, in UTC. Streams that are open end with their key."""
+    given, key = create_key("ci", frozenset({Scope.INFER}))
+    path = tmp_path / "keys.yaml"
+    path.write_text(key.line + f"  expires: {text}\n")
+    now_s = [expires_s - 1]
+    ring = KeyRing(str(path), today_s=lambda: now_s[0])
+    caller = ring.caller({"x-api-key": given})
+    assert caller.expires_s == expires_s
+    ring.check_current(caller)
+    assert f"expires: '{date_text(expires_s)}'" in caller.line
+    now_s[0] = expires_s
+    with pytest.raises(UnauthenticatedError, match="expired"):
+        ring.caller({"x-api-key": given})
+    with pytest.raises(UnauthenticatedError, match="expired"):
+        ring.check_current(caller)
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "2026-12-31T12:00:00", "7", "[]"])
+def test_a_key_expires_at_a_time_that_all_understand(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"- {GOOD.replace('scopes', f'expires: {text}, scopes')}")
+    with pytest.raises(InvalidArgumentError, match="entry 1: 'expires': a key expires at a day such as"):
+        KeyRing(str(path))

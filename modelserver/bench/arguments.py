@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from modelserver.bench.work import Sequences
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import TRUE_WORDS
 
+# As of our other commands; not a flag, since other users of the machine see those.
+_KEY_VARIABLE = "MODELSERVER_API_KEY"
+
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 DEFAULT_SEQUENCE_LENGTH = 20
 
@@ -47,7 +51,7 @@ def parse_arguments(words: Sequence[str]) -> BenchOptions | LlmOptions:
             address=_address(found, is_grpc=False),
             load=_load(found),
             report=_report(found),
-            headers=dict(_header(text) for text in found.headers),
+            headers=_headers(found.headers),
         )
     if found.service_kind != "triton":
         raise InvalidArgumentError(
@@ -222,7 +226,7 @@ def _request(found: argparse.Namespace) -> RequestOptions:
             string_data=found.string_data,
             seed=found.seed,
         ),
-        headers=dict(_header(text) for text in found.headers),
+        headers=_headers(found.headers),
         parameters=dict(_parameter(text) for text in found.request_parameter),
         is_input_json=found.input_tensor_format == "json",
         is_output_json=found.output_tensor_format == "json",
@@ -239,6 +243,15 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not colon or not name or not all(part.strip().isdigit() for part in parts):
         raise InvalidArgumentError(f"--shape expects <name>:<size>,<size>,..., got '{text}'")
     return name, tuple(int(part) for part in parts)
+
+
+def _headers(texts: Sequence[str]) -> dict[str, str]:
+    """What -H says, and the API key of the environment unless that says another."""
+    headers = dict(_header(text) for text in texts)
+    key = os.environ.get(_KEY_VARIABLE, "")
+    if key and not {"authorization", "x-api-key"} & {name.lower() for name in headers}:
+        headers["authorization"] = f"Bearer {key}"
+    return headers
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 300.0
 # The API key of every command that asks a server; not a flag, since other users of the machine see those.
 KEY_VARIABLE = "MODELSERVER_API_KEY"
+# Files in PEM form: whom to trust (the system's authorities without it), and who we are where a server asks.
+CA_VARIABLE = "MODELSERVER_CA_FILE"
+CERTIFICATE_VARIABLE = "MODELSERVER_CLIENT_CERT"
+CERTIFICATE_KEY_VARIABLE = "MODELSERVER_CLIENT_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class ServerClient:
             raise InvalidArgumentError(f"--url expects http://<host>:<port>, got '{url}'")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._is_secure = parts.scheme == "https"
+        self._tls: ssl.SSLContext | None = None
         self._host = parts.hostname
         self._port = parts.port
         self._timeout_s = timeout_s
@@ -148,13 +154,19 @@ class ServerClient:
             content = response.read()
         return Reply({key.lower(): value for key, value in response.getheaders()}, content)
 
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._is_secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        if self._tls is None:
+            self._tls = _tls_context()
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
+
     @contextmanager
     def _answer(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None
     ) -> Iterator[http.client.HTTPResponse]:
         """A successful answer, of which nothing is read yet; what goes wrong with reading it is told too."""
-        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._timeout_s)
+        connection = self._connection()
         try:
             connection.request(method, path, body, {**self._key_headers, **(headers or {})})
             response = connection.getresponse()
@@ -176,6 +188,26 @@ class ServerClient:
             raise UnavailableError(f"cannot read the answer of {self.url}: {type(error).__name__}") from None
         finally:
             connection.close()
+
+
+def _tls_context() -> ssl.SSLContext:
+    """What the variables say. Raises InvalidArgumentError, naming the variable, for a file that is no good."""
+    authorities, certificate, key = (
+        os.environ.get(name, "") for name in (CA_VARIABLE, CERTIFICATE_VARIABLE, CERTIFICATE_KEY_VARIABLE)
+    )
+    try:
+        context = ssl.create_default_context(cafile=authorities or None)
+    except OSError as error:  # ssl.SSLError too
+        raise InvalidArgumentError(f"{CA_VARIABLE}: cannot use '{authorities}': {error.strerror or error}") from None
+    if certificate:
+        try:
+            context.load_cert_chain(certificate, key or None)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"{CERTIFICATE_VARIABLE}, {CERTIFICATE_KEY_VARIABLE}: cannot use '{certificate}' with the key "
+                f"'{key or certificate}': {error.strerror or error}"
+            ) from None
+    return context
 
 
 def _segment(model: str) -> str:

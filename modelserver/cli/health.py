@@ -26,7 +26,10 @@ def health(
     ] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the answer.")] = TIMEOUT_S,
 ) -> None:
-    """Tell by the exit code whether a server is ready: 0 it is, 1 it is not or does not answer."""
+    """Tell by the exit code whether a server is ready: 0 it is, 1 it is not or does not answer.
+
+    Of TLS, the variables MODELSERVER_CA_FILE, MODELSERVER_CLIENT_CERT and MODELSERVER_CLIENT_KEY name the files.
+    """
     client = ServerClient(url, timeout_s=timeout_s)
     if live:
         client.check_live()

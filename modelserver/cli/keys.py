@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from modelserver.api_keys import Scope, create_key, parse_scopes, read_keys
+from modelserver.api_keys import Scope, create_key, date_text, parse_date, parse_scopes, read_keys
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError
 
+_COLUMNS = ("name", "id", "scopes", "models", "expires")
 _SCOPES = ", ".join(scope.value for scope in Scope)
 
 
@@ -29,10 +31,17 @@ def create(
         list[str] | None,
         typer.Option("--model", help="Models that it is for, with * and ?; without: all. Repeat for several."),
     ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            "--expires", help="When it ends: in days (90d), on a day (2026-12-31), or at a time with its zone."
+        ),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Append the entry to this file, made if need be.")] = None,
 ) -> None:
     """Make a key and print it, this once: nobody can read it from the file's entry, which is printed too."""
-    text, key = create_key(name, parse_scopes(scope), tuple(model or ()))
+    expires_s = _expiry(expires) if expires is not None else None
+    text, key = create_key(name, parse_scopes(scope), tuple(model or ()), expires_s=expires_s)
     if file is not None:
         _append(file, name, key.line)
     print_line(f"key: {text}")
@@ -45,14 +54,29 @@ def list_keys(
 ) -> None:
     """List the entries of a file of keys, and so check it."""
     rows = [
-        (key.name, key.id, sorted(scope.value for scope in key.scopes), list(key.models))
+        (
+            key.name,
+            key.id,
+            sorted(scope.value for scope in key.scopes),
+            list(key.models),
+            None if key.expires_s is None else date_text(key.expires_s),
+        )
         for key in read_keys(file).values()
     ]
     if as_json:
-        print_json([dict(zip(("name", "id", "scopes", "models"), row, strict=True)) for row in rows])
+        print_json([dict(zip(_COLUMNS, row, strict=True)) for row in rows])
         return
-    cells = [(name, key_id, ", ".join(scopes), ", ".join(models) or "*") for name, key_id, scopes, models in rows]
-    print_table(("name", "id", "scopes", "models"), cells)
+    cells = [
+        (name, key_id, ", ".join(scopes), ", ".join(models) or "*", expires or "never")
+        for name, key_id, scopes, models, expires in rows
+    ]
+    print_table(_COLUMNS, cells)
+
+
+def _expiry(text: str) -> float:
+    """Days from now, or a date."""
+    days = text.removesuffix("d")
+    return time.time() + int(days) * 86_400 if text.endswith("d") and days.isdecimal() else parse_date(text)
 
 
 def _append(file: Path, name: str, line: str) -> None:

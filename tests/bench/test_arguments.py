@@ -166,3 +166,9 @@ def test_the_help_has_every_flag() -> None:
     text = make_parser().format_help()
     for flag in ("--concurrency-range", "--request-rate-range", "--input-data", "--llm", "--html", "--shared-memory"):
         assert flag in text
+
+
+def test_the_api_key_of_the_environment_is_sent_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELSERVER_API_KEY", "msk_1")
+    assert parse().request.headers == {"authorization": "Bearer msk_1"}
+    assert parse("-H", "X-API-Key: other").request.headers == {"X-API-Key": "other"}

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.asking import ask, infer, infer_body, metric, wait_for
-from support.http2_frames import data, headers
+from support.http2_frames import PREFACE, data, headers, settings
 from support.layouts import ADDRESS
 from support.model_files import write_identity
 from support.processes import ServerProcess, serving_process
 from support.raw_http1 import Http1Peer
-from support.raw_http2 import Peer, call_fields, prefixed
+from support.raw_http2 import call_fields, prefixed
 
 MIB = 1 << 20
 
@@ -53,7 +53,7 @@ def test_http_clients_that_leave_at_any_byte(server: ServerProcess, model: str, 
     head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     request = head.encode() + body
     address = (ADDRESS, server.port("HTTP"))
-    for num_bytes in range(0, len(request) + 1, 3):
+    for num_bytes in range(0, len(request) + 1, 5):
         peer = Http1Peer(address)
         peer.send(request[:num_bytes])
         if is_reset:
@@ -68,10 +68,11 @@ def test_grpc_clients_that_leave_at_any_byte(server: ServerProcess, model: str) 
     """In the middle of frames, of headers and of messages."""
     message = _model_infer(model)
     fields = call_fields("/inference.GRPCInferenceService/ModelInfer")
-    frames = headers(1, fields, end=False).encode() + data(1, prefixed(message), end=True).encode()
-    for num_bytes in range(0, len(frames) + 1, 5):
-        with Peer((ADDRESS, server.port("gRPC"))) as peer:
-            peer.send(frames[:num_bytes])
+    frames = (settings(), headers(1, fields, end=False), data(1, prefixed(message), end=True))
+    sent = PREFACE + b"".join(frame.encode() for frame in frames)
+    for num_bytes in range(0, len(sent) + 1, 9):
+        with Http1Peer((ADDRESS, server.port("gRPC"))) as peer:
+            peer.send(sent[:num_bytes])
     expect_idle(server)
 
 

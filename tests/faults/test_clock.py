@@ -14,6 +14,7 @@ from support.processes import ANY_PORTS, ServerProcess
 SOURCES = Path(__file__).parents[2] / "modelserver"
 # Ages of files, the date in what is signed for object stores, and the creation time that OpenAI's API tells.
 READERS_OF_THE_WALL_CLOCK = {
+    "api_keys.py",  # the day on which a key expires
     "repository/cloud_cache.py",
     "repository/cloud_credentials.py",
     "frontends/openai/call.py",
