@@ -342,6 +342,12 @@ class DataPlane:
                 model.statistics.reset()
 
     def _ready_models(self, name: str, version: int | None) -> list[Model]:
+        try:
+            return self._named_models(name, version)
+        except ModelAsleepError as asleep:  # numbers of a model are no reason to load it
+            raise UnavailableError(asleep.message) from None
+
+    def _named_models(self, name: str, version: int | None) -> list[Model]:
         if not name:
             return list(self._repository.models())
         if version is None:

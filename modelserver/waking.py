@@ -32,7 +32,7 @@ class WakingRequests:
     def __init__(self, infer: Callable[[InferRequest], ResponseStream], *, max_waiting: int = 10_000) -> None:
         self._infer = infer
         self._max_waiting = max_waiting
-        self._tasks: dict[InferRequest, asyncio.Task[None]] = {}
+        self._tasks: dict[InferRequest, asyncio.Task[ServerError | None]] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -44,8 +44,10 @@ class WakingRequests:
             error = QueueFullError(f"{self._max_waiting} requests wait for models to be loaded: try again later")
             error.retry_after_s = 1.0
             raise error
-        task = asyncio.get_running_loop().create_task(self._wait(request, asleep), name="request for a model asleep")
+        task = asyncio.get_running_loop().create_task(self._submit(request, asleep), name="request for a model asleep")
         self._tasks[request] = task
+        # Not at the end of the Task: one that is cancelled at once does not begin.
+        task.add_done_callback(lambda done: self._settle(request, done))
         request.on_cancel = self._cancel
         return request.stream
 
@@ -57,21 +59,19 @@ class WakingRequests:
     def _cancel(self, request: InferRequest) -> None:
         self._tasks[request].cancel()
 
-    async def _wait(self, request: InferRequest, asleep: ModelAsleepError) -> None:
-        error: ServerError | None = None
-        try:
-            error = await self._submit(request, asleep)
-        except asyncio.CancelledError:
-            name = request.model_name
+    def _settle(self, request: InferRequest, task: asyncio.Task[ServerError | None]) -> None:
+        """The wait is over: answer, unless who has the request does."""
+        del self._tasks[request]
+        error: ServerError | None
+        if task.cancelled():
+            error = UnavailableError("the server is shutting down and accepts no new requests")
             if request.is_cancelled:
-                error = CancelledError(f"request to model '{name}' was cancelled")
-            else:
-                error = UnavailableError("the server is shutting down and accepts no new requests")
-        except Exception as fault:
-            _logger.exception("a request that waited for its model failed")
+                error = CancelledError(f"request to model '{request.model_name}' was cancelled")
+        elif (fault := task.exception()) is not None:
+            _logger.error("a request that waited for its model failed", exc_info=fault)
             error = InternalError(f"internal error: {type(fault).__name__}; the server's log has the details")
-        finally:
-            del self._tasks[request]
+        else:
+            error = task.result()
         if error is not None:
             request.stream.deliver(InferResponse(error=error))
 

@@ -100,6 +100,8 @@ class ModelLifecycle:
         self._is_wanted = False
         self._is_stopped = False
         self._is_vacated = False
+        # Whether another load would bring the same: what serves is what is on disk, or what was kept of an override.
+        self.is_as_stored = True
         # Ensembles whose models are there and do not fit.
         self._mismatched: set[int] = set()
         self._operations = OperationQueue(name, self._perform)
@@ -272,6 +274,7 @@ class ModelLifecycle:
             if source is not None and source.holdings:
                 self._context.close_pool.submit(source.release)
         self._forget_failures(request.version)
+        self.is_as_stored = request.version is None and (request.is_plain or bool(request.persists))
         self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
         if request.version is None:
             self._note = await self._in_load_pool(self._settle_override, request, source)

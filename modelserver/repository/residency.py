@@ -98,6 +98,7 @@ class Residency:
         self._loads: Counter[str] = Counter()
         self._evictions: Counter[tuple[str, str]] = Counter()
         self._turn = asyncio.Lock()  # with a budget loads go one by one, so that what each takes can be measured
+        self._coming: dict[str, int] = {}  # what those that are being loaded will take
         self._changed = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
         self._looked_s = -inf
@@ -212,9 +213,15 @@ class Residency:
                 await self._access.load(key)
                 self._bytes[key] = max(file_bytes, self._bytes.get(key, 0))
                 return
-            async with self._turn:
-                await self._make_room(key, max(self._bytes.get(key, 0), policy.memory_bytes or file_bytes))
-                await self._load_measured(key, file_bytes)
+            has_turn = await self._take_turn()
+            try:
+                self._coming[key] = max(self._bytes.get(key, 0), policy.memory_bytes or file_bytes)
+                await self._make_room(key, self._coming[key])
+                await self._load_measured(key, file_bytes, is_alone=has_turn)
+            finally:
+                del self._coming[key]
+                if has_turn:
+                    self._turn.release()
         except asyncio.CancelledError:
             raise UnavailableError("the server is shutting down") from None
         except _NoRoomError:
@@ -226,20 +233,34 @@ class Residency:
             self._failures[key] = _Failure(count, self._clock() + pause_s, error.message)
             raise
 
-    async def _load_measured(self, key: str, file_bytes: int) -> None:
+    async def _take_turn(self) -> bool:
+        """Wait for the loads before this one, but not for ever: a model may wait for this one while it is loaded."""
+        try:
+            async with asyncio.timeout(self.options.room_patience_s):
+                return await self._turn.acquire()
+        except TimeoutError:
+            return False
+
+    async def _load_measured(self, key: str, file_bytes: int, *, is_alone: bool) -> None:
         """Load, and find out what it takes: what the process grew by, what its children hold, or what the config says.
 
         An allocator that has free pages grows by less: the files are the least that counts, and what was seen before.
+        Unless it is alone, what the process grew by says nothing of this model.
         """
         before = self._measure()
         await self._access.load(key)
-        grown = self._measure() - before
+        grown = self._measure() - before if is_alone else 0
         models = self._models(key)
         in_children = sum(usage.byte_size for model in models for usage in model.memory_usage())
         declared = self._policy(key).memory_bytes
         self._bytes[key] = declared or max(file_bytes, grown + in_children, in_children, self._bytes.get(key, 0))
-        excess = plan_room(self._residents(but=key), self._bytes[key], self.options.budget_bytes)
-        for victim in excess or ():
+        if self._bytes[key] > self.options.budget_bytes:
+            logger.warning(
+                "model '%s' takes %.0f MiB, more than --on-demand-memory-budget alone; it is not loaded again",
+                key,
+                self._bytes[key] / _MIB,
+            )
+        for victim in plan_room(self._residents(but=key), self._bytes[key], self.options.budget_bytes) or ():
             self._evict(victim, "memory")
 
     async def _make_room(self, key: str, needed_bytes: int) -> None:
@@ -252,7 +273,8 @@ class Residency:
             )
         deadline_s = self._clock() + self.options.room_patience_s
         while True:
-            victims = plan_room(self._residents(but=key), needed_bytes, budget)
+            others = sum(self._coming.values()) - needed_bytes
+            victims = plan_room(self._residents(but=key), needed_bytes, budget - others)
             left = [self._evict(victim, "memory") for victim in victims or ()]
             if victims is not None and all(left):
                 for victim in victims:
@@ -295,7 +317,8 @@ class Residency:
     def _resident(self, key: str) -> Resident:
         models, policy = self._models(key), self._policy(key)
         kept_s = self._keep_alive_s.get(key, policy.keep_alive_s)
-        is_busy = self._table.lifecycles[key].is_busy or not all(model.is_idle for model in models)
+        lifecycle = self._table.lifecycles[key]
+        is_busy = lifecycle.is_busy or not all(model.is_idle for model in models)
         return Resident(
             key=key,
             num_bytes=self._bytes.get(key, 0),
@@ -305,8 +328,9 @@ class Residency:
         )
 
     def _stays(self, key: str) -> bool:
-        """Whether the model is pinned, or called by an ensemble that is loaded."""
-        return self._policy(key).is_pinned or bool(self._access.users(key))
+        """Whether the model is pinned, called by an ensemble that is loaded, or would not come back as it is."""
+        comes_back = self._table.lifecycles[key].is_as_stored and key in self._access.scan().names
+        return self._policy(key).is_pinned or bool(self._access.users(key)) or not comes_back
 
     def _evict(self, key: str, reason: str) -> bool:
         """Unload the model if it is idle; whether it was."""

@@ -257,3 +257,30 @@ async def test_many_who_come_and_go(tmp_path: Path) -> None:
 
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
         await asyncio.gather(*(ask(repository, number) for number in range(40)))
+
+
+async def test_what_would_not_come_back_as_it_is_stays(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    override = '{"backend": "identity", "max_batch_size": 3, "parameters": {"keep_alive": {"string_value": "0"}}}'
+    async with open_repository(tmp_path, demand=ON) as repository:
+        await repository.load("a", config_json=override)
+        await asyncio.sleep(0.15)
+        assert repository.get("a", None).config.max_batch_size == 3
+        await repository.load("a", keep_alive_s=0.0)
+        await until(lambda: not ready(repository), "what is on disk may leave")
+
+
+async def test_a_model_that_asks_for_another_while_it_is_loaded_gets_it(tmp_path: Path) -> None:
+    """With a budget loads go one by one, and this one would wait for itself."""
+    for name in ("outer", "inner"):
+        write_model(tmp_path, name, extra=parameter("resident_bytes", "10"))
+    loader = GatedLoader()
+    demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100, room_patience_s=0.05)
+    async with open_repository(tmp_path, loader=loader, control_mode=NONE, demand=demand) as repository:
+        loader.hold("outer")
+        outer = asyncio.create_task(asleep(repository, "outer").wake())
+        await loader.reached("outer")
+        await wake(repository, "inner")
+        loader.release("outer")
+        await outer
+        assert ready(repository) == ["inner", "outer"]
