@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from modelserver.cli.client import ServerClient
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import UnavailableError
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
@@ -90,12 +90,9 @@ def _tail(text: bytes) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    elif process.returncode not in (0, -signal.SIGTERM):
-        raise ServerError(f"the server ended by itself with status {process.returncode}")
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

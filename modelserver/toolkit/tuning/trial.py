@@ -67,7 +67,7 @@ def judge(candidate: Candidate, points: Sequence[TunePoint], limit_us: float) ->
 def joined(first: Trial, second: Trial, limit_us: float) -> Trial:
     """Two measurements of a candidate as one: the mean of each level that both have."""
     if first.score is None or second.score is None:
-        return first if second.score is not None else second
+        return first if first.score is not None else second
     again = {point.concurrency: point for point in second.points}
     points = [_mean(point, again[point.concurrency]) for point in first.points if point.concurrency in again]
     return judge(first.candidate, points, limit_us)

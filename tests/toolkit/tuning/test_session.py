@@ -1,0 +1,154 @@
+"""Tuning of real models on a real server, which gets each of them back as it was."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.model_files import write_identity
+from support.serving import RunningServer, running_server
+
+from modelserver.cli.client import ServerClient
+from modelserver.config.pbtxt import parse_pbtxt
+from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from modelserver.toolkit.tuning.report import html_report, notes, rank_rows, tune_document, winning_text
+from modelserver.toolkit.tuning.session import TuneOptions, TuneResult, tune
+from modelserver.toolkit.tuning.space import SpaceOptions
+from modelserver.toolkit.tuning.trial import Trial
+from modelserver.toolkit.tuning.tuned_model import borrowed
+
+SMALL = SpaceOptions(instances=(1, 2), batch_sizes=(8,), delays_us=(0,))
+
+
+class Silent:
+    """A watcher that calls something when a trial begins."""
+
+    def __init__(self, on_trial: Callable[[int], None] = lambda _: None) -> None:
+        self._on_trial = on_trial
+
+    def run_began(self, result: TuneResult) -> None:
+        pass
+
+    def trial_began(self, number: int, candidate: object) -> None:
+        self._on_trial(number)
+
+    def level_began(self, concurrency: int) -> None:
+        pass
+
+    def trial_ended(self, number: int, trial: Trial) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, model_repository: Path) -> Iterator[RunningServer]:
+    own = tmp_path_factory.mktemp("tuning")
+    for name in ("slow", "idle"):
+        # 4 ms whatever the batch: instances and batching are worth their factor on any machine.
+        write_identity(own, name, execute_delay_ms=4, more="instance_group { count: 1 kind: KIND_CPU }")
+    with running_server(
+        (own, model_repository), model_control_mode="explicit", load_model=("slow", "digits_pipeline")
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> ServerClient:
+    return ServerClient(f"http://{server.http_url}")
+
+
+def options(client: ServerClient, model: str = "slow", **fields) -> TuneOptions:
+    from modelserver.bench.input_data import DataOptions
+
+    defaults = {"space": SMALL, "concurrencies": (4,), "window_s": 0.1, "data": DataOptions(shapes={"INPUT0": (2,)})}
+    return TuneOptions(model, client.url, **{**defaults, **fields})
+
+
+def test_batching_wins_and_the_model_is_given_back(client: ServerClient, tmp_path: Path) -> None:
+    before = client.model_config("slow")
+    result = tune(options(client), Silent())
+    assert client.model_config("slow") == before
+    best, base = result.winner, result.baseline
+    assert best is not None
+    assert base is not None
+    assert best.best is not None
+    assert base.best is not None
+    assert best.best.throughput > 1.5 * base.best.throughput
+    assert result.end == ""
+
+    config = parse_pbtxt(winning_text(result)).config
+    assert config == result.winning_config
+    assert (config.name, config.dynamic_batching is not None or config.instance_group[0].count == 2) == ("slow", True)
+    rows = rank_rows(result)
+    assert rows[0][-1].startswith("best")
+    assert any("as it was" in row[-1] for row in rows)
+    page = html_report(result)
+    assert "<svg" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert json.loads(json.dumps(tune_document(result)))["winner"]["instances"] in (1, 2)
+
+
+def test_a_target_that_nobody_meets_and_limits(client: ServerClient) -> None:
+    result = tune(options(client, limit_us=1000.0, max_trials=2, is_exhaustive=True), Silent())
+    assert result.end == "ended after 2 trials (--max-trials)"
+    assert result.end in notes(result)
+    assert all(trial.score is not None and not trial.score.is_within for trial in result.trials)
+    assert "too slow" in rank_rows(result)[0][-1]
+    assert tune(options(client, time_limit_s=1e-9), Silent()).trials == []
+
+
+def test_overrides_and_unloaded_models_come_back_too(client: ServerClient) -> None:
+    override = client.model_config("slow") | {"max_batch_size": 5}
+    client.load("slow", {"config": json.dumps(override)})
+    own = client.model_config("slow")
+    quick = {"space": SpaceOptions(instances=(2,)), "max_trials": 2}
+    tune(options(client, **quick), Silent())
+    assert client.model_config("slow") == own
+    client.load("slow", {})
+
+    tune(options(client, "idle", **quick), Silent())
+    (row,) = [row for row in client.index() if row["name"] == "idle"]
+    assert row.get("state") != "READY"
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_and_the_model_comes_back(client: ServerClient, name: signal.Signals) -> None:
+    before = client.model_config("slow")
+
+    def interrupt(number: int) -> None:
+        if number == 2:
+            signal.raise_signal(name)
+
+    result = tune(options(client), Silent(interrupt))
+    assert result.end == "interrupted"
+    assert len(result.trials) == 1
+    assert client.model_config("slow") == before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_error_gives_the_model_back(client: ServerClient) -> None:
+    before = client.model_config("slow")
+
+    def break_(number: int) -> None:
+        if number == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tune(options(client), Silent(break_))
+    assert client.model_config("slow") == before
+
+
+def test_what_cannot_be_tuned_is_said(client: ServerClient, tmp_path: Path, model_repository: Path) -> None:
+    with pytest.raises(NotFoundError, match="slo"):
+        tune(options(client, "slo"), Silent())
+    with pytest.raises(InvalidArgumentError, match="is an ensemble"):
+        tune(options(client, "digits_pipeline"), Silent())
+    with pytest.raises(UnavailableError, match="connection refused"), borrowed(ServerClient("localhost:1"), "x"):
+        pass
+    with (
+        running_server(model_repository, model_control_mode="none", load_model=()) as fixed,
+        pytest.raises(UnavailableError, match="--model-control-mode=explicit"),
+    ):
+        tune(options(ServerClient(f"http://{fixed.http_url}"), "identity"), Silent())
