@@ -23,11 +23,11 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class MemoryType(enum.IntEnum):
-    """Where a tensor may lie."""
+    """Where a tensor may lie, in the numbers of Triton's `pb_utils`, which are not those of its C API."""
 
-    TRITONSERVER_MEMORY_CPU = 0
-    TRITONSERVER_MEMORY_CPU_PINNED = 1
-    TRITONSERVER_MEMORY_GPU = 2
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+    TRITONSERVER_MEMORY_CPU_PINNED = 2
 
 
 class PreferredMemory:

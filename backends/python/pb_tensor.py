@@ -33,7 +33,7 @@ class Tensor:
 
     def __init__(self, name: str, array: Array) -> None:
         if not isinstance(array, np.ndarray):
-            raise TritonModelException(
+            raise TypeError(
                 f"Tensor '{name}' must be made of a numpy.ndarray, got {type(array).__name__}; "
                 "for other libraries' arrays use Tensor.from_dlpack"
             )

@@ -16,6 +16,7 @@ from modelserver.config.schema import (
     ModelInstanceGroup,
     ModelOptimizationPolicy,
     ModelSequenceBatching,
+    ModelTransactionPolicy,
     ModelVersionPolicy,
     PinnedMemoryBuffer,
     SequenceStrategyDirect,
@@ -58,7 +59,9 @@ def normalise(
         sequence_batching=_sequence_batching(config.sequence_batching, config.max_batch_size),
     )
     if config.is_ensemble:
-        return config if config.backend else replace(config, platform=config.platform or ENSEMBLE)
+        policy = config.model_transaction_policy or ModelTransactionPolicy()
+        platform = config.platform if config.backend else config.platform or ENSEMBLE
+        return replace(config, platform=platform, model_transaction_policy=policy)
     devices = _Devices(default_cpu_instances, supports_gpu, tuple(gpu_ids))
     # As Triton names them: one that the config leaves out has the model's own name.
     groups = config.instance_group or (ModelInstanceGroup(config.name),)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from support.differential import control_cases, document_cases, flag_cases, grpc_cases, http_cases, inference_cases
+from support.differential import (
+    control_cases,
+    document_cases,
+    flag_cases,
+    grpc_cases,
+    http_cases,
+    inference_cases,
+    mode_cases,
+)
 from support.differential.facts import Case, compare
 from support.differential.servers import LAUNCHER
 from support.differential.tally import TALLY
@@ -15,7 +23,9 @@ pytestmark = [pytest.mark.tool(LAUNCHER), pytest.mark.slow, pytest.mark.timeout(
 CASES = [
     case for table in (document_cases, inference_cases, http_cases, grpc_cases, control_cases) for case in table.CASES
 ]
-ALL = [*CASES, *control_cases.CONTROL_CASES, *flag_cases.FLAG_CASES]
+MODES = {"none": mode_cases.NONE_CASES, "poll": mode_cases.POLL_CASES, "space": mode_cases.SPACE_CASES}
+MODE_CASES = [(mode, case) for mode, cases in MODES.items() for case in cases]
+ALL = [*CASES, *control_cases.CONTROL_CASES, *flag_cases.FLAG_CASES, *(case for _, case in MODE_CASES)]
 
 
 def _named(case: Case) -> str:
@@ -39,6 +49,13 @@ def test_the_same_control(control_pair: tuple[Target, Target], case: Case) -> No
 @pytest.mark.parametrize("case", flag_cases.FLAG_CASES, ids=_named)
 def test_the_same_with_flags(flag_pair: tuple[Target, Target], case: Case) -> None:
     theirs, ours = (case.ask(target) for target in flag_pair)
+    unmeant = TALLY.judge(case.name, compare(theirs, ours))
+    assert not unmeant, "\n".join(unmeant)
+
+
+@pytest.mark.parametrize(("mode", "case"), MODE_CASES, ids=[case.name for _, case in MODE_CASES])
+def test_the_same_in_each_mode(request: pytest.FixtureRequest, mode: str, case: Case) -> None:
+    theirs, ours = (case.ask(target) for target in request.getfixturevalue(f"{mode}_pair"))
     unmeant = TALLY.judge(case.name, compare(theirs, ours))
     assert not unmeant, "\n".join(unmeant)
 

@@ -174,19 +174,19 @@ def test_an_input_may_not_be_given_twice(served: RunningServer) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_an_output_that_is_asked_for_twice_comes_once_as_it_was_asked_for_last(served: RunningServer) -> None:
+def test_an_output_that_is_asked_for_twice_comes_once_as_it_was_asked_for_first(served: RunningServer) -> None:
     tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}
     binary = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
     for _ in range(2):  # the second one is recognised by what the first one was
-        document = {"inputs": [tensor], "outputs": [binary, {"name": "OUTPUT0"}]}
+        document = {"inputs": [tensor], "outputs": [{"name": "OUTPUT0"}, binary]}
         outputs = _post(served, "echo_INT32", document).json()["outputs"]
         assert outputs == [{"name": "OUTPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]
-        assert _post(served, "echo_INT32", document | {"outputs": [{"name": "OUTPUT0"}, binary]}).content.endswith(
+        assert _post(served, "echo_INT32", document | {"outputs": [binary, {"name": "OUTPUT0"}]}).content.endswith(
             b"\7\0\0\0"
         )
         request = pb.ModelInferRequest(model_name="echo_INT32", raw_input_contents=[b"\7\0\0\0"])
         request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1])
-        for count in (2, 0):
+        for count in (0, 2):
             request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = count
         reply = _infer(served, request)
         assert (len(reply.outputs), reply.raw_output_contents) == (1, [b"\7\0\0\0"])

@@ -134,8 +134,8 @@ def _transfer(
     """What does not come and go in the message."""
     placed: dict[str, RegionSlice] = {}
     class_counts: dict[str, int] = {}
-    # As with Triton an output that is asked for twice comes once, as it was asked for last.
-    for output in {output.name: output for output in outputs}.values():
+    # As with Triton an output that is asked for twice comes once, as it was asked for first.
+    for output in {output.name: output for output in reversed(outputs)}.values():
         what = f"requested output '{output.name}'"
         count = class_count(what, output.parameters)
         place = region_slice(what, output.parameters)

@@ -107,8 +107,10 @@ class HeadReader:
         listed = parsed.outputs
         if len(parsed.inputs) > limits.max_tensors or (listed and len(listed) > limits.max_tensors):
             raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
-        # As with Triton an output that is asked for twice comes once, as it was asked for last.
-        outputs = {output.name: output for output in listed or ()}
+        # As with Triton an output that is asked for twice comes once, as it was asked for first.
+        outputs: dict[str, _Output] = {}
+        for output in listed or ():
+            outputs.setdefault(output.name, output)
         names: set[str] = set()
         inputs: list[InputHead] = []
         elsewhere: list[RegionInput] = []

@@ -140,6 +140,14 @@ ROWS: tuple[Row, ...] = (
         one([1, 2], parameters={"binary_data_output": True}, outputs=[{"name": "OUTPUT0"}]),
     ),
     Row("binary out by default, a number", one([1, 2], parameters={"binary_data_output": 1})),
+    Row(
+        "an output twice, the last time binary",
+        one([1, 2], outputs=[{"name": "OUTPUT0"}, {"name": "OUTPUT0", "parameters": {"binary_data": True}}]),
+    ),
+    Row(
+        "an output twice, the first time binary",
+        one([1, 2], outputs=[{"name": "OUTPUT0", "parameters": {"binary_data": True}}, {"name": "OUTPUT0"}]),
+    ),
     Row("binary data that is a number", one([1, 2], outputs=[{"name": "OUTPUT0", "parameters": {"binary_data": 1}}])),
     Row("binary too short", **binary(_sized(8), _BLOB[:4]), says=("INPUT0",)),
     Row("binary too long", **binary(_sized(8), _BLOB + b"x")),

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,9 @@ def triton(repository: Path, log: Path, *, mode: str = "none", flags: tuple[str,
 
 
 @contextmanager
-def ours(repository: Path, *, mode: str = "none", options: Mapping[str, Any] | None = None) -> Iterator[Target]:
+def ours(
+    repository: Path | Sequence[Path], *, mode: str = "none", options: Mapping[str, Any] | None = None
+) -> Iterator[Target]:
     """Our server, in a thread of this process."""
     with running_server(repository, id="triton", model_control_mode=mode, **(options or {})) as running:
         server = running.server

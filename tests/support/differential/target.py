@@ -6,6 +6,7 @@ import http.client
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -67,6 +68,9 @@ class StreamReply:
 
 class Target:
     """`is_triton` tells which one it is. A context manager; usable from one thread."""
+
+    # Where its files are, for cases that change them.
+    repository: Path | None = None
 
     def __init__(self, *, is_triton: bool, http_port: int, grpc_port: int, metrics_port: int) -> None:
         self.is_triton = is_triton

@@ -46,9 +46,8 @@ RULES: tuple[Rule, ...] = (
     _better("what does not exist is missing, not bad", "*", facts=_STATUS, pair=(400, 404)),
     _better("the text names model and version", "*: ready of *", facts=_SAYS),
     # Data.
-    _different("binary data asked for is binary, empty or not", "no elements (*", "no texts (*", "http: raw and empty"),
-    _different("outputs come in the order in which they were asked for", "outputs in another order (*"),
-    _different("an output asked for twice is refused, as an input given twice is", "an output twice (*"),
+    _better("binary data asked for is binary, empty or not", "no elements (*", "no texts (*", "http: raw and empty"),
+    _better("who reads outputs by their place finds them as they were asked for", "outputs in another order (*"),
     _better(
         "data is nested as the shape says, or flat", "http: nested too deep", "http: half nested", "http: nested texts"
     ),
@@ -63,8 +62,8 @@ RULES: tuple[Rule, ...] = (
     _better("a version is a number", "version '1.0' (*"),
     _better("unsigned numbers are ids of sequences over both protocols", "grpc: an unsigned sequence"),
     _better("negative ids are refused, not wrapped", "grpc: a negative sequence"),
-    _different("the region is not looked for when the data is in the message", "a region and data (grpc-raw)"),
-    _different("no classes are no classes over both protocols", "no classes (grpc-*"),
+    _better("data in two places is refused, whether or not the region is there", "a region and data (grpc-raw)"),
+    _better("no classes are no classes over both protocols", "no classes (grpc-*"),
     # Answers.
     _better(
         "a decoupled model that answers once can be asked as others", "a decoupled model (*", "a decoupled ensemble (*"
@@ -79,7 +78,9 @@ RULES: tuple[Rule, ...] = (
         "*ensemble*",
         facts=("*parameters*", "*sequence_*"),
     ),
-    _different("an ensemble's outputs come in the order of its config", "an ensemble (*", facts=("outputs.*",)),
+    _better(
+        "an ensemble's outputs come in the order of its config, not of a hash", "an ensemble (*", facts=("outputs.*",)
+    ),
     _better("an empty final response names its version", "stream: *, final wanted", facts=("answers.*.version",)),
     # Generate.
     _better("several responses where one fits are an error in the status too", "http: generate: *", pair=(200, 501)),
@@ -96,20 +97,18 @@ RULES: tuple[Rule, ...] = (
     _better(
         "a failed call keeps its code and says what failed", "a call *", "a plain call *", facts=("outputs.0.data.0.*",)
     ),
-    _different(
-        "responses end without an empty one; an error after responses is told",
-        "a decoupled call*",
-        facts=("outputs.0.data.0*",),
+    _better(
+        "an error after responses is told, not swallowed", "a decoupled call that fails*", facts=("outputs.0.data.0*",)
     ),
     _better("a tensor tells its shape and its datatype", "pb_utils: tensor *"),
-    _different("numbers of kinds of memory are those of the C API", "pb_utils: memory (*"),
     _better("responses have parameters", "pb_utils: response parameters (*"),
-    _different("what cannot be a tensor is the model's exception", "pb_utils: wrong tensor (*"),
     # Documents.
     _different("the version is our own", "server metadata *", facts=("*version",)),
-    _different("only extensions that are served are told", "server metadata *", facts=("*.extensions.*",)),
-    _different(
-        "answers are JSON, as KServe says",
+    _better(
+        "an extension that is off is not told as one that is served", "server metadata *", facts=("*.extensions.*",)
+    ),
+    _better(
+        "a body tells what is ready, what is not and why; who looks at the status sees the same",
         "GET *",
         "POST *",
         "DELETE *",
@@ -123,21 +122,20 @@ RULES: tuple[Rule, ...] = (
         "GET /v2/models/ech%6f",
         facts=_STATUS,
     ),
-    _different(
-        "candidates are told as they are used", "*: config of sequence_oldest", facts=("*.max_candidate_sequences",)
+    _better(
+        "a config is told as it is in force, defaults included",
+        "*: config of sequence_oldest",
+        facts=("*.max_candidate_sequences",),
     ),
-    _different(
-        "the strategy that is used is told", "*: config of sequence_state", facts=("*sequence_batching.direct*",)
+    _better(
+        "a config is told as it is in force, defaults included",
+        "*: config of sequence_state",
+        facts=("*sequence_batching.direct*",),
     ),
     _better(
         "dimensions are numbers everywhere", "http: config of *", facts=("*.initial_state.*.dims.*",), pair=("1", 1)
     ),
-    _different("a field that this Triton has not yet", "http: config of *", facts=("*.max_inflight_requests",)),
-    _different(
-        "what a config leaves out of an ensemble stays out",
-        "*: config of *ensemble*",
-        facts=("*model_transaction_policy*",),
-    ),
+    _better("a field of newer Tritons", "http: config of *", facts=("*.max_inflight_requests",)),
     # Statistics and metrics.
     _better("a response without its output has failed", "statistics: counted_failing", "metrics: counted_failing"),
     _better(
@@ -149,8 +147,8 @@ RULES: tuple[Rule, ...] = (
         "metrics: counted_sequence",
         facts=("*fail*",),
     ),
-    _different(
-        "a request to an ensemble waits for nothing",
+    _better(
+        "a request to an ensemble waits in no queue, and no time is told as if it did",
         "statistics: counted_ensemble",
         facts=("*.inference_stats.queue.ns",),
     ),
@@ -178,6 +176,22 @@ RULES: tuple[Rule, ...] = (
     _better("a load that cannot be is the client's fault", "control: *", facts=("*.status",), pair=(500, 400)),
     _better("the index tells why a model did not load", "control: load bad_*", facts=("*.index*",)),
     _better("a model that cannot execute does not load", "control: load bad_no_execute"),
+    # Modes of the repository.
+    _better("a setting that can have no effect is refused", "ragged: index of ragged_unbatched"),
+    _different(
+        "a config that is wrong is the model's fault, of no version", "ragged: index of *", facts=("*.version",)
+    ),
+    _better("the index tells why a change was not taken", "poll: a config breaks", facts=("index.*.reason",)),
+    _better("a model that was taken away is told as unloaded, not as one that never was", "poll: a model goes"),
+    _better("the index tells in which repository a model is", "spaces: index", facts=("*.repository",)),
+    _better(
+        "an ensemble's answers have no parameters of a sequence that is none",
+        "spaces: * finds its own part",
+        facts=("*parameters*", "*sequence_*"),
+    ),
+    _different("the config of a step is told as it is written", "spaces: config of *", facts=("*.model_namespace",)),
+    _better("a field of newer Tritons", "spaces: config of *", facts=("*.max_inflight_requests",)),
+    _better("statistics of all models tell of those in namespaces too", "spaces: statistics"),
     # Settings.
     _better("settings that cannot be are refused", "extension: a bad *", "extension: an unknown *"),
 )
