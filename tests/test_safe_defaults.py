@@ -133,6 +133,10 @@ def _document(**changes: object) -> bytes:
     return json.dumps({"inputs": [TENSOR | changes]}).encode()
 
 
+def _inputs(num_inputs: int) -> bytes:
+    return json.dumps({"inputs": [TENSOR | {"name": f"I{number}"} for number in range(num_inputs)]}).encode()
+
+
 def _nested(depth: int) -> bytes:
     """Lists in lists, as deep as that in all."""
     data = "[" * (depth - 3) + "1" + "]" * (depth - 3)
@@ -151,6 +155,7 @@ def _nested(depth: int) -> bytes:
             "dimensions",
             id="rank",
         ),
+        pytest.param(_inputs(LIMITS.max_tensors), _inputs(LIMITS.max_tensors + 1), "more than 1024", id="tensors"),
         pytest.param(_nested(LIMITS.max_json_depth), _nested(LIMITS.max_json_depth + 1), "deep", id="depth"),
     ],
 )

@@ -10,10 +10,13 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.asking import ask
 from support.async_clients import AsyncClient, AsyncGrpcClient, AsyncHttpClient
 from support.clients import ClientError, GrpcClient, HttpClient
 from support.gate import BACKEND_DIRECTORY, GatedModel, until, write_gated
 from support.layouts import layout
+from support.model_files import write_identity
+from support.processes import serving_process
 from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
@@ -108,3 +111,15 @@ async def test_health_says_so_in_each_protocol_s_own_way(tmp_path: Path, ports: 
                 assert (await http.get(f"http://{gated.metrics_url}/metrics")).status_code == 200
                 assert answer.headers["connection"] == "close"
         await _ended(stopping)
+
+
+def test_ports_open_when_the_models_are_there_where_that_is_wished(tmp_path: Path) -> None:
+    """For proxies that send requests to whatever listens; the metrics are there at once."""
+    write_identity(tmp_path)
+    with serving_process(tmp_path, "--listen-when-ready") as server:
+        server.wait_until_started()
+        assert ask(server.http_url, "GET", "/v2/health/ready")[0] == 200
+        server.signal()
+        assert server.wait() == 0
+        events = [server.output.index(text) for text in ("metrics listens", "serves versions", "HTTP and gRPC listens")]
+        assert events == sorted(events), server.output

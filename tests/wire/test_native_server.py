@@ -260,3 +260,64 @@ async def test_nothing_is_left_of_a_port() -> None:
     tasks = [task for task in asyncio.all_tasks() if "modelserver" in repr(task)]
     assert not tasks
     assert threading.active_count() <= threads + 1
+
+
+class Pieces(Http):
+    """Begins each answer, and leaves it there."""
+
+    def handle(self, exchange: HttpExchange) -> None:
+        self.held.append(exchange)
+        exchange.start(200, [("Content-Type", "text/event-stream")])
+
+
+@on_both_loops
+async def test_what_outlives_the_grace_is_told_by_what_its_protocol_has() -> None:
+    """A stream of gRPC, a request and the one that is pipelined behind it, and half a body."""
+    http, grpc_ = Http(holds=True), Grpc()
+    async with serving(http, grpc_) as running, running.channel() as channel:
+        chat = channel.stream_stream("/s/Chat")()
+        await chat.write(b"hello")
+        assert await chat.read() == b"hello"
+        reader, writer = await asyncio.open_connection(HOST, running.server.port)
+        writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        upload, uploader = await asyncio.open_connection(HOST, running.server.port)
+        uploader.write(b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+        await until(lambda: http.held and running.open(Protocol.HTTP1) == 2)
+        await running.server.stop(0.05)
+        assert await chat.code() is grpc.StatusCode.UNAVAILABLE
+        first = await reader.read()
+        assert first.startswith(b"HTTP/1.1 503 ")
+        assert first.count(b"HTTP/1.1") == 1, "what had not begun is lost, and the close tells"
+        assert (await upload.read()).startswith(b"HTTP/1.1 503 ")
+        for each in (writer, uploader):
+            each.close()
+
+
+@on_both_loops
+async def test_an_answer_that_has_begun_ends_without_its_end() -> None:
+    async with serving(Pieces(), None) as running:
+        reader, writer = await asyncio.open_connection(HOST, running.server.port)
+        writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"chunked" in head
+        await running.server.stop(0.05)
+        try:
+            rest = await reader.read()
+        except ConnectionResetError:
+            rest = b""
+        assert not rest.endswith(b"0\r\n\r\n")
+        writer.close()
+
+
+@on_both_loops
+async def test_a_port_that_retires_serves_on_and_has_http1_clients_leave() -> None:
+    async with serving(Http(), Grpc()) as running, running.channel() as channel:
+        before = await running.http.get(f"{running.url}/one")
+        assert "connection" not in before.headers
+        running.server.retire()
+        for _ in range(2):  # the old connection, and a new one
+            answer = await running.http.get(f"{running.url}/two")
+            assert (answer.json(), answer.headers["connection"]) == ("/two", "close")
+        echo = channel.unary_unary("/s/Echo")
+        assert await echo(b"three") == b"three"
+        assert await echo(b"four") == b"four"
