@@ -196,8 +196,9 @@ def _check_profiles(info: EngineInfo) -> None:
     for profile in info.profiles:
         for tensor in info.inputs:
             bounds = profile[tensor.name]
-            if not len(bounds.min) == len(bounds.opt) == len(bounds.max):
-                raise ValueError(f"the bounds of '{tensor.name}' have different lengths")
+            num_sizes = (tensor.dims[0] if tensor.dims else 1) if tensor.is_shape_tensor else len(tensor.dims)
+            if not len(bounds.min) == len(bounds.opt) == len(bounds.max) == num_sizes:
+                raise ValueError(f"expected {num_sizes} sizes in the bounds of '{tensor.name}'")
 
 
 def _checked(value: Any, kind: type[Any]) -> Any:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from modelserver_backends.tensorrt.completion import complete_from_engine
 from modelserver_backends.tensorrt.engine_info import EngineInfo, from_engine, from_json, to_json
-from support.engines import batching_engine, engine, tensor
+from modelserver_backends.tensorrt.sidecar import read_sidecar, write_sidecar
+from support.engines import batching_engine, context_with, engine, tensor
 
-from modelserver.backend import InvalidArgumentError, UnsupportedError
+from modelserver.backend import InvalidArgumentError, ServerError, UnsupportedError
 
 
 def test_a_description_survives_json() -> None:
@@ -31,6 +36,7 @@ def test_a_description_survives_json() -> None:
         {"tensors": None},
         {"tensors": [{"name": 1}]},
         {"profiles": [{"in": [[1], [1, 2], [1]]}]},
+        {"profiles": [{"in": [[1], [1], [1]]}]},
         {"profiles": [{"in": ["a", "b", "c"]}]},
         {"profiles": [{"in": [[1]]}]},
     ],
@@ -41,6 +47,28 @@ def test_other_documents_are_refused(change: dict[str, Any]) -> None:
     for document in (None, [], "text", 3):
         with pytest.raises(InvalidArgumentError, match="expected the description of an engine"):
             from_json(document, "x")
+
+
+def test_damaged_descriptions_are_refused_or_still_make_sense(tmp_path: Path) -> None:
+    generator = random.Random(4)
+    plan = tmp_path / "model.plan"
+    write_sidecar(plan, batching_engine(), "0" * 64, {"onnx": "m.onnx"})
+    whole = (tmp_path / "model.plan.json").read_bytes()
+    refused = 0
+    for _ in range(400):
+        changed = bytearray(whole)
+        for _ in range(generator.randint(1, 4)):
+            changed[generator.randrange(len(changed))] = generator.choice(b'0123456789-[]{}",:ax\xff')
+        (tmp_path / "model.plan.json").write_bytes(changed)
+        try:
+            sidecar = read_sidecar(plan)
+        except InvalidArgumentError:
+            refused += 1
+            continue
+        assert sidecar is not None
+        with contextlib.suppress(ServerError):
+            complete_from_engine(context_with(), sidecar.info, (0,))
+    assert 200 < refused < 400
 
 
 @pytest.mark.parametrize(
