@@ -180,9 +180,12 @@ class Server:
                 stack.push_async_callback(self.answers.close)
             self._on_stop(stack, "models", self.repository.stop)
             self._on_stop(stack, "requests in flight", self._drain)
-            await self._open(stack, ports, HTTP, GRPC, SAGEMAKER, VERTEX_AI)
+            if self.options.listen_when_ready:
+                await self.repository.start()
+            await self._open(stack, ports, *_SERVING)
             stack.callback(lambda: self.controlplane.logs.tail.close())  # whose readers would hold the ports open
-            await self.repository.start()
+            if not self.options.listen_when_ready:
+                await self.repository.start()
             self._on_stop(stack, "readiness", self._announce_stop)
             self._started = stack.pop_all()
         addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())

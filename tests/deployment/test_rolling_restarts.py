@@ -126,7 +126,8 @@ def go_on(load: Load, num_more: int = 20) -> None:
     ],
 )
 def test_no_request_is_lost(tmp_path: Path, name: str, ports: str, num_rounds: int) -> None:
-    write_identity(tmp_path / "models", execute_delay_ms=10, more="instance_group { count: 2 }")
+    more = "instance_group { count: 2 }"
+    write_identity(tmp_path / "models", execute_delay_ms=10, creation_delay_sec=0.3, more=more)
     with layout(ports):
         fleet = Fleet(tmp_path / "models")
         try:
