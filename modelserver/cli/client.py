@@ -98,6 +98,19 @@ class ServerClient:
     def unload(self, model: str, parameters: Mapping[str, object]) -> None:
         self._control("unload", model, parameters)
 
+    def traffic(self, model: str) -> dict[str, Any]:
+        """Which versions share a model's requests; only its name where the highest one answers."""
+        return dict(self._traffic("GET", model).document())
+
+    def set_traffic(self, model: str, document: Mapping[str, object]) -> dict[str, Any]:
+        return dict(self._traffic("POST", model, json.dumps(document).encode()).document())
+
+    def remove_traffic(self, model: str) -> dict[str, Any]:
+        return dict(self._traffic("DELETE", model).document())
+
+    def _traffic(self, method: str, model: str, body: bytes | None = None) -> Reply:
+        return self._request(method, f"/v2/repository/models/{_segment(model)}/traffic", body)
+
     def infer(self, model: str, version: str, body: bytes, header_len: int) -> Reply:
         """Send an infer request of `header_len` bytes of JSON followed by binary tensors."""
         headers = {"Inference-Header-Content-Length": str(header_len), "Content-Type": "application/octet-stream"}

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from modelserver.api_keys import Scope, create_key, date_text, parse_date, parse_scopes, read_keys
+from modelserver.caller_limits import parse_limits_flag
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError
 
@@ -37,11 +38,16 @@ def create(
             "--expires", help="When it ends: in days (90d), on a day (2026-12-31), or at a time with its zone."
         ),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", help="NAME=NUMBER: requests_per_second, tokens_per_second, concurrent, weight."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Append the entry to this file, made if need be.")] = None,
 ) -> None:
     """Make a key and print it, this once: nobody can read it from the file's entry, which is printed too."""
     expires_s = _expiry(expires) if expires is not None else None
-    text, key = create_key(name, parse_scopes(scope), tuple(model or ()), expires_s=expires_s)
+    limits = parse_limits_flag("--limit", ",".join(limit or ()))
+    text, key = create_key(name, parse_scopes(scope), tuple(model or ()), limits, expires_s=expires_s)
     if file is not None:
         _append(file, name, key.line)
     print_line(f"key: {text}")

@@ -27,6 +27,7 @@ from modelserver.cli import (
     quantize,
     serve,
     top,
+    traffic,
     tune,
 )
 from modelserver.cli.output import print_error
@@ -55,6 +56,7 @@ def _common(
 serve.register(app)
 check.register(app)
 models.register(app)
+traffic.register(app)
 ps.register(app)
 top.register(app)
 logs.register(app)

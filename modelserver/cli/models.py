@@ -89,6 +89,9 @@ def load(
     persist: Annotated[
         bool | None, typer.Option(help="Keep the override for later starts; no: forget the one that is kept.")
     ] = None,
+    keep_alive: Annotated[
+        str, typer.Option(help="How long a model on demand stays without requests: seconds, 5m, 1h; -1: for ever.")
+    ] = "",
     url: Url = DEFAULT_URL,
 ) -> None:
     """Load a model, or load it again; or one version of it. The server must run with --model-control-mode=explicit."""
@@ -104,6 +107,8 @@ def load(
         parameters["version"] = model_version
     if persist is not None:
         parameters["persist"] = persist
+    if keep_alive:
+        parameters["keep_alive"] = keep_alive
     ServerClient(url).load(model, parameters)
     print_line(f"loaded {model}")
 
@@ -112,12 +117,17 @@ def unload(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     dependents: Annotated[bool, typer.Option(help="Also the models that an ensemble is composed of.")] = False,
     model_version: Annotated[str, typer.Option("--version", help="Unload this version only.")] = "",
+    evict: Annotated[
+        bool, typer.Option("--evict", help="Of a model on demand: the next request for it loads it again.")
+    ] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Unload a model, or one version of it. The server must run with --model-control-mode=explicit."""
     parameters: dict[str, object] = {"unload_dependents": dependents}
     if model_version:
         parameters["version"] = model_version
+    if evict:
+        parameters["evict"] = True
     ServerClient(url).unload(model, parameters)
     print_line(f"unloading {model}")
 

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 from support.async_clients import AsyncClient
@@ -97,3 +98,38 @@ async def test_http_says_when_to_come_again(gated: RunningServer, client: AsyncC
             await asyncio.to_thread(urllib.request.urlopen, request)
         with caught.value as answer:
             assert (answer.code, answer.headers["Retry-After"]) == (429, "1")
+
+
+async def test_health_and_control_do_not_wait_for_inference(client: AsyncClient, gated: RunningServer) -> None:
+    """Every queue is full and nothing is executed; the server answers all else as if nobody had asked for anything."""
+    async with AsyncExitStack() as stack:
+        for name in MODELS:
+            model = await stack.enter_async_context(GatedModel(gated, client, name))
+            await model.block()
+        full = GatedModel(gated, client, "full")
+        full.start("waiting")
+        with pytest.raises(ClientError, match="Exceeds maximum queue size"):
+            await asyncio.gather(*(full.start(f"one too many {number}") for number in range(3)))
+        for path in ("/v2/health/ready", "/v2/models/full", "/v2/models/stats", "/v2/repository/index"):
+            body = b"{}" if path.endswith("index") else None
+            assert await asyncio.to_thread(_status, f"http://{gated.http_url}{path}", body) == 200
+        assert await asyncio.to_thread(_status, f"http://{gated.metrics_url}/metrics", None) == 200
+        assert await client.raw.is_server_ready()
+        assert await client.raw.is_model_ready("full")
+
+
+def _status(url: str, body: bytes | None) -> int:
+    with urllib.request.urlopen(url, body, timeout=20) as answer:
+        return int(answer.status)
+
+
+async def test_http_has_the_deadline_that_a_proxy_says(gated: RunningServer, client: AsyncClient) -> None:
+    async with GatedModel(gated, client, "either") as model:
+        await model.block()
+        tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+        url, headers = f"http://{gated.http_url}/v2/models/either/infer", {"x-envoy-expected-rq-timeout-ms": "30"}
+        request = urllib.request.Request(url, json.dumps({"inputs": [tensor]}).encode(), headers)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            await asyncio.to_thread(urllib.request.urlopen, request, timeout=20)
+        with caught.value as answer:
+            assert (answer.code, "Request timeout expired" in answer.read().decode()) == (504, True)

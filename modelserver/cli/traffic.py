@@ -1,0 +1,90 @@
+"""`modelserver traffic`: which versions of a model share its requests, and which see copies of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from modelserver.cli.client import DEFAULT_URL, ServerClient
+from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.errors import InvalidArgumentError
+
+Parts = Annotated[list[str] | None, typer.Option("--weight", help="VERSION=WEIGHT. Repeat for each version.")]
+Shadows = Annotated[
+    list[str] | None, typer.Option("--shadow", help="VERSION=PART, 0 to 1: copies that are compared. Repeatable.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(traffic)
+
+
+def traffic(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    weight: Parts = None,
+    shadow: Shadows = None,
+    sticky_by: Annotated[str, typer.Option(help="Who stays with a version: caller, or parameter:NAME.")] = "",
+    tolerance: Annotated[float | None, typer.Option(help="How far numbers may be apart to be equal.")] = None,
+    persist: Annotated[bool, typer.Option("--persist", help="Keep it for later starts of the server.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Let the highest version answer again.")] = False,
+    url: Annotated[
+        str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of the server.")
+    ] = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show how versions share a model's requests; or with --weight or --shadow say how, from the next request on."""
+    client = ServerClient(url)
+    if remove and (weight or shadow):
+        raise InvalidArgumentError("--remove leaves no traffic: give it alone, or --weight and --shadow without it")
+    document: dict[str, Any] = {}
+    if remove:
+        document = client.remove_traffic(model)
+    elif weight or shadow:
+        asked: dict[str, Any] = {
+            "weights": _parts("--weight", weight or []),
+            "shadows": _parts("--shadow", shadow or []),
+            "sticky_by": sticky_by,
+            "persist": persist,
+        }
+        if tolerance is not None:
+            asked["tolerance"] = tolerance
+        document = client.set_traffic(model, asked)
+    else:
+        document = client.traffic(model)
+    if as_json:
+        print_json(document)
+    else:
+        _print(model, document)
+
+
+def _parts(flag: str, texts: list[str]) -> dict[str, float]:
+    parts: dict[str, float] = {}
+    for text in texts:
+        version, _, number = text.partition("=")
+        try:
+            parts[version.strip()] = float(number)
+        except ValueError:
+            raise InvalidArgumentError(f"{flag} expects VERSION=NUMBER, got '{text}'") from None
+    return parts
+
+
+def _print(model: str, document: dict[str, Any]) -> None:
+    weights, shadows = document.get("weights", {}), document.get("shadows", {})
+    if not weights and not shadows:
+        print_line(f"{model}: the highest version answers")
+        return
+    counts = document.get("shadow_counts", {})
+    total = sum(weights.values()) or 1.0
+    rows = [
+        (
+            version,
+            f"{100 * weights[version] / total:g} %" if version in weights else "",
+            f"{100 * shadows[version]:g} %" if version in shadows else "",
+            ", ".join(f"{number} {result}" for result, number in sorted(counts.get(version, {}).items())),
+        )
+        for version in sorted({*weights, *shadows}, key=int)
+    ]
+    print_table(("version", "answers", "copies", "compared"), rows)
+    if document.get("sticky_by"):
+        print_line(f"who stays with a version: {document['sticky_by']}")

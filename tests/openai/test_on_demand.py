@@ -1,0 +1,39 @@
+"""Language models on demand: OpenAI's clients wait for the first answer a little longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+from support.mock_llm import write_mock_llm
+from support.serving import RunningServer, running_server
+
+
+@pytest.fixture(scope="module")
+def lazy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("lazy")
+    for name in ("chat", "stream", "completion"):
+        write_mock_llm(root, name)
+    with running_server(root, load_on_demand=True, caller_limits="tokens_per_second=1000000") as running:
+        yield running
+
+
+def is_loaded(server: RunningServer, name: str) -> bool:
+    return server.call(lambda: any(model.name == name for model in server.server.repository.models()))
+
+
+def test_the_first_call_loads_the_model(lazy: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"http://{lazy.http_url}/v1", api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": "hello there"}]
+        assert not is_loaded(lazy, "chat")
+        answer = client.chat.completions.create(model="chat", messages=messages)  # type: ignore[call-overload]
+        assert answer.choices[0].message.content == "hello there"
+        chunks = client.chat.completions.create(model="stream", messages=messages, stream=True)  # type: ignore[call-overload]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello there"
+        assert client.completions.create(model="completion", prompt="one two").choices[0].text.strip()
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="none", prompt="one")
+    # A quota of tokens counts what the models have read and written, whoever asked.
+    counts = lazy.call(lambda: lazy.server.callers.counts.families()[1].samples)
+    assert sum(sample.value for sample in counts) >= 8
