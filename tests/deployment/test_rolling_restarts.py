@@ -142,9 +142,7 @@ def test_no_request_is_lost(tmp_path: Path, name: str, ports: str, num_rounds: i
                             fleet.restart(index)
                             time.sleep(COMES_BACK_S)
                             go_on(load)
-                assert not load.failures, (
-                    f"{len(load.failures)}, {load.num_answered} answered: {set(load.failures)}"
-                )
+                assert not load.failures, f"{len(load.failures)}, {load.num_answered} answered: {set(load.failures)}"
         finally:
             fleet.close()
     print(f"{name}, {ports}: {2 * num_rounds} restarts, {dict(load.num_answered)} answered, none lost")
