@@ -361,8 +361,8 @@ LIMITED = """
 platform: "ensemble"
 input [ { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] } ]
 output [ { name: "OUT", data_type: TYPE_INT32, dims: [ -1 ] } ]
-parameters { key: "step.m.retries" value { string_value: "4" } }
-parameters { key: "step.m.timeout_microseconds" value { string_value: "800000" } }
+parameters { key: "step.m.retries" value { string_value: "10" } }
+parameters { key: "step.m.timeout_microseconds" value { string_value: "500000" } }
 ensemble_scheduling { step [
   { model_name: "m" model_version: -1
     input_map { key: "X" value: "IN" } output_map { key: "Y" value: "OUT" } } ] }
@@ -383,7 +383,7 @@ def test_steps_are_tried_again(tmp_path: Path) -> None:
     found = {each.name: each for each in samples if each.name.startswith("modelserver_ensemble_step_")}
     retries, timeouts = (found[f"modelserver_ensemble_step_{what}_total"] for what in ("retries", "timeouts"))
     assert retries.value >= 3
-    assert timeouts.value == 1
+    assert timeouts.value >= 1
     assert (retries.labels["model"], retries.labels["step"]) == ("limited", "step[0] (model 'm')")
 
 
