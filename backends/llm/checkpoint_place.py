@@ -25,7 +25,7 @@ _OTHER_PARAMETERS = frozenset(
         "load_on_demand",
         "keep_alive",
         "pinned",
-        "memory_bytes",
+        "resident_bytes",
         "reload_mode",
         "REPORT_CUSTOM_METRICS",
         "ENABLE_VLLM_HEALTH_CHECK",

@@ -114,8 +114,10 @@ class HostedWorker(LoopSeat):
         self._num_out = 0  # batches
         self._num_messages = 0
         self._mean_ns = float(_TOGETHER_BUDGET_NS)  # that the child takes for a batch
-        # Batches that may go together with another one: as many as the child executes within the budget.
-        self._num_further = 0
+        # Batches that may go together with another one: as many as the child executes within the budget. An instance
+        # that goes in steps only takes them on, and the more of them its next step has the better.
+        self._is_stepped = instance.is_stepped
+        self._num_further = _MAX_TOGETHER - 1 if self._is_stepped else 0
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait for the batches on their way. From any thread but the loop's."""
@@ -190,7 +192,7 @@ class HostedWorker(LoopSeat):
         """A batch has its result: record and deliver it, and see to the next."""
         self._num_out -= 1
         message.num_out -= 1
-        if duration_ns:
+        if duration_ns and not self._is_stepped:
             # A running mean that forgets within some ten batches, and a slow one at once.
             self._mean_ns = max(duration_ns, self._mean_ns + (duration_ns - self._mean_ns) / 8)
             self._num_further = max(1, min(_MAX_TOGETHER, int(_TOGETHER_BUDGET_NS / self._mean_ns))) - 1

@@ -63,6 +63,8 @@ class StepHost(BatchInstance):
         self._is_closing = False
         self._signal = threading.Event()
         self._has_taken = threading.Event()
+        # A main thread that looks for messages instead of sleeping would keep the interpreter from the steps.
+        exchange.stay_awake(0)
         self._thread = threading.Thread(target=self._work, name="steps", daemon=True)
         self._thread.start()
 
