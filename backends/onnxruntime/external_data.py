@@ -26,6 +26,7 @@ _PATHS: dict[str, dict[int, str]] = {
 }
 _EXTERNAL_DATA = 13  # of a tensor: key-value entries
 _KEY, _VALUE = 1, 2
+_LOCATION = b"location"
 _MAX_DEPTH = 64
 _MAX_VARINT = 10
 
@@ -35,6 +36,8 @@ Bytes = bytes | mmap.mmap
 def external_locations(content: Bytes) -> set[str]:
     """The files that a model's tensors lie in, as it names them. Of a damaged file, those before the damage."""
     found: set[str] = set()
+    if content.find(_LOCATION) < 0:
+        return found  # most files: it is not worth the walk
     # What is still to be read: message, begin, end, depth.
     waiting = [("model", 0, len(content), 0)]
     while waiting:
@@ -70,7 +73,7 @@ def check_external_data(path: Path, root: Path) -> None:
 def _location(content: Bytes, begin: int, end: int) -> set[str]:
     """The value of an entry whose key is `location`."""
     entry = {number: bytes(content[first:last]) for number, first, last in _fields(content, begin, end)}
-    if entry.get(_KEY) != b"location":
+    if entry.get(_KEY) != _LOCATION:
         return set()
     return {entry.get(_VALUE, b"").decode("utf-8", "surrogateescape")}
 

@@ -176,7 +176,12 @@ def _device_of(placement: Placement) -> str | None:
 
 def _kind_of(context: BackendContext, path: Path) -> FileKind:
     """What the file is, and what the config says that it is."""
-    kind = file_kind(path)
+    try:
+        kind = file_kind(path)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"model '{context.model_name}' version {context.version}: {path} cannot be read: {error.strerror or error}"
+        ) from error
     if context.config.platform == _NATIVE_PLATFORM and kind is not FileKind.PACKAGE:
         raise InvalidArgumentError(
             f"model '{context.model_name}': platform {_NATIVE_PLATFORM} expects an AOTInductor package, and {path} is "

@@ -179,3 +179,10 @@ def test_programs_may_be_loaded_at_once(pytorch, model_repository: Path) -> None
     with ThreadPoolExecutor(4) as pool:
         configs = list(pool.map(pytorch.complete_config, [context] * 8))
     assert configs == [pytorch.complete_config(context)] * 8
+
+
+def test_a_directory_is_no_model(pytorch, tmp_path: Path) -> None:
+    (tmp_path / "m" / "1" / "weights").mkdir(parents=True)
+    config = ModelConfig(default_model_filename="weights")
+    with pytest.raises(InvalidArgumentError, match=r"/1/weights cannot be read: Is a directory"):
+        pytorch.complete_config(context_of(tmp_path / "m", config=config))
