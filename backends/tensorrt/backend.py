@@ -200,8 +200,12 @@ class TensorRTBackend(Backend):
 
 
 def plugin_paths(context: BackendContext) -> tuple[str, ...]:
-    """Plugin libraries of `--backend-config=tensorrt,plugins=a.so;b.so`."""
-    return tuple(path for path in context.options.get("plugins", "").split(";") if path)
+    """Plugin libraries of `--backend-config=tensorrt,plugins=a.so;b.so`. Raises ConfigError if one is missing."""
+    paths = tuple(path for path in context.options.get("plugins", "").split(";") if path)
+    for path in paths:
+        if not Path(path).is_file():
+            raise ConfigError(f"--backend-config=tensorrt,plugins: expected files of libraries, found none at '{path}'")
+    return paths
 
 
 def _engine_settings(context: BackendContext, source: ModelSource) -> EngineSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from modelserver.backend import BackendContext, ConfigError, InvalidArgumentError
@@ -51,6 +52,9 @@ class BuildOptions:
         _check("weights", self.weights, WEIGHTS)
         for target in self.targets:
             _check("target", target, RTX_TARGETS)
+        for plugin in self.plugins:
+            if not Path(plugin).is_file():
+                raise InvalidArgumentError(f"plugins: expected the file of a library, found none at '{plugin}'")
         if not 0 <= self.opt_level <= _HIGHEST_LEVEL:
             raise InvalidArgumentError(f"opt_level: expected 0 to {_HIGHEST_LEVEL}, got {self.opt_level}")
 

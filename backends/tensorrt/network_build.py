@@ -142,6 +142,11 @@ def _configure(trt: Any, builder: Any, network: Any, request: BuildRequest) -> A
     if options.workspace_bytes:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     if options.hardware_compatibility != "none":
+        if request.flavour is Flavour.RTX:
+            raise InvalidArgumentError(
+                "hardware_compatibility: TensorRT for RTX has none and would ignore it: its engines run on every "
+                "architecture that they are built for (target)"
+            )
         level = getattr(trt.HardwareCompatibilityLevel, HARDWARE[options.hardware_compatibility])
         config.hardware_compatibility_level = level
     for name in _flags(request):

@@ -98,6 +98,13 @@ def test_a_config_is_completed_from_the_onnx_file(tmp_path: Path) -> None:
     assert (config.max_batch_size, config.input[0].dims, config.output[0].dims) == (16, (3,), (3,))
 
 
+def test_plugins_that_are_not_there_are_named(tmp_path: Path) -> None:
+    directory = identity_model(tmp_path / "m", ["n", 3])
+    context = context_with("max_batch_size: 16", directory, options={"plugins": f"{__file__};/nowhere/p.so"})
+    with pytest.raises(ConfigError, match=r"found none at '/nowhere/p\.so'"):
+        load(context)
+
+
 def test_instances_are_on_gpus(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="supports only GPU device: instance 'm_0' is KIND_CPU"):
         TensorRTBackend(plan_model(tmp_path, IO)).create_instance(Placement("m_0"))

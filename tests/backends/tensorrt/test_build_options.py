@@ -11,7 +11,7 @@ from modelserver.backend import InvalidArgumentError
 
 
 def test_a_request_survives_the_pipe() -> None:
-    options = BuildOptions(precision="fp16", targets=("sm86", "sm120"), plugins=("a.so",), workspace_bytes=7)
+    options = BuildOptions(precision="fp16", targets=("sm86", "sm120"), plugins=(__file__,), workspace_bytes=7)
     request = BuildRequest("m.onnx", "m.plan", Flavour.RTX, ({"x": Range((1,), (2,), (3,))},), options)
     assert BuildRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
 
@@ -38,6 +38,7 @@ def test_wrong_sizes(text: str) -> None:
         {"weights": "none"},
         {"targets": ("sm12",)},
         {"opt_level": 6},
+        {"plugins": ("/nowhere/plugin.so",)},
     ],
 )
 def test_values_that_nobody_knows(fields: dict[str, object]) -> None:

@@ -204,6 +204,12 @@ def test_what_cannot_be_built_has_a_reason(
         build_engine(request_for(saved(tmp_path, make()), *profiles))
 
 
+def test_what_the_library_would_ignore_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, perceptron())
+    with pytest.raises(BuildFailedError, match="TensorRT for RTX has none and would ignore it"):
+        build_engine(request_for(path, "x:8x16", hardware_compatibility="ampere+"))
+
+
 @pytest.mark.parametrize("content", [b"", b"nothing at all", b"\x08\x08\x12\x04test:\x00"])
 def test_rubbish_is_no_model(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
