@@ -10,12 +10,11 @@ import asyncio
 from typing import cast
 
 from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.wire.context import FIRST_WORDS_S
 from modelserver.wire.entrance import Entrance, MakeConnection
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _METHOD_OF_PREFACE = PREFACE[:4]
-# What a client gets to say something when the server stops: a round trip, and a slow machine's time to write.
-_FIRST_WORDS_S = 0.25
 _TLS_HANDSHAKE = 0x16  # the first byte of a record that begins a handshake (RFC 8446, 5.1)
 
 
@@ -92,7 +91,7 @@ class Opening(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close if nothing is asked soon: the first request may be on its way."""
-        self._context.loop.call_later(_FIRST_WORDS_S, self._close_if_silent)
+        self._context.loop.call_later(FIRST_WORDS_S, self._close_if_silent)
 
     def dismiss(self) -> None:
         self._transport.abort()

@@ -8,12 +8,14 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import httpx
 import pytest
+from support.certificates import Authority
 from support.loops import on_both_loops
 
 from modelserver.errors import UnavailableError
@@ -24,6 +26,7 @@ from modelserver.wire import port as port_module
 from modelserver.wire.address import Address
 from modelserver.wire.limits import TimeLimits, WireLimits
 from modelserver.wire.native_server import NativeServer
+from modelserver.wire.tls import TlsFiles
 
 HOST = "127.0.0.1"
 
@@ -321,3 +324,30 @@ async def test_a_port_that_retires_serves_on_and_has_http1_clients_leave() -> No
         echo = channel.unary_unary("/s/Echo")
         assert await echo(b"three") == b"three"
         assert await echo(b"four") == b"four"
+
+
+@on_both_loops
+@pytest.mark.parametrize("is_stopping", [False, True])
+async def test_a_connection_that_comes_at_the_end_is_served_over_tls_too(tmp_path: Path, is_stopping: bool) -> None:
+    """The handshake tells the protocol before anything is asked: what is asked then is answered all the same."""
+    authority = Authority(tmp_path)
+    pair = authority.pair("server")
+    async with serving(Http(), None, tls=TlsFiles(str(pair.certificate), str(pair.key))) as running:
+        context = authority.client_context(("http/1.1",))
+        reader, writer = await asyncio.open_connection(HOST, running.server.port, ssl=context)
+        if is_stopping:
+            await until(lambda: running.open(Protocol.HTTP1) == 1)
+            stopping = asyncio.ensure_future(running.server.stop(10))
+            await asyncio.sleep(0)
+        else:
+            running.server.retire()
+            writer.close()
+            reader, writer = await asyncio.open_connection(HOST, running.server.port, ssl=context)
+            await until(lambda: running.counts.connections_opened[Protocol.HTTP1] == 2)
+        writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"Connection: close" in answer
+        writer.close()
+        if is_stopping:
+            await stopping

@@ -14,7 +14,7 @@ from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.status import message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
-from modelserver.wire.context import DISMISSAL, WireContext
+from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext
 from modelserver.wire.http1.answer import (
     BODYLESS,
     CLOSE,
@@ -74,7 +74,9 @@ class Http1Connection(RequestReader):
         self._head_since_s = self._since_s
         if data:
             self._receive(data)
-        else:
+        elif context.is_draining:
+            self.shutdown()
+        elif not context.is_retiring:
             self._settle()
 
     @property
@@ -358,7 +360,14 @@ class Http1Connection(RequestReader):
     def shutdown(self) -> None:
         """Take no further request; close once the ones that came are answered. Safe to repeat."""
         self._is_draining = True
-        if self._is_idle():
+        if self._head_since_s is not None and not self._rest and self._is_idle():
+            # Nothing was asked yet: the first request may be on its way.
+            self._context.loop.call_later(FIRST_WORDS_S, self._finish_if_idle)
+        else:
+            self._finish_if_idle()
+
+    def _finish_if_idle(self) -> None:
+        if not self._is_lost and self._is_idle():
             self._finish()
 
     def dismiss(self) -> None:

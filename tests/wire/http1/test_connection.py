@@ -481,10 +481,23 @@ async def test_a_refused_client_has_a_moment_to_read_why() -> None:
 
 
 async def test_an_idle_connection_closes_at_the_drain() -> None:
-    for before in (b"", GET % 0, GET % 0 + b"\r\n"):
+    for before in (GET % 0, GET % 0 + b"\r\n"):
         dialogue = Dialogue().begin(before)
         dialogue.connection.shutdown()
         assert dialogue.transport.ending == "close"
+
+
+async def test_a_connection_on_which_nothing_was_asked_gets_some_time_at_the_drain() -> None:
+    silent, late = Dialogue().begin(b""), Dialogue().begin(b"")
+    for dialogue in (silent, late):
+        dialogue.connection.shutdown()
+    late.send(GET % 7)
+    answer = late.take()
+    assert answer.endswith(b"/7")
+    assert b"Connection: close" in answer
+    async with asyncio.timeout(10):
+        while silent.transport.ending != "close":  # noqa: ASYNC110 - the connection's timer does it
+            await asyncio.sleep(0.01)
 
 
 async def test_what_came_before_the_drain_is_answered() -> None:
