@@ -539,6 +539,77 @@ done:
     return answer != NULL ? answer : refused();
 }
 
+static inline uint32_t get_u32(const unsigned char *in)
+{
+    return (uint32_t)in[0] << 24 | (uint32_t)in[1] << 16 | (uint32_t)in[2] << 8 | in[3];
+}
+
+enum { DATA = 0, HEADERS = 1, WINDOW_UPDATE = 8, END_STREAM = 1, END_HEADERS = 4 };
+#define MAX_BLOCK 512
+
+/* The frame at `in`, of which `left` bytes are there; NULL without an error for one that is not among the usual ones. */
+static PyObject *usual_frame(const unsigned char *in, Py_ssize_t left, Py_ssize_t position, Py_ssize_t max_data)
+{
+    if (left < FRAME_HEAD)
+        return NULL;
+    Py_ssize_t length = (Py_ssize_t)in[0] << 16 | (Py_ssize_t)in[1] << 8 | in[2];
+    int kind = in[3], flags = in[4];
+    uint32_t stream_id = get_u32(in + 5);
+    if (length > left - FRAME_HEAD || stream_id > 0x7FFFFFFF)
+        return NULL;
+    const unsigned char *content = in + FRAME_HEAD;
+    PyObject *payload;
+    if (kind == DATA) {
+        /* The one message of a call, whole and as it is. */
+        if (flags != END_STREAM || length < PREFIX || length > max_data || content[0] != 0 ||
+            get_u32(content + 1) != (uint32_t)(length - PREFIX))
+            return NULL;
+        payload = PyBytes_FromStringAndSize((const char *)content + PREFIX, length - PREFIX);
+    } else if (kind == HEADERS && flags == END_HEADERS && length <= MAX_BLOCK)
+        payload = PyBytes_FromStringAndSize((const char *)content, length);
+    else if (kind == WINDOW_UPDATE && length == 4)
+        payload = PyLong_FromUnsignedLong(get_u32(content) & 0x7FFFFFFF);
+    else
+        return NULL;
+    PyObject *values[4] = {
+        PyLong_FromLong(kind),
+        PyLong_FromUnsignedLong(stream_id),
+        payload,
+        PyLong_FromSsize_t(position + FRAME_HEAD + length),
+    };
+    PyObject *frame = PyTuple_New(4);
+    int is_whole = frame != NULL;
+    for (int place = 0; place < 4; place++) {
+        if (values[place] == NULL || !is_whole) {
+            Py_XDECREF(values[place]);
+            is_whole = 0;
+        } else
+            PyTuple_SetItem(frame, place, values[place]);
+    }
+    if (!is_whole)
+        Py_CLEAR(frame);
+    return frame;
+}
+
+static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer data;
+    (void)module;
+    if (num_args != 4) {
+        PyErr_SetString(PyExc_TypeError, "read_frame takes data, a position, an end and the size of the largest DATA");
+        return NULL;
+    }
+    Py_ssize_t position = PyLong_AsSsize_t(args[1]), end = PyLong_AsSsize_t(args[2]);
+    Py_ssize_t max_data = PyLong_AsSsize_t(args[3]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *frame = NULL;
+    if (position >= 0 && position <= end && end <= data.len)
+        frame = usual_frame((const unsigned char *)data.buf + position, end - position, position, max_data);
+    PyBuffer_Release(&data);
+    return frame != NULL ? frame : refused();
+}
+
 static PyObject *set_powers(PyObject *module, PyObject *table)
 {
     char *bytes;
@@ -563,6 +634,7 @@ static PyMethodDef methods[] = {
     FAST(read_array),
     FAST(read_call),
     FAST(join_answer),
+    FAST(read_frame),
     {"set_powers", set_powers, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,4 @@
-"""The optional part in C (`_accelerator.c`): reads tensors in JSON, and joins the frames of gRPC's answers.
+"""The optional part in C (`_accelerator.c`): reads tensors in JSON and HTTP/2's usual frames, and joins gRPC's answers.
 
 It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
 MODELSERVER_PURE_PYTHON=1 in the environment, the same is done in Python by those who ask for it here. The functions
@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 VARIABLE = "MODELSERVER_PURE_PYTHON"
 _MODULE = "modelserver.core._accelerator"
@@ -28,6 +29,9 @@ ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, 
 # Of a stream's id, the parts of a message, and two frames whose own ids do not count: the first frame, the message in a
 # DATA frame, the last frame, all of that stream; None for what is unusual.
 JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
+# Of data, a position in it, where it ends, and the size of the largest DATA: the kind of the frame there, its stream, its
+# payload and where the next one begins; None for one that is not usual, or not whole. `http2/usual_frame.py` is the twin.
+ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, int] | None]
 
 
 def load(environment: Mapping[str, str]) -> ModuleType | None:
@@ -81,3 +85,4 @@ _MODULE_IN_C = load(os.environ)
 read_array: ReadArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_array
 read_call: ReadCall | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_call
 join_answer: JoinAnswer | None = None if _MODULE_IN_C is None else _MODULE_IN_C.join_answer
+read_frame: ReadFrame | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_frame

@@ -23,6 +23,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_tensor import struct_letter, tensor_from_json
 from modelserver.wire.http2 import grpc_call
+from modelserver.wire.http2.usual_frame import read_in_python
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = [datatype for datatype in Datatype if struct_letter(datatype) is not None]
@@ -257,3 +258,58 @@ if "c" in TWINS:
         ):
             with pytest.raises((TypeError, ValueError, OverflowError)):
                 join(*arguments)
+
+    _FRAME = st.builds(
+        lambda size, wrong, kind, flags, stream_id, prefix: (
+            (size + len(prefix) + wrong).to_bytes(3, "big")
+            + bytes((kind, flags))
+            + stream_id.to_bytes(4, "big")
+            + prefix
+            + bytes(range(size % 256)) * (size > 0)
+        ),
+        st.sampled_from([0, 1, 4, 5, 60, 255]),
+        st.sampled_from([0, 0, 0, 0, 1, 5]),
+        st.sampled_from([0, 0, 1, 1, 8, 3, 6]),
+        st.sampled_from([0, 1, 4, 5, 8, 0x24]),
+        st.sampled_from([0, 1, 2**31 - 1, 2**31 + 1, 2**32 - 1]),
+        st.sampled_from([b"", bytes(5), b"\0\0\0\0\4", b"\0\0\0\0\x3c", b"\1\0\0\0\4", b"\0\0\0\0\xff", b"\xff" * 4]),
+    )
+
+    @settings(max_examples=1000)
+    @given(
+        data=st.lists(st.one_of(_FRAME, st.binary(max_size=20)), max_size=3).map(b"".join),
+        position=st.integers(0, 300),
+        missing=st.integers(0, 20),
+        max_data=st.sampled_from([0, 5, 64, 65541]),
+    )
+    def test_c_reads_frames_as_python_does(data: bytes, position: int, missing: int, max_data: int) -> None:
+        read = accelerator.read_frame
+        assert read is not None
+        for at in (0, position % (len(data) + 1)):
+            for end in (len(data), max(at, len(data) - missing)):
+                expected = read_in_python(data, at, end, max_data)
+                assert read(data, at, end, max_data) == expected
+                assert read(bytearray(data), at, end, max_data) == expected
+
+    def test_every_usual_frame_is_read() -> None:
+        read = accelerator.read_frame
+        assert read is not None
+        for frame, seen in (
+            (b"\0\0\7\0\1\0\0\0\5\0\0\0\0\2ab", (0, 5, b"ab", 16)),
+            (b"\0\0\2\1\4\0\0\0\7\x82\x84", (1, 7, b"\x82\x84", 11)),
+            (b"\0\2\0\1\4\0\0\0\7" + bytes(512), (1, 7, bytes(512), 521)),
+            (b"\0\2\1\1\4\0\0\0\7" + bytes(513), None),
+            (b"\0\0\4\x08\0\0\0\0\0\x80\0\0\1", (8, 0, 1, 13)),
+        ):
+            assert read_in_python(frame, 0, len(frame), 100) == seen
+            assert read(frame, 0, len(frame), 100) == seen
+            assert read(frame, 0, len(frame) - 1, 100) is None
+
+    def test_no_byte_is_read_outside_of_the_data() -> None:
+        read: Any = accelerator.read_frame
+        frame = b"\0\0\2\1\4\0\0\0\7\x82\x84"
+        for position, end in ((-1, 11), (0, 12), (12, 11), (2**62, 2**62), (0, -1)):
+            assert read(frame, position, end, 100) is None
+        for arguments in ((), (frame, 0, 11), ("text", 0, 1, 1), (frame, 2**70, 2**70, 1), (frame, None, 11, 1)):
+            with pytest.raises((TypeError, OverflowError)):
+                read(*arguments)

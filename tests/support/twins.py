@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from modelserver.core import accelerator
+from modelserver.wire.http2 import receiver
+from modelserver.wire.http2.usual_frame import read_in_python
 
 # Without the accelerator there is nothing to compare, and the tests are those of Python's part.
 TWINS = ["python"] if accelerator.read_array is None else ["python", "c"]
@@ -20,4 +22,5 @@ def using(twin: str) -> Iterator[None]:
         if twin == "python":
             for name in ("read_array", "read_call", "join_answer"):
                 patch.setattr(accelerator, name, None)
+            patch.setattr(receiver, "read_usual_frame", read_in_python)
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
@@ -12,10 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.http2_frames import PREFACE, FrameType
 from support.replaying import recording, recordings
+from support.twins import TWINS, using
 
 from modelserver.wire.http1.connection import Http1Connection
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.fixture(scope="module", autouse=True, params=TWINS)
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Frames are read and answers joined in C and in Python."""
+    with using(request.param):
+        yield
 
 
 def cut(data: bytes, ends: set[int]) -> list[bytes]:

@@ -11,30 +11,26 @@ from modelserver.wire.http2.frame import (
     DATA,
     DEFAULT_WINDOW_BYTES,
     END_HEADERS,
-    END_STREAM,
     GOAWAY,
     HEAD_BYTES,
     HEADERS,
-    MAX_31_BITS,
     PADDED,
-    WINDOW_UPDATE,
     ConnectionFault,
     ErrorCode,
     Octets,
     protocol_fault,
     read_head,
     too_much,
-    unpack_head,
-    unpack_u32,
     window_update,
 )
 from modelserver.wire.http2.greeting import Greeting
 from modelserver.wire.http2.grpc_call import GrpcCall
 from modelserver.wire.http2.header_block import OpenBlock, part_of_block
-from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES, unpack_prefix
+from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES
 from modelserver.wire.http2.payload import Payload
 from modelserver.wire.http2.protection import Closed
 from modelserver.wire.http2.stream import FRESH, RUNNING, Http2Stream
+from modelserver.wire.http2.usual_frame import read_usual_frame
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
@@ -64,9 +60,9 @@ class Receiver:
         "_connection",
         "_connection_window",
         "_greeting",
-        "_inline_limit",
         "_is_direct",
         "_max_frame",
+        "_max_inline",
         "_max_new_streams",
         "_num_openable",
         "_payload",
@@ -84,8 +80,10 @@ class Receiver:
         self._max_new_streams = limits.http2.max_new_streams_per_turn
         self._connection_window = max(limits.http2.connection_window_bytes, DEFAULT_WINDOW_BYTES)
         # A DATA frame up to this size, with a whole message in it, is within all limits.
-        self._inline_limit = PREFIX_BYTES + min(
-            limits.http2.initial_window_bytes - PREFIX_BYTES, limits.max_message_bytes, MIN_BUFFER_BYTES
+        self._max_inline = min(
+            self._max_frame,
+            PREFIX_BYTES
+            + min(limits.http2.initial_window_bytes - PREFIX_BYTES, limits.max_message_bytes, MIN_BUFFER_BYTES),
         )
         self._greeting = Greeting(connection)
         self._stage: Stage = self._read_greeting
@@ -192,50 +190,34 @@ class Receiver:
         """
         connection = self._connection
         streams, known = connection.streams, self._admission.known
-        max_frame, inline_limit = self._max_frame, self._inline_limit
-        while end - position >= HEAD_BYTES:
-            high, low, kind, flags, stream_id = unpack_head(data, position)
-            length: int = high << 8 | low
-            start = position + HEAD_BYTES
-            stop = start + length
-            if length > max_frame:
-                self._check_size(length)
-            if kind == DATA:
-                stream = streams.get(stream_id)
-                if (
-                    flags == END_STREAM
-                    and stop <= end
-                    and stream is not None
-                    and stream.phase == FRESH
-                    and PREFIX_BYTES <= length <= inline_limit
-                ):
-                    # The one message of a unary call, if it is whole and plain.
-                    if TYPE_CHECKING:
-                        assert isinstance(stream, GrpcCall)
-                    is_compressed, size = unpack_prefix(data, start)
-                    route = stream.route
-                    if not is_compressed and size + PREFIX_BYTES == length and route.content_length in (None, length):
-                        self._uncredited += length
-                        if self._uncredited > self._connection_window:
-                            raise _over_connection_window()
-                        stream.is_ended = True
-                        stream.message = view[start + PREFIX_BYTES : stop].tobytes()
-                        stream.phase = RUNNING
-                        position = stop
-                        try:
-                            route.handle(stream)
-                        except Exception as error:
-                            stream.fall(error)
-                        continue
-                if flags & PADDED and end == start and length:
-                    return position
-                return self._begin_payload(data, start, length, flags, stream_id & MAX_31_BITS)
-            if stop > end:
-                return self._wait(kind, length, position)
-            if kind == HEADERS:
-                if flags | END_STREAM == END_HEADERS | END_STREAM:
-                    block = view[start:stop].tobytes()
-                    found = known.get(block)
+        max_frame, max_inline = self._max_frame, self._max_inline
+        while True:
+            usual = read_usual_frame(data, position, end, max_inline)
+            if usual is not None:
+                kind, stream_id, payload, stop = usual
+                if kind == DATA:
+                    stream = streams.get(stream_id)
+                    if stream is not None and stream.phase == FRESH:
+                        # The one message of a unary call.
+                        if TYPE_CHECKING:
+                            assert isinstance(stream, GrpcCall)
+                        route = stream.route
+                        length = stop - position - HEAD_BYTES
+                        if route.content_length in (None, length):
+                            self._uncredited += length
+                            if self._uncredited > self._connection_window:
+                                raise _over_connection_window()
+                            stream.is_ended = True
+                            stream.message = payload
+                            stream.phase = RUNNING
+                            position = stop
+                            try:
+                                route.handle(stream)
+                            except Exception as error:
+                                stream.fall(error)
+                            continue
+                elif kind == HEADERS:
+                    found = known.get(payload)
                     if (
                         found is not None
                         and connection.last_stream_id < stream_id <= connection.last_admissible_id
@@ -244,31 +226,47 @@ class Receiver:
                     ):
                         # One more request like an earlier one.
                         connection.last_stream_id = stream_id
-                        opened = streams[stream_id] = found.open(connection, stream_id, found)
-                        if flags & END_STREAM:
-                            connection.end_of(opened)
+                        streams[stream_id] = found.open(connection, stream_id, found)
                     else:
-                        self._admission.take(stream_id & MAX_31_BITS, flags, block)
+                        self._admission.take(stream_id, END_HEADERS, payload)
+                    position = stop
+                    connection.num_opened += 1
+                    self._num_openable -= 1
+                    if not self._num_openable:
+                        self.has_backlog = position < end
+                        return position
+                    continue
                 else:
-                    block = part_of_block(view[start:stop], flags, stream_id & MAX_31_BITS)
-                    if not flags & END_HEADERS:
-                        self._begin_block(stream_id & MAX_31_BITS, flags, block)
-                        return stop
-                    self._admission.take(stream_id & MAX_31_BITS, flags, block)
-                position = stop
-                connection.num_opened += 1
-                self._num_openable -= 1
-                if not self._num_openable:
-                    self.has_backlog = position < end
+                    connection.control.take_window_update(stream_id, payload)
+                    position = stop
+                    continue
+            if end - position < HEAD_BYTES:
+                return position
+            length, kind, flags, stream_id = read_head(data, position)
+            start = position + HEAD_BYTES
+            stop = start + length
+            if length > max_frame:
+                self._check_size(length)
+            if kind == DATA:
+                if flags & PADDED and end == start and length:
                     return position
-            elif kind == WINDOW_UPDATE and length == 4:
-                increment = unpack_u32(data, start)[0] & MAX_31_BITS
-                connection.control.take_window_update(stream_id & MAX_31_BITS, increment)
-                position = stop
-            else:
-                self._take_other(kind, flags, stream_id & MAX_31_BITS, view[start:stop].tobytes())
-                position = stop
-        return position
+                return self._begin_payload(data, start, length, flags, stream_id)
+            if stop > end:
+                return self._wait(kind, length, position)
+            position = stop
+            if kind != HEADERS:
+                self._take_other(kind, flags, stream_id, view[start:stop].tobytes())
+                continue
+            block = part_of_block(view[start:stop], flags, stream_id)
+            if not flags & END_HEADERS:
+                self._begin_block(stream_id, flags, block)
+                return stop
+            self._admission.take(stream_id, flags, block)
+            connection.num_opened += 1
+            self._num_openable -= 1
+            if not self._num_openable:
+                self.has_backlog = position < end
+                return position
 
     def _read_payload(self, _data: Octets, view: memoryview, position: int, end: int) -> int:
         """The rest of a DATA frame, or of one that is skipped."""

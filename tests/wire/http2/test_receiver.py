@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -28,6 +29,7 @@ from support.http2_frames import (
 from support.memory_http2 import MemoryPeer
 from support.memory_transport import exchange, receive
 from support.raw_http2 import call_fields, get_fields, prefixed
+from support.twins import TWINS, using
 
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.connection import Http2Connection
@@ -64,6 +66,13 @@ RECORDING = PREFACE + encode(
         data(11, end=True),
     ]
 )
+
+
+@pytest.fixture(scope="module", autouse=True, params=TWINS)
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Frames are read and answers joined in C and in Python."""
+    with using(request.param):
+        yield
 
 
 async def answer_to(pieces: list[bytes]) -> bytes:
