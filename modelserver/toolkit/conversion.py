@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ NUM_MADE_UP = 32
 # Share of whole-number outputs, such as classes, that may differ: two classes may be as likely as one another.
 MAX_DISAGREEMENT = 0.1
 Progress = Callable[[str], None]
+# What AOTInductor packages say to a batch that is too large for them.
+_BOUND = re.compile(r"dim value is too large at 0, expected to be <= (\d+)")
 
 
 class Target(enum.Enum):
@@ -99,9 +102,21 @@ def convert(options: ConversionOptions, progress: Progress) -> Outcome:
         with new_model_directory(options.output, force=options.force, source=source.origin) as made:
             progress(f"converting to {options.target.value}")
             notes = _write_version(source, before.config, options, made / "1")
-            write_config(made, source, before.config, backend=_backend(options.target))
+            # By this word the operator vouches for native code.
+            platform = "torch_aoti" if options.target is Target.AOTI else ""
+            write_config(made, source, before.config, backend=_backend(options.target), platform=platform)
+            copy_files(made, source)
             progress("comparing")
-            comparison = compare_models(source, made, options.samples)
+            try:
+                comparison = compare_models(source, made, options.samples)
+            except ServerError as error:
+                bound = _compiled_bound(error) if options.target is Target.AOTI else None
+                if bound is None or bound >= before.config.max_batch_size:
+                    raise
+                notes = (*notes, f"torch's compiler has bound the batch: max_batch_size is {bound}")
+                bounded = replace(before.config, max_batch_size=bound)
+                write_config(made, source, bounded, backend=_backend(options.target), platform=platform)
+                comparison = compare_models(source, made, options.samples)
             check_tolerance(comparison.differences, _tolerance(options))
             config = define(made).config
     return Outcome(options.output, config, comparison, notes)
@@ -151,21 +166,24 @@ def _to_onnx(source: Source, config: ModelConfig, options: ConversionOptions) ->
     return program_to_onnx(source.path, config, shown=options.source, opset=options.opset)
 
 
-def write_config(directory: Path, source: Source, completed: ModelConfig, *, backend: str) -> None:
+def write_config(directory: Path, source: Source, completed: ModelConfig, *, backend: str, platform: str = "") -> None:
     """The new model's config.pbtxt: the source's, with everything written out that its file no longer says.
 
-    Settings of a backend that changes are left behind. Labels and other files beside the versions come along.
+    Settings of a backend that changes are left behind.
     """
     written = source.config
     is_same = completed.backend == backend
     batching = written.dynamic_batching
     if batching is None and written.sequence_batching is None and source.config == ModelConfig():
         batching = ModelDynamicBatching() if completed.max_batch_size > 1 else None
+    if batching is not None:
+        sizes = tuple(size for size in batching.preferred_batch_size if size <= completed.max_batch_size)
+        batching = replace(batching, preferred_batch_size=sizes)
     config = replace(
         written,
         name="",
         backend=backend,
-        platform="",
+        platform=platform,
         default_model_filename="",
         version_policy=None,
         max_batch_size=completed.max_batch_size,
@@ -177,6 +195,16 @@ def write_config(directory: Path, source: Source, completed: ModelConfig, *, bac
     )
     comment = f"Made from {source.origin.name or source.origin} by modelserver."
     (directory / CONFIG_FILENAME).write_text(config_text(config, comments=(comment,)))
+
+
+def _compiled_bound(error: ServerError) -> int | None:
+    """The largest batch that a compiled package takes, as it says: the compiler may bind it below what was exported."""
+    found = _BOUND.search(error.message)
+    return int(found.group(1)) if found else None
+
+
+def copy_files(directory: Path, source: Source) -> None:
+    """What lies beside the source's versions, such as labels, for the new model."""
     for file in source.files:
         if file.is_dir():
             shutil.copytree(file, directory / file.name)

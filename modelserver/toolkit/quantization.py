@@ -15,6 +15,7 @@ from modelserver.toolkit.conversion import (
     Progress,
     SampleOptions,
     compare_models,
+    copy_files,
     write_config,
 )
 from modelserver.toolkit.loaded_model import define
@@ -72,6 +73,7 @@ def quantize(options: QuantizationOptions, progress: Progress) -> Outcome:
             progress(f"quantizing ({method.value})")
             notes = _write_version(source, config, options, method, calibration, made / "1")
             write_config(made, source, config, backend=config.backend)
+            copy_files(made, source)
             progress("comparing")
             comparison = compare_models(source, made, _samples(options))
             _check_accuracy(comparison, options)

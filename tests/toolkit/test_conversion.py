@@ -70,7 +70,7 @@ def code(tmp_path: Path) -> Path:
     ("source", "target", "backend"),
     [
         ("digits_onnx", Target.FP16, "onnxruntime"),
-        ("digits_export", Target.ONNX, "onnxruntime"),
+        pytest.param("digits_export", Target.ONNX, "onnxruntime", marks=pytest.mark.slow),
         ("digits_torchscript", Target.ONNX, "onnxruntime"),
         ("digits_export", Target.PT2, "pytorch"),
     ],

@@ -65,24 +65,17 @@ def judge(candidate: Candidate, points: Sequence[TunePoint], limit_us: float) ->
 
 
 def joined(first: Trial, second: Trial, limit_us: float) -> Trial:
-    """Two measurements of a candidate as one: the mean of each level that both have."""
+    """Two measurements of a candidate as one: the better of each level. What disturbs a machine makes it slower only."""
     if first.score is None or second.score is None:
         return first if first.score is not None else second
     again = {point.concurrency: point for point in second.points}
-    points = [_mean(point, again[point.concurrency]) for point in first.points if point.concurrency in again]
-    return judge(first.candidate, points, limit_us)
+    points = [_better(point, again.pop(point.concurrency, point)) for point in first.points]
+    return judge(first.candidate, [*points, *again.values()], limit_us)
 
 
-def _mean(one: TunePoint, other: TunePoint) -> TunePoint:
-    return TunePoint(
-        concurrency=one.concurrency,
-        throughput=(one.throughput + other.throughput) / 2,
-        latency_us=(one.latency_us + other.latency_us) / 2,
-        p50_us=(one.p50_us + other.p50_us) / 2,
-        p99_us=(one.p99_us + other.p99_us) / 2,
-        num_failures=one.num_failures + other.num_failures,
-        is_stable=one.is_stable and other.is_stable,
-    )
+def _better(one: TunePoint, other: TunePoint) -> TunePoint:
+    """The one without failures; of two such the one of more throughput."""
+    return max(one, other, key=lambda point: (not point.num_failures, point.throughput))
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:

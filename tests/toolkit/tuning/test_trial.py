@@ -28,11 +28,9 @@ def test_levels_with_failures_do_not_count() -> None:
 def test_two_measurements_are_joined() -> None:
     first, second = judge(Candidate(), POINTS, 0), judge(Candidate(), (point(1, 50, 2000), point(16, 200, 11000)), 0)
     both = joined(first, second, 0)
-    assert [(one.concurrency, one.throughput, one.latency_us) for one in both.points] == [
-        (1, 75, 1500),
-        (16, 300, 10000),
-    ]
-    assert both.score == Score(True, 300)
+    assert [(one.concurrency, one.throughput) for one in both.points] == [(1, 100), (4, 300), (16, 400)]
+    assert both.score == Score(True, 400)
+    assert joined(second, first, 0).score == both.score
     assert joined(first, Trial(Candidate(), error="gone"), 0) is first
 
 
