@@ -185,6 +185,9 @@ def write_config(directory: Path, source: Source, completed: ModelConfig, *, bac
         backend=backend,
         platform=platform,
         default_model_filename="",
+        cc_model_filenames={},
+        # An agent may hold checksums of the source's files.
+        model_repository_agents=None,
         version_policy=None,
         max_batch_size=completed.max_batch_size,
         input=completed.input,

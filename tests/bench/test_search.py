@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.bench.search import BinarySearch, LinearSearch, LoadRange, Search, parse_range
+from modelserver.bench.search import BinarySearch, LinearSearch, ListSearch, LoadRange, Search, parse_range
 from modelserver.errors import InvalidArgumentError
 
 
@@ -52,6 +52,11 @@ def test_a_range_of_rates_may_have_fractions() -> None:
 )
 def test_linear_search_ends_at_the_end_or_over_the_limit(given: LoadRange, limit: float, expected: list[float]) -> None:
     assert levels(LinearSearch(given), limit) == expected
+
+
+def test_a_list_ends_at_its_end_or_over_the_limit() -> None:
+    assert levels(ListSearch([1, 4, 16])) == [1, 4, 16]
+    assert levels(ListSearch([1, 4, 16]), 3) == [1, 4]
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_labels_and_settings_come_along(model_repository: Path, tmp_path: Path) 
         'output { name: "probabilities" data_type: TYPE_FP32 dims: [10] label_filename: "labels.txt" } '
         'output { name: "digit" data_type: TYPE_INT64 dims: [1] } '
         'parameters { key: "intra_op_thread_count" value { string_value: "1" } } '
-        "instance_group { count: 2 kind: KIND_CPU }"
+        "instance_group { count: 2 kind: KIND_CPU } version_policy { specific { versions: [ 1 ] } }"
     )
     run(source, tmp_path / "made", Target.FP16)
     config = parse_pbtxt((tmp_path / "made/config.pbtxt").read_text()).config
@@ -156,6 +156,7 @@ def test_labels_and_settings_come_along(model_repository: Path, tmp_path: Path) 
     assert config.output[0].label_filename == "labels.txt"
     assert config.parameters == {"intra_op_thread_count": "1"}
     assert config.instance_group[0].count == 2
+    assert config.version_policy is None
     copied = tmp_path / "made/labels.txt"
     assert copied.read_text() == (source / "labels.txt").read_text()
     assert copied.stat().st_ino != (source / "labels.txt").stat().st_ino

@@ -65,7 +65,7 @@ def judge(candidate: Candidate, points: Sequence[TunePoint], limit_us: float) ->
 
 
 def joined(first: Trial, second: Trial, limit_us: float) -> Trial:
-    """Two measurements of a candidate as one: the better of each level. What disturbs a machine makes it slower only."""
+    """Two measurements of a candidate as one: the better of each level. Disturbances make a machine slower only."""
     if first.score is None or second.score is None:
         return first if first.score is not None else second
     again = {point.concurrency: point for point in second.points}
