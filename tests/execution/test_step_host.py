@@ -32,10 +32,12 @@ class Loaded:
     def __init__(self, model: Model, instance: ProcessInstance) -> None:
         self.model = model
         self.instance = instance
+        self.requests: list[InferRequest] = []
 
     def submit(self, end: float, **parameters: str) -> tuple[InferRequest, ResponseStream]:
         made = request(value=end, parameters=parameters)
         made.is_decoupled = True
+        self.requests.append(made)
         return made, self.model.submit(made)
 
     def measured(self) -> dict[str, float]:
@@ -65,8 +67,10 @@ async def load() -> AsyncIterator[Load]:
 
     yield make
     for each in loaded:
+        for made in each.requests:
+            made.cancel()
         each.model.stop()
-        await asyncio.to_thread(each.model.close, 0.2)
+        await asyncio.to_thread(each.model.close, 10)
 
 
 async def numbers(stream: ResponseStream) -> list[float]:
@@ -166,7 +170,7 @@ async def test_unloading_waits_and_then_ends_what_is_left(load: Load) -> None:
     _, endless = loaded.submit(1_000_000)
     await anext(aiter(endless))
     loaded.model.stop()
-    closing = asyncio.create_task(asyncio.to_thread(loaded.model.close, 2.0))
+    closing = asyncio.create_task(asyncio.to_thread(loaded.model.close, 2.5))
     assert len(await numbers(short)) == 200
     assert isinstance(await error_of(endless), UnavailableError)
     await closing
