@@ -156,6 +156,10 @@ def parse_access(
 def parse_callers_by(flag: str, text: str) -> str:
     """As `Access.callers_by`, from a flag that also knows key and none. Raises InvalidArgumentError."""
     name = text.removeprefix(BY_HEADER).strip().lower()
+    if name in (*KEY_HEADERS, "cookie"):
+        raise InvalidArgumentError(
+            f"{flag}: what '{name}' holds is secret, and callers are named in metrics and errors"
+        )
     if text.startswith(BY_HEADER) and re.fullmatch(r"[a-z0-9!#$%&'*+.^_`|~-]+", name):
         return BY_HEADER + name
     if text not in (BY_ADDRESS, "key", "none"):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from modelserver.access import Access, parse_callers_by
 from modelserver.caller_limits import NO_LIMITS, CallerLimits, parse_limits, parse_limits_flag
 from modelserver.callers import Bucket, Callers, count_tokens
 from modelserver.core.datatype import Datatype
@@ -188,3 +189,30 @@ def test_limits_that_are_none(text: str) -> None:
 def test_values_of_a_file(value: object) -> None:
     with pytest.raises(InvalidArgumentError, match="must be a number"):
         parse_limits("keys.yaml", {"concurrent": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("key", ""), ("none", ""), ("address", "address"), ("header:X-Tenant", "header:x-tenant")]
+)
+def test_who_a_caller_is(text: str, expected: str) -> None:
+    assert parse_callers_by("--callers-by", text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "header:", "header:a b", "ip", "header:Authorization", "header:x-api-key"])
+def test_who_a_caller_cannot_be(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="--callers-by"):
+        parse_callers_by("--callers-by", text)
+
+
+@pytest.mark.parametrize(
+    ("by", "peer", "expected"),
+    [
+        ("address", "10.0.0.7:4123", "10.0.0.7"),
+        ("address", "[::1]:4123", "::1"),
+        ("address", "unix", "unix"),
+        ("header:x-tenant", "10.0.0.7:1", "acme"),
+        ("header:x-other", "10.0.0.7:1", ""),
+    ],
+)
+def test_a_caller_is_read_from_a_call(by: str, peer: str, expected: str) -> None:
+    assert Access(callers_by=by).caller({"x-tenant": "acme"}, peer) == expected

@@ -107,20 +107,31 @@ def read_agents(layout: ModelLayout, *, config_json: str | None = None) -> tuple
     return agents.agents if agents is not None and not parsed.problems else ()
 
 
-def describe_residence(layout: ModelLayout) -> tuple[Residence, int]:
-    """How long the model is to stay in memory, by its config as it is written, and the bytes of its newest version.
+def read_residences(layouts: Iterable[ModelLayout]) -> dict[str, Residence]:
+    """How long models are to stay in memory, by key, as their configs are written; what cannot be read says nothing.
 
-    What cannot be read says nothing, and counts nothing. Blocking.
+    Blocking.
     """
-    num_bytes = 0
+    found: dict[str, Residence] = {}
+    for layout in layouts:
+        try:
+            _, parsed = _parse(layout, None)
+        except ConfigError:
+            found[layout.key] = Residence()
+        else:
+            found[layout.key] = residence(parsed.config)
+    return found
+
+
+def size_on_disk(layout: ModelLayout) -> int:
+    """The bytes of a model's newest version; 0 where they cannot be seen. Blocking."""
+    if not layout.versions or layout.remote is not None:
+        return 0
     try:
-        if layout.versions and layout.remote is None:
-            tree = fingerprint_tree(layout.versions[max(layout.versions)])
-            num_bytes = sum(max(0, file.size_bytes) for file in tree.files)
-        _, parsed = _parse(layout, None)
-    except (ConfigError, OSError):
-        return Residence(), num_bytes
-    return residence(parsed.config), num_bytes
+        tree = fingerprint_tree(layout.versions[max(layout.versions)])
+    except OSError:
+        return 0
+    return sum(max(0, file.size_bytes) for file in tree.files)
 
 
 def check_has_version(layout: ModelLayout, version: int) -> None:

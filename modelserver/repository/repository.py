@@ -24,7 +24,7 @@ from modelserver.execution.facilities import Facilities
 from modelserver.execution.model import Model
 from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
-from modelserver.repository.definition import describe_residence
+from modelserver.repository.definition import read_residences, size_on_disk
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.load_failure import named_failure
@@ -91,7 +91,8 @@ class ModelRepository:
                 load=self._ensure_loaded,
                 refresh=self._refresh,
                 scan=lambda: self._catalog.scan,
-                describe=functools.partial(self._in_scan_pool, describe_residence),
+                describe=functools.partial(self._in_scan_pool, read_residences),
+                size=functools.partial(self._in_scan_pool, size_on_disk),
                 users=self._ensembles.users,
             ),
         )
@@ -205,7 +206,7 @@ class ModelRepository:
             survey = await self._in_scan_pool(self._catalog.survey)
         except OSError as error:
             raise UnavailableError(f"the model repository cannot be read: {error}") from error
-        await self.residency.survey(survey.scan.models.values())
+        await self.residency.survey(tuple(survey.scan.models.values()))
         failures = await self._load_at_start(survey.scan.names)
         if failures and options.is_exit_on_error:
             raise StartupError(failures)

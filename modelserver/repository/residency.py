@@ -65,7 +65,8 @@ class RepositoryAccess:
     load: Callable[[str], Awaitable[None]]
     refresh: Callable[[], Awaitable[None]]
     scan: Callable[[], RepositoryScan]
-    describe: Callable[[ModelLayout], Awaitable[tuple[Residence, int]]]
+    describe: Callable[[Iterable[ModelLayout]], Awaitable[Mapping[str, Residence]]]
+    size: Callable[[ModelLayout], Awaitable[int]]
     users: Callable[[str], set[str]]
 
 
@@ -107,9 +108,8 @@ class Residency:
 
     async def survey(self, layouts: Iterable[ModelLayout]) -> None:
         """Read what the models' configs say of their residence, before any is loaded."""
-        for layout in layouts:
-            policy, _ = await self._access.describe(layout)
-            self._learn(layout.key, policy)
+        for key, policy in (await self._access.describe(layouts)).items():
+            self._learn(key, policy)
 
     def sleeps_at_start(self, key: str) -> bool:
         """Whether the model waits for its first request."""
@@ -165,7 +165,7 @@ class Residency:
 
         ModelAsleepError for one that can be woken, UnavailableError for one that has just failed to load.
         """
-        keys = self._table.namespaces.keys(name, {*self._table.lifecycles, *self._access.scan().names})
+        keys = self._keys(name)
         if len(keys) != 1:
             return self._unknown(name) if not keys else None
         key = keys[0]
@@ -207,15 +207,17 @@ class Residency:
         self._loads[key] += 1
         try:
             layout = self._access.scan().models.get(key)
-            policy, file_bytes = await self._access.describe(layout) if layout is not None else (Residence(), 0)
-            self._learn(key, policy)
+            file_bytes = 0
+            if layout is not None:
+                await self.survey((layout,))
+                file_bytes = await self._access.size(layout)
             if not self.options.budget_bytes:
                 await self._access.load(key)
                 self._bytes[key] = max(file_bytes, self._bytes.get(key, 0))
                 return
             has_turn = await self._take_turn()
             try:
-                self._coming[key] = max(self._bytes.get(key, 0), policy.memory_bytes or file_bytes)
+                self._coming[key] = max(self._bytes.get(key, 0), self._policy(key).memory_bytes or file_bytes)
                 await self._make_room(key, self._coming[key])
                 await self._load_measured(key, file_bytes, is_alone=has_turn)
             finally:
@@ -329,7 +331,7 @@ class Residency:
 
     def _stays(self, key: str) -> bool:
         """Whether the model is pinned, called by an ensemble that is loaded, or would not come back as it is."""
-        comes_back = self._table.lifecycles[key].is_as_stored and key in self._access.scan().names
+        comes_back = self._table.lifecycles[key].is_as_stored and key in self._access.scan().models
         return self._policy(key).is_pinned or bool(self._access.users(key)) or not comes_back
 
     def _evict(self, key: str, reason: str) -> bool:
@@ -366,6 +368,13 @@ class Residency:
                 pass
 
     # Below: how.
+
+    def _keys(self, name: str) -> list[str]:
+        """The keys of models that a request may mean. Cheap, because anybody may ask for what there is not."""
+        lifecycles, scan = self._table.lifecycles, self._access.scan()
+        if not self._table.namespaces.is_on:
+            return [name] if name in lifecycles or name in scan.models else []
+        return self._table.namespaces.keys(name, {*lifecycles, *scan.models})
 
     def _policy(self, key: str) -> Residence:
         return self._policies.get(key, _UNSAID)
