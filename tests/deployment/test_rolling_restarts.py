@@ -117,14 +117,8 @@ def go_on(load: Load, num_more: int = 20) -> None:
         pytest.param("haproxy", marks=pytest.mark.tool("haproxy")),
     ],
 )
-@pytest.mark.parametrize(
-    ("ports", "num_rounds"),
-    [
-        pytest.param("native", 1),
-        pytest.param("native", 5, marks=pytest.mark.slow),
-        pytest.param("native-processes", 3, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ports", "num_rounds"), [("native", 5), ("native-processes", 3)])
 def test_no_request_is_lost(tmp_path: Path, name: str, ports: str, num_rounds: int) -> None:
     more = "instance_group { count: 2 }"
     write_identity(tmp_path / "models", execute_delay_ms=10, creation_delay_sec=0.3, more=more)

@@ -18,6 +18,8 @@ from support.raw_http1 import Http1Peer
 from support.raw_http2 import call_fields, prefixed
 
 MIB = 1 << 20
+# One that has answered before the client has left, and one that has not.
+MODELS = ["identity", pytest.param("slow", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def expect_idle(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-@pytest.mark.parametrize("model", ["identity", "slow"])
+@pytest.mark.parametrize("model", MODELS)
 def test_http_clients_that_leave_at_any_byte(server: ServerProcess, model: str, is_reset: bool) -> None:
     body = infer_body()
     head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -63,7 +65,7 @@ def test_http_clients_that_leave_at_any_byte(server: ServerProcess, model: str, 
     expect_idle(server)
 
 
-@pytest.mark.parametrize("model", ["identity", "slow"])
+@pytest.mark.parametrize("model", MODELS)
 def test_grpc_clients_that_leave_at_any_byte(server: ServerProcess, model: str) -> None:
     """In the middle of frames, of headers and of messages."""
     message = _model_infer(model)

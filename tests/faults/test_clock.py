@@ -44,7 +44,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("hours", ["1", "-1"])
+@pytest.mark.parametrize("hours", ["1", pytest.param("-1", marks=pytest.mark.slow)])
 def test_requests_are_answered_while_the_clock_jumps(tmp_path: Path, hours: str) -> None:
     """Queue delays, deadlines, sweeps of connections, polls of the repository go on."""
     offset = tmp_path / "hours"

@@ -13,7 +13,7 @@ from support.model_files import write_identity
 from support.processes import serving_process
 
 
-@pytest.mark.parametrize("file", ["config.pbtxt", "1/model.py"])
+@pytest.mark.parametrize("file", ["config.pbtxt", pytest.param("1/model.py", marks=pytest.mark.slow)])
 def test_other_models_load_while_one_hangs(tmp_path: Path, file: str) -> None:
     write_identity(tmp_path)
     hanging = write_identity(tmp_path, "hanging")

@@ -84,6 +84,7 @@ def test_broken_models_are_said_to_be_broken_and_load_when_they_are_mended(root:
         shutil.rmtree(root / name)
 
 
+@pytest.mark.slow
 def test_a_model_file_that_is_half_written_does_not_replace_the_old_version(root: Path, server: ServerProcess) -> None:
     """The poller waits until a copy is done; one that stops half way fails, and what serves stays."""
     url, aside = server.http_url, root.parent / "onnx"

@@ -16,6 +16,8 @@ from support.processes import ANY_PORTS, ENVIRONMENT, SERVE, serving_process
 
 from modelserver.signals import SAME_REQUEST_S
 
+MOMENTS_S = [0.3, 0.9, *(pytest.param(moment_s, marks=pytest.mark.slow) for moment_s in (0.05, 0.6, 1.2))]
+
 
 def test_one_request_to_stop_that_comes_many_times_at_once_is_one(tmp_path: Path) -> None:
     """To the process group, and passed on by its parent: what is in flight finishes."""
@@ -47,7 +49,9 @@ def test_two_requests_to_stop_end_it_at_once(tmp_path: Path) -> None:
         assert answer.exception() is not None or answer.result()[0] == 503
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.3, 0.6, 0.9, 1.2])
+@pytest.mark.parametrize(
+    "after_s", [0.3, 0.9, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (0.05, 0.6, 1.2))]
+)
 def test_a_stop_at_any_moment_of_the_start_ends_it(tmp_path: Path, after_s: float) -> None:
     """Before there are handlers the signal ends the process by itself; from then on it ends in order."""
     write_identity(tmp_path, creation_delay_sec=0.5)
