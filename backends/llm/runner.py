@@ -104,7 +104,7 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step; the one before may still run, and its tokens need not have been read."""
-        self._set_threads()
+        self._settle_thread()
         with torch.inference_mode():
             step = StepInputs(plan.chunks, self.block_size)
             if self._followers is not None:
@@ -140,13 +140,18 @@ class Runner:
         if self._close is not None:
             self._close()
 
-    def _set_threads(self) -> None:
-        """Of the calling thread, for it is a thread's setting and models of other kinds have theirs."""
+    def _settle_thread(self) -> None:
+        """What torch keeps for each thread: how many others it computes with, and the GPU of streams, events, kernels.
+
+        Who steps is not who loaded, and models of other kinds have their own.
+        """
+        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
+            torch.cuda.set_device(self._device)
         if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
 
     def _embed(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        self._set_threads()
+        self._settle_thread()
         with torch.inference_mode():
             length = len(token_ids)
             if self._followers is not None:
