@@ -32,9 +32,11 @@ def _execute_to_end(executor: Executor, request: InferRequest) -> None:
     line = _ProbeLine(executor, request)
     request.own_sender = ResponseSender(line)
     entries, _ = executor.execute([request], time.monotonic_ns())
-    request.own_sender = None
+    # Kept until its answer is there: a sender that is gone without one has dropped the request.
+    sender, request.own_sender = request.own_sender, None
     if entries[0] is not None:
         line.send(entries[0], is_final=True, wait=False)
+    del sender
     line.wait()
 
 

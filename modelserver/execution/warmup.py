@@ -23,6 +23,8 @@ from modelserver.execution.probe import execute_probe
 
 logger = logging.getLogger(__name__)
 
+_AUTO_HINT = " (auto_warmup sends zeros, and nothing optional: where these do not do, write samples with model_warmup)"
+
 
 def warm_up(
     executor: Executor, config: ModelConfig, signature: ModelSignature, model_directory: Path, *, instance_name: str
@@ -35,7 +37,7 @@ def warm_up(
         read = partial(_sample_inputs, sample, model_directory, config)
         _run(executor, signature, sample.name, read, count=max(1, sample.count), instance_name=instance_name)
     for name, make in _automatic_samples(config, signature):
-        _run(executor, signature, name, make, count=1, instance_name=instance_name)
+        _run(executor, signature, name, make, count=1, instance_name=instance_name, hint=_AUTO_HINT)
 
 
 def _run(
@@ -46,6 +48,7 @@ def _run(
     *,
     count: int,
     instance_name: str,
+    hint: str = "",
 ) -> None:
     started_s = time.monotonic()
     try:
@@ -54,7 +57,7 @@ def _run(
             for request in _requests(signature, inputs):
                 execute_probe(executor, request)
     except ServerError as error:
-        message = f"model '{signature.model_name}': warmup sample '{name}' failed: {error.message}"
+        message = f"model '{signature.model_name}': warmup sample '{name}' failed: {error.message}{hint}"
         raise ServerError(message, code=error.code) from error
     duration_s = time.monotonic() - started_s
     logger.info("instance '%s': warmup sample '%s' took %.3f s", instance_name, name, duration_s)
@@ -117,7 +120,7 @@ def _zero_inputs(signature: ModelSignature, sizes: Mapping[str, Sequence[int]], 
         if spec.is_optional:
             continue
         left = iter(sizes.get(spec.name, ()))
-        item = _zero_item(spec.datatype, tuple([next(left, 1) if dim == -1 else dim for dim in spec.dims]))
+        item = _least_item(spec.datatype, tuple([next(left, 1) if dim == -1 else dim for dim in spec.dims]))
         data = item if rows is None or spec.is_shape else np.repeat(item[np.newaxis], rows, axis=0)
         inputs.append(Tensor(spec.name, spec.datatype, data))
     return inputs
@@ -146,6 +149,11 @@ def _tensor(name: str, spec: WarmupInput, rows: int | None, model_directory: Pat
 
 def _zero_item(datatype: Datatype, dims: tuple[int, ...]) -> Array:
     return np.full(dims, b"", dtype=object) if datatype is Datatype.BYTES else np.zeros(dims, datatype.numpy)
+
+
+def _least_item(datatype: Datatype, dims: tuple[int, ...]) -> Array:
+    """Zeros that any model can take: a text of nothing is no prompt for a language model, so texts are "0"."""
+    return np.full(dims, b"0", dtype=object) if datatype is Datatype.BYTES else _zero_item(datatype, dims)
 
 
 def _random_item(datatype: Datatype, dims: tuple[int, ...]) -> Array:

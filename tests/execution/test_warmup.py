@@ -12,6 +12,7 @@ from support.batching import batching_config, load_model
 from support.instances import Doubling, backend_of
 from support.leaks import no_leaks
 
+from modelserver.backend import BatchInstance
 from modelserver.config.schema import (
     ModelDynamicBatching,
     ModelInput,
@@ -213,3 +214,30 @@ async def test_the_time_of_the_warmup_is_a_number(tmp_path: Path) -> None:
     model = await asyncio.to_thread(load_model, backend_of(Slow), config, asyncio.get_running_loop(), tmp_path)
     await asyncio.to_thread(model.close)
     assert model.load_duration_s > model.statistics.snapshot().warmup_s >= 0.02
+
+
+class Later(BatchInstance):
+    """Refuses, in place of its sender."""
+
+    answers_later = True
+
+    def execute(self, requests: Any) -> Any:
+        return [InvalidArgumentError("there is no prompt") for _ in requests]
+
+
+async def test_what_an_instance_that_answers_later_refuses_is_told(tmp_path: Path) -> None:
+    config = batching_config(parameters={"auto_warmup": "true"})
+    loop = asyncio.get_running_loop()
+    with pytest.raises(ServerError, match=r"'auto rows=1' failed: there is no prompt \(auto_warmup sends zeros"):
+        await asyncio.to_thread(load_model, backend_of(lambda _: Later()), config, loop, tmp_path)
+
+
+async def test_automatic_texts_are_not_empty(tmp_path: Path) -> None:
+    texts = (ModelInput("IN", Datatype.BYTES, dims=(-1,)),)
+    seen = await seen_by_warmup(
+        tmp_path,
+        parameters={"auto_warmup": "2-2"},
+        input=texts,
+        output=(ModelOutput("OUT", Datatype.BYTES, dims=(-1,)),),
+    )
+    assert seen[0].tolist() == [[b"0", b"0"]]
