@@ -101,6 +101,7 @@ class DataPlane:
         self._callers = callers
         self._waking = WakingRequests(self.infer)
         self._traffic = repository.traffic
+        self._splits = repository.traffic.splits  # looked at for each request, and mostly empty
         self._traffic.on_change = self._observe
         self._shadows = Shadows(self._traffic.counts)
         repository.residency.on_active = self._observe
@@ -124,7 +125,7 @@ class DataPlane:
             note_request(request)
         try:
             model = None
-            is_split = request.version is None and bool(self._traffic.splits)
+            is_split = bool(self._splits) and request.version is None
             if request.sequence_id and not request.sequence_start:
                 model = self._repository.sequence_holder(request.model_name, request.version, request.sequence_id)
             if model is None:

@@ -26,6 +26,8 @@ def lazy(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
     for protocol in ("http", "grpc"):
         for name in NAMES:
             write_model(root, f"{name}_{protocol}")
+        keep_alive = 'parameters { key: "keep_alive" value { string_value: "0" } }'
+        write_model(root, f"restless_{protocol}", extra=keep_alive)
         (root / f"broken_{protocol}" / "config.pbtxt").write_text('backend: "nothing_of_that_name"')
     with running_server(root, load_on_demand=True, model_control_mode="explicit") as running:
         yield running
@@ -64,6 +66,20 @@ async def test_all_who_come_meanwhile_are_answered(client: AsyncClient, lazy: Ru
     answers: list[Answer] = await asyncio.gather(*(client.infer(name, {"INPUT0": DATA}) for _ in range(20)))
     assert len(answers) == 20
     assert lazy.call(lambda: lazy.server.repository.load_counts()[name].successes) == 1
+
+
+async def test_a_model_that_leaves_at_once_answers_everybody(client: AsyncClient, lazy: RunningServer) -> None:
+    """It is evicted between any two requests, again and again, and nobody notices."""
+    name = named(client, "restless")
+
+    async def ask() -> None:
+        for _ in range(6):
+            np.testing.assert_array_equal((await client.infer(name, {"INPUT0": DATA}))["OUTPUT0"], DATA)
+            await asyncio.sleep(0.03)
+
+    await asyncio.gather(*(ask() for _ in range(3)))
+    await until(lambda: not is_loaded(lazy, name), "it left")
+    assert lazy.call(lambda: lazy.server.repository.residency.counts().evictions[name, "idle"]) >= 1
 
 
 async def test_a_model_that_cannot_be_loaded_says_why(client: AsyncClient, lazy: RunningServer) -> None:
