@@ -116,7 +116,7 @@ def from_engine(trt: Any, engine: Any, *, name: str) -> EngineInfo:
                 DATATYPES[type_name],
                 tuple(engine.get_tensor_shape(tensor_name)),
                 bool(engine.is_shape_inference_io(tensor_name)),
-                engine.get_tensor_format(tensor_name) == trt.TensorFormat.LINEAR,
+                _is_linear(trt, engine, tensor_name),
             )
         )
     profiles = tuple(
@@ -124,6 +124,13 @@ def from_engine(trt: Any, engine: Any, *, name: str) -> EngineInfo:
         for index in range(max(1, engine.num_optimization_profiles))
     )
     return EngineInfo(tuple(tensors), profiles)
+
+
+def _is_linear(trt: Any, engine: Any, name: str) -> bool:
+    # The lean runtime has no names for formats, and tells only which dimension is vectorised.
+    if not hasattr(trt, "TensorFormat"):
+        return int(engine.get_tensor_vectorized_dim(name)) == -1
+    return bool(engine.get_tensor_format(name) == trt.TensorFormat.LINEAR)
 
 
 def _range(engine: Any, tensor: IoTensor, profile: int) -> Range:

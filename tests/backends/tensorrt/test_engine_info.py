@@ -133,6 +133,9 @@ class DescribedEngine:
     def get_tensor_format(self, name: str) -> str:
         return "linear"
 
+    def get_tensor_vectorized_dim(self, name: str) -> int:
+        return -1
+
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[list[int]]:
         bounds = self._info.profiles[profile][name]
         return [list(bounds.min), list(bounds.opt), list(bounds.max)]
@@ -154,5 +157,7 @@ def test_an_engine_is_described_by_its_answers() -> None:
     )
     dtypes = {"in": "FLOAT", "in_fixed": "INT64", "in_shape": "INT32", "out": "FLOAT"}
     assert from_engine(TRT, DescribedEngine(info, dtypes), name="m") == info
+    lean = SimpleNamespace(TensorIOMode=TRT.TensorIOMode)
+    assert from_engine(lean, DescribedEngine(info, dtypes), name="m") == info
     with pytest.raises(UnsupportedError, match="unsupported datatype TYPE_FP8 for output 'out' for model 'm'"):
         from_engine(TRT, DescribedEngine(info, {**dtypes, "out": "FP8"}), name="m")
