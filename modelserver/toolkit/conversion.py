@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching
-from modelserver.errors import InvalidArgumentError, ServerError
+from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 from modelserver.repository.layout import CONFIG_FILENAME
 from modelserver.toolkit.comparison import MEASURE_S, Comparison, Difference, compare
 from modelserver.toolkit.config_text import config_text
@@ -31,8 +31,10 @@ NUM_MADE_UP = 32
 # Share of whole-number outputs, such as classes, that may differ: two classes may be as likely as one another.
 MAX_DISAGREEMENT = 0.1
 Progress = Callable[[str], None]
-# What AOTInductor packages say to a batch that is too large for them.
-_BOUND = re.compile(r"dim value is too large at 0, expected to be <= (\d+)")
+# What AOTInductor packages say to batches that they do not take, and the word that vouches for their native code.
+_TOO_LARGE = re.compile(r"dim value is too large at 0, expected to be <= (\d+)")
+_TOO_SMALL = re.compile(r"dim value is too small at 0, expected it to be >= (\d+)")
+_NATIVE = "torch_aoti"
 
 
 class Target(enum.Enum):
@@ -102,20 +104,14 @@ def convert(options: ConversionOptions, progress: Progress) -> Outcome:
         with new_model_directory(options.output, force=options.force, source=source.origin) as made:
             progress(f"converting to {options.target.value}")
             notes = _write_version(source, before.config, options, made / "1")
-            # By this word the operator vouches for native code.
-            platform = "torch_aoti" if options.target is Target.AOTI else ""
+            platform = _NATIVE if options.target is Target.AOTI else ""
             write_config(made, source, before.config, backend=_backend(options.target), platform=platform)
             copy_files(made, source)
             progress("comparing")
-            try:
-                comparison = compare_models(source, made, options.samples)
-            except ServerError as error:
-                bound = _compiled_bound(error) if options.target is Target.AOTI else None
-                if bound is None or bound >= before.config.max_batch_size:
-                    raise
-                notes = (*notes, f"torch's compiler has bound the batch: max_batch_size is {bound}")
-                bounded = replace(before.config, max_batch_size=bound)
-                write_config(made, source, bounded, backend=_backend(options.target), platform=platform)
+            if options.target is Target.AOTI:
+                comparison, bounds = _compare_compiled(source, made, options, before.config)
+                notes = (*notes, *bounds)
+            else:
                 comparison = compare_models(source, made, options.samples)
             check_tolerance(comparison.differences, _tolerance(options))
             config = define(made).config
@@ -200,10 +196,36 @@ def write_config(directory: Path, source: Source, completed: ModelConfig, *, bac
     (directory / CONFIG_FILENAME).write_text(config_text(config, comments=(comment,)))
 
 
-def _compiled_bound(error: ServerError) -> int | None:
-    """The largest batch that a compiled package takes, as it says: the compiler may bind it below what was exported."""
-    found = _BOUND.search(error.message)
-    return int(found.group(1)) if found else None
+def _compare_compiled(
+    source: Source, made: Path, options: ConversionOptions, config: ModelConfig
+) -> tuple[Comparison, tuple[str, ...]]:
+    """As `compare_models`; torch's compiler may have bound the batch below what was exported: then the config follows.
+
+    Raises UnsupportedError when it has bound it from below: a server needs batches of one.
+    """
+    try:
+        return compare_models(source, made, options.samples), ()
+    except ServerError as error:
+        most = _TOO_LARGE.search(error.message)
+        if most is None:
+            raise _bound_from_below(error) from error
+    bound = int(most.group(1))
+    write_config(made, source, replace(config, max_batch_size=bound), backend="pytorch", platform=_NATIVE)
+    try:
+        comparison = compare_models(source, made, options.samples)
+    except ServerError as error:
+        raise _bound_from_below(error) from error
+    return comparison, (f"torch's compiler has bound the batch: max_batch_size is {bound}",)
+
+
+def _bound_from_below(error: ServerError) -> ServerError:
+    least = _TOO_SMALL.search(error.message)
+    if least is None:
+        return error
+    return UnsupportedError(
+        f"torch's compiler has bound the batch: the package takes no fewer than {least.group(1)} rows, and cannot be "
+        "served. Nothing was written; --to onnx has no such bounds"
+    )
 
 
 def copy_files(directory: Path, source: Source) -> None:

@@ -231,6 +231,11 @@ def test_a_pickle_in_a_program_is_not_executed(model_repository: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_compiled_packages_answer_as_well(model_repository: Path, tmp_path: Path, samples: SampleOptions) -> None:
-    outcome = run(model_repository / "digits_export", tmp_path / "made", Target.AOTI, samples=samples)
-    assert outcome.comparison.accuracy_before == outcome.comparison.accuracy_after
+def test_compiled_packages_answer_as_well(code: Path, tmp_path: Path) -> None:
+    module = ModuleOptions(
+        (parse_tensor_spec("rows:FP32:4"), parse_tensor_spec("shift:FP32:1")), ("scores", "best"), max_batch_size=16
+    )
+    outcome = run(f"{code}:build", tmp_path / "two", Target.AOTI, module=module)
+    assert outcome.comparison.max_rel < 1e-5
+    config = parse_pbtxt((tmp_path / "two/config.pbtxt").read_text()).config
+    assert (config.platform, config.max_batch_size) == ("torch_aoti", 16)

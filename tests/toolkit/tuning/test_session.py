@@ -103,7 +103,7 @@ def test_overrides_and_unloaded_models_come_back_too(client: ServerClient) -> No
     override = client.model_config("slow") | {"max_batch_size": 5}
     client.load("slow", {"config": json.dumps(override)})
     own = client.model_config("slow")
-    quick = {"max_trials": 1}
+    quick = {"space": SpaceOptions(), "max_trials": 1}
     tune(options(client, **quick), Silent())
     assert client.model_config("slow") == own
     client.load("slow", {})
