@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
@@ -18,20 +17,20 @@ _PATIENCE_S = 300.0
 
 def execute_probe(executor: Executor, request: InferRequest) -> int:
     """Execute a request to its end; how long that took, in ns. Blocking. Raises the ServerError of a response."""
-    began_ns = time.monotonic_ns()
+    began_ns = executor.now_ns()
     if executor.answers_later:
         _execute_to_end(executor, request)
     else:
         response = executor.execute_lone(request)[0]
         if response.error is not None:
             raise response.error
-    return time.monotonic_ns() - began_ns
+    return executor.now_ns() - began_ns
 
 
 def _execute_to_end(executor: Executor, request: InferRequest) -> None:
     line = _ProbeLine(executor, request)
     request.own_sender = ResponseSender(line)
-    entries, _ = executor.execute([request], time.monotonic_ns())
+    entries, _ = executor.execute([request], executor.now_ns())
     # Kept until its answer is there: a sender that is gone without one has dropped the request.
     sender, request.own_sender = request.own_sender, None
     if entries[0] is not None:

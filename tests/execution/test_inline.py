@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from modelserver.config.schema import (
     ModelWarmup,
     WarmupInput,
 )
+from modelserver.core.clock import Clock, ManualClock
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ConfigError, InternalError, ServerError, UnavailableError
 from modelserver.execution.inline_guard import InlineGuard
@@ -64,11 +66,24 @@ def _config(word: str | None, *, batching: ModelDynamicBatching | None = None, *
     return batching_config(parameters=parameters, dynamic_batching=batching, **fields)
 
 
+class StartingClock:
+    """Stands still until it is started: what is measured before took no time, however busy the machine is."""
+
+    is_started = False
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns() if self.is_started else 0
+
+
 @asynccontextmanager
-async def _served(make: Callable[..., Any], config: ModelConfig, **attributes: Any) -> AsyncIterator[Model]:
-    loop = asyncio.get_running_loop()
+async def _served(
+    make: Callable[..., Any], config: ModelConfig, *, clock: Clock | None = None, **attributes: Any
+) -> AsyncIterator[Model]:
+    """Without a `clock`, the machine's, but for the load."""
+    loop, own = asyncio.get_running_loop(), StartingClock()
     with no_leaks():
-        model = await asyncio.to_thread(load_model, backend_of(make, **attributes), config, loop)
+        model = await asyncio.to_thread(load_model, backend_of(make, **attributes), config, loop, clock=clock or own)
+        own.is_started = True
         try:
             yield model
         finally:
@@ -139,30 +154,46 @@ async def test_a_backend_that_cannot_is_not_forced() -> None:
     assert [instance.is_closed for instance in made] == [True]
 
 
+class Timed(Doubling):
+    """Takes time by a clock that otherwise stands still."""
+
+    def __init__(self, clock: ManualClock, duration_us: int) -> None:
+        super().__init__()
+        self.clock = clock
+        self.duration_us = duration_us
+
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        self.clock.advance_us(self.duration_us)
+        return super().run(inputs)
+
+
 @pytest.mark.parametrize(
-    ("make", "fields", "reason"),
+    ("duration_us", "fields", "reason"),
     [
-        (Moody, {}, None),
-        (Choosy, {}, None),
-        (type("Slow", (Moody,), {"delay_s": 0.001}), {}, "95 % of 40 executions took up to"),
-        (type("VerySlow", (Moody,), {"delay_s": 0.01}), {}, "the budget is 200 us"),
+        (0, {}, None),
+        (200, {}, None),
+        (201, {}, "95 % of 40 executions took up to 201 us, the budget is 200 us"),
+        (10_000, {}, "95 % of 40 executions took up to 10000 us, the budget is 200 us"),
         (
-            Moody,
+            0,
             {"instance_group": (ModelInstanceGroup("g", InstanceGroupKind.KIND_GPU, 1, gpus=(0,)),)},
             "instance 'g_0_0' is not on a CPU",
         ),
         (
-            Moody,
+            0,
             {"instance_group": (ModelInstanceGroup("g", InstanceGroupKind.KIND_MODEL, 1),)},
             "instance 'g_0' is not on a CPU",
         ),
     ],
 )
 async def test_auto_measures_and_says_what_it_found(
-    make: Any, fields: dict[str, Any], reason: str | None, caplog: pytest.LogCaptureFixture
+    duration_us: int, fields: dict[str, Any], reason: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    clock = ManualClock()
     with caplog.at_level(logging.INFO, "modelserver.execution.inline"):
-        async with _served(make, _config("auto", **fields), can_run_inline=True) as model:
+        async with _served(
+            lambda _: Timed(clock, duration_us), _config("auto", **fields), clock=clock, can_run_inline=True
+        ) as model:
             assert _is_inline(model) is (reason is None)
     [line] = [record.getMessage() for record in caplog.records if record.name == "modelserver.execution.inline"]
     if reason is None:
@@ -170,6 +201,11 @@ async def test_auto_measures_and_says_what_it_found(
     else:
         assert line.startswith("model 'm' version 1 is executed by worker threads: ")
         assert reason in line
+
+
+async def test_auto_measures_batch_instances_too() -> None:
+    async with _served(Choosy, _config("auto"), clock=ManualClock(), can_run_inline=True) as model:
+        assert _is_inline(model)
 
 
 async def test_auto_counts_executions_in_no_statistics() -> None:
@@ -194,10 +230,12 @@ async def test_a_model_that_fails_when_it_is_measured_stays_with_its_worker(capl
 
 
 async def test_auto_measures_with_the_warmup_samples() -> None:
+    clock = ManualClock()
+
     class SlowWhenWide(Doubling):
         def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
             if inputs["IN"].shape == (4, 100):
-                threading.Event().wait(0.001)
+                clock.advance_us(1000)
             return super().run(inputs)
 
     def sample(rows: int, width: int) -> ModelWarmup:
@@ -205,7 +243,7 @@ async def test_auto_measures_with_the_warmup_samples() -> None:
 
     for warmup, is_inline in (((), True), ((sample(1, 1),), True), ((sample(1, 1), sample(4, 100)), False)):
         config = _config("auto", model_warmup=warmup)
-        async with _served(SlowWhenWide, config, can_run_inline=True) as model:
+        async with _served(SlowWhenWide, config, clock=clock, can_run_inline=True) as model:
             assert _is_inline(model) is is_inline
 
 

@@ -37,6 +37,11 @@ def _batch_input(kind: str, data_type: str = "INT32", source: str = "INPUT0") ->
     return f'batch_input {{ kind: {kind} {target} source_input: "{source}" }}\n'
 
 
+def _placed(kind: str) -> Entry:
+    group = f"instance_group [ {{ count: 2 kind: {kind} }} ]"
+    return Entry(config(inputs=("INPUT0 INT32 1",), outputs=("TOLD STRING 1",), more=group), "placed")
+
+
 _RAGGED = ", allow_ragged_batch: true"
 KINDS = (
     "BATCH_ELEMENT_COUNT",
@@ -55,6 +60,9 @@ FIXED: dict[str, Entry] = {
     "ragged": _company(_RAGGED),
     "ragged_told": _company(_RAGGED, _ALL_KINDS),
     "ragged_unbatched": Entry(config(inputs=(f"INPUT0 FP32 -1 {_RAGGED}",), outputs=("OUTPUT0 FP32",)), "echo"),
+    "kind_model": _placed("KIND_MODEL"),
+    "kind_cpu": _placed("KIND_CPU"),
+    "kind_auto": _placed("KIND_AUTO"),
     "ragged_no_source": _company(_RAGGED, _batch_input("BATCH_ELEMENT_COUNT", source="NOTHING")),
     "ragged_wrong_type": _company(_RAGGED, _batch_input("BATCH_ELEMENT_COUNT", "FP64")),
 }
@@ -192,6 +200,14 @@ def _config_of(name: str, target: Target) -> Any:
     return http_facts(target.http("GET", f"/v2/models/{name}/config"), name)
 
 
+def _placement(name: str, target: Target) -> Any:
+    """What the instances are told; several are asked, in whatever order."""
+    request = Inference(name, (Input("INPUT0", "INT32", (1,), (1,)),))
+    answers = [request.ask(target, "grpc-raw") for _ in range(2)]
+    told = [answer["outputs"][0]["data"][0] for answer in answers if "outputs" in answer]
+    return {"num_answers": len(told), "kinds": [{**each, "name": re.sub(r"\d+$", "N", each["name"])} for each in told]}
+
+
 NONE_CASES = [
     *(
         Case(f"none: {verb} {name}", partial(_control, verb, name))
@@ -200,6 +216,8 @@ NONE_CASES = [
     ),
     *(Case(f"none: index of {name}", partial(_rows, name)) for name in ("echo", "regular", "no")),
     Case("none: it serves", partial(_ask, "echo")),
+    *(Case(f"kinds: {kind}", partial(_placement, kind)) for kind in ("kind_model", "kind_cpu", "kind_auto")),
+    *(Case(f"kinds: config of {kind}", partial(_config_of, kind)) for kind in ("kind_model", "kind_cpu", "kind_auto")),
     *(
         Case(f"ragged: {what} in {model}", partial(_together, model, shapes))
         for what, shapes in {"equal shapes": (3, 3), "different shapes": (3, 4), "four": (2, 3, 4, 5)}.items()

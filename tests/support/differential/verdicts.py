@@ -68,7 +68,6 @@ RULES: tuple[Rule, ...] = (
     _better(
         "a decoupled model that answers once can be asked as others", "a decoupled model (*", "a decoupled ensemble (*"
     ),
-    _better("an output of another datatype than the config's is an error", "failing: other datatype (*"),
     _better("a float is a parameter", "failing: float parameter (*"),
     _better(
         "an ensemble's answers have no parameters of a sequence that is none",
