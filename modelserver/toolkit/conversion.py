@@ -18,7 +18,7 @@ from modelserver.toolkit.comparison import MEASURE_S, Comparison, Difference, co
 from modelserver.toolkit.config_text import config_text
 from modelserver.toolkit.loaded_model import LoadedModel, define
 from modelserver.toolkit.model_directory import check_target, directory_bytes, new_model_directory
-from modelserver.toolkit.onnx_file import read_onnx, write_onnx
+from modelserver.toolkit.onnx_file import read_onnx, readable_names, write_onnx
 from modelserver.toolkit.onnx_float16 import to_float16
 from modelserver.toolkit.sample_files import read_samples
 from modelserver.toolkit.samples import MadeUp, Samples, made_up_samples
@@ -95,7 +95,7 @@ class Outcome:
 def convert(options: ConversionOptions, progress: Progress) -> Outcome:
     """Convert, compare, and only then put the new model in its place. Raises ServerError; then nothing is written."""
     check_target(options.output, force=options.force)
-    with tempfile.TemporaryDirectory(prefix="modelserver-") as workspace:
+    with tempfile.TemporaryDirectory(prefix="modelserver-") as workspace, readable_names(options.source):
         progress("reading the model")
         source = open_source(options.source, Path(workspace), options.module, version=options.version)
         # By the backend's own way, which refuses files that would run code when they are loaded.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,15 @@ def write_onnx(model: Any, directory: Path) -> Path:
     else:
         path.write_bytes(model.SerializeToString(deterministic=True))
     return path
+
+
+@contextmanager
+def readable_names(shown: str) -> Iterator[None]:
+    """Raise InvalidArgumentError where a name in a damaged file is no text, whoever comes to read it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"'{shown}' is damaged: a name in it is no UTF-8 text ({error.reason})") from error
 
 
 def strip_origin(model: Any) -> None:

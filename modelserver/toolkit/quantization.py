@@ -20,7 +20,7 @@ from modelserver.toolkit.conversion import (
 )
 from modelserver.toolkit.loaded_model import define
 from modelserver.toolkit.model_directory import check_target, new_model_directory
-from modelserver.toolkit.onnx_file import write_onnx
+from modelserver.toolkit.onnx_file import readable_names, write_onnx
 from modelserver.toolkit.onnx_quantize import OnnxQuantizeOptions, quantize_onnx
 from modelserver.toolkit.sample_files import read_requests, read_samples
 from modelserver.toolkit.samples import Samples
@@ -62,7 +62,7 @@ class QuantizationOptions:
 def quantize(options: QuantizationOptions, progress: Progress) -> Outcome:
     """Quantize, compare, and only then put the new model in its place. Raises ServerError; then nothing is written."""
     check_target(options.output, force=options.force)
-    with tempfile.TemporaryDirectory(prefix="modelserver-") as workspace:
+    with tempfile.TemporaryDirectory(prefix="modelserver-") as workspace, readable_names(options.source):
         progress("reading the model")
         source = open_source(options.source, Path(workspace), options.module, version=options.version)
         # By the backend's own way, which refuses files that would run code when they are loaded.

@@ -45,3 +45,8 @@ def test_what_is_no_model_is_said(tmp_path: Path, content: bytes) -> None:
         onnx_file.read_onnx(path)
     with pytest.raises(InvalidArgumentError, match="cannot read"):
         onnx_file.read_onnx(tmp_path / "absent.onnx")
+
+
+def test_names_that_are_no_text_are_damage() -> None:
+    with pytest.raises(InvalidArgumentError, match="'m.onnx' is damaged"), onnx_file.readable_names("m.onnx"):
+        b"Ge\xecm".decode()
