@@ -48,5 +48,5 @@ def test_what_is_no_model_is_said(tmp_path: Path, content: bytes) -> None:
 
 
 def test_names_that_are_no_text_are_damage() -> None:
-    with pytest.raises(InvalidArgumentError, match="'m.onnx' is damaged"), onnx_file.readable_names("m.onnx"):
+    with pytest.raises(InvalidArgumentError, match=r"'m.onnx' is damaged"), onnx_file.readable_names("m.onnx"):
         b"Ge\xecm".decode()
