@@ -114,16 +114,15 @@ class ProcessInstance(BatchInstance):
         if self._supervisor.state is not State.READY or self._conversation is None:
             self.await_child()
             return
-        flights = self._queue.take(time.monotonic_ns())
-        if not flights:
-            return
-        self.num_batches += len(flights)
-        try:
-            self._conversation.send_flights(flights)
-        except OSError as error:  # no memory to be had
-            failure = InternalError(f"{self.name}: a batch cannot be sent to its process: {error}")
-            for flight in flights:
-                flight.finish(failure)
+        conversation = self._conversation
+        while flights := self._queue.take(time.monotonic_ns()):  # more than once only if one could not be sent
+            self.num_batches += len(flights)
+            try:
+                conversation.send_flights(flights)
+            except OSError as error:  # no memory to be had
+                failure = InternalError(f"{self.name}: a batch cannot be sent to its process: {error}")
+                for flight in flights:
+                    flight.finish(failure)
 
     def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
         """Tell the child, before what it executes next. Loop thread only."""
