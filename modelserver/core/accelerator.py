@@ -29,8 +29,9 @@ ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, 
 # Of a stream's id, the parts of a message, and two frames whose own ids do not count: the first frame, the message in a
 # DATA frame, the last frame, all of that stream; None for what is unusual.
 JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
-# Of data, a position in it, where it ends, and the size of the largest DATA: the kind of the frame there, its stream, its
-# payload and where the next one begins; None for one that is not usual, or not whole. `http2/usual_frame.py` is the twin.
+# Of data, a position in it, where it ends, and the size of the largest DATA: the kind of the frame there, its stream,
+# its payload and where the next one begins; None for one that is not usual, or not whole. The twin is
+# `http2/usual_frame.py`.
 ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, int] | None]
 
 
