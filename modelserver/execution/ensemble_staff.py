@@ -10,7 +10,7 @@ from typing import NoReturn
 from modelserver.backend import Backend, Placement
 from modelserver.core.clock import Clock
 from modelserver.errors import UnsupportedError
-from modelserver.execution.staff import StaffedInstance
+from modelserver.execution.staffed_instance import StaffedInstance
 from modelserver.scheduling.ensemble import Binding, EnsembleScheduler, FindHolder
 from modelserver.scheduling.ensemble_plan import StepModel
 from modelserver.telemetry.measurement import Measurement

@@ -29,7 +29,8 @@ from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
 from modelserver.execution.response_cache import ResponseCache
-from modelserver.execution.staff import InstanceInfo, Staff, dismiss
+from modelserver.execution.staff import Staff
+from modelserver.execution.staffed_instance import InstanceInfo, dismiss
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.ensemble import FindHolder
 from modelserver.telemetry.measurement import Measurement

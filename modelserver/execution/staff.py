@@ -6,13 +6,11 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
-from modelserver.backend import Backend, ConfigError, Instance, Placement, StepInstance, TensorInstance
+from modelserver.backend import Backend, ConfigError, Instance, StepInstance, TensorInstance
 from modelserver.config.inline_execution import InlineExecution, inline_execution
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
@@ -29,6 +27,7 @@ from modelserver.execution.runner import BatchRunner
 from modelserver.execution.sending import Deliverer, SenderDesk
 from modelserver.execution.sending_runner import SendingRunner
 from modelserver.execution.sequence_runner import SequenceRunner
+from modelserver.execution.staffed_instance import AnyWorker, StaffedInstance, dismiss
 from modelserver.execution.step_runner import StepRunner
 from modelserver.execution.step_worker import StepWorker
 from modelserver.execution.worker import Worker
@@ -50,67 +49,8 @@ logger = logging.getLogger(__name__)
 
 # How long a model that is too slow for the event loop stays there while its instances are being changed.
 _RETRY_S = 0.01
-# How long a worker may take to see that its sequences were given up.
-_GIVE_UP_S = 1.0
 
 Scheduler = Batcher | DirectScheduler | SequenceBatcher
-AnyWorker = Worker | StepWorker | HostedWorker | InlineWorker | DirectWorker
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceInfo:
-    """An instance as an operator sees it; a passive one never executes. `is_inline`: on the event loop.
-
-    `pid` is the process that it lives in, if that is its own.
-    """
-
-    name: str
-    placement: Placement
-    is_busy: bool
-    executions: int
-    is_inline: bool
-    pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StaffedInstance:
-    """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone.
-
-    `give_up` ends its sequences, or what it does in steps, without which a worker does not end.
-    """
-
-    loaded: LoadedInstance
-    worker: AnyWorker | None
-    leave: Callable[[], None]
-    give_up: Callable[[], None]
-
-    def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the worker; after that time it is no longer to wait for what it has begun."""
-        if self.worker is None or self.worker.join(timeout_s):
-            return True
-        self.give_up()
-        return self.worker.join(_GIVE_UP_S)
-
-    @property
-    def can_execute(self) -> bool:
-        return self.worker is not None and self.loaded.instance.can_execute()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can execute now."""
-        is_broken = isinstance(self.worker, StepWorker) and self.worker.runner.is_broken
-        return not is_broken and self.loaded.instance.is_ready()
-
-    def info(self) -> InstanceInfo:
-        runner = self.worker.runner if self.worker is not None else None
-        return InstanceInfo(
-            self.loaded.name,
-            self.loaded.plan.placement,
-            is_busy=runner is not None and runner.is_busy,
-            executions=runner.num_executions if runner is not None else 0,
-            is_inline=isinstance(self.worker, InlineWorker | DirectWorker),
-            pid=getattr(self.loaded.instance, "pid", None),
-        )
 
 
 class Staff:
@@ -492,22 +432,3 @@ def _end_hook(loaded: LoadedInstance) -> EndHook | None:
             logger.exception("instance '%s': on_sequence_end of sequence %s failed", loaded.name, sequence_id)
 
     return tell
-
-
-def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
-    """Let the workers end and close their instances; False when one did not end in time. Blocking."""
-    deadline_s = time.monotonic() + timeout_s
-    for member in members:
-        if member.worker is not None:
-            member.worker.close()
-    all_ended = True
-    for member in members:
-        if member.has_ended(max(0.0, deadline_s - time.monotonic())):
-            if member.worker is not None:
-                member.worker.runner.close(deadline_s)
-            close_all([member.loaded])
-        else:
-            all_ended = False
-            logger.error("instance '%s' still executes after %.1f s and is abandoned", member.loaded.name, timeout_s)
-        member.leave()
-    return all_ended

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
     from modelserver.dataplane import DataPlane
     from modelserver.execution.model import Model
-    from modelserver.execution.staff import InstanceInfo
+    from modelserver.execution.staffed_instance import InstanceInfo
     from modelserver.telemetry.statistics_snapshot import DurationStat, StatisticsSnapshot
 
 Document = dict[str, Any]

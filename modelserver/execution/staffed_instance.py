@@ -1,0 +1,97 @@
+"""An instance with the worker that drives it, and how both end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from modelserver.backend import Placement
+from modelserver.execution.hosted_worker import HostedWorker
+from modelserver.execution.inline_worker import DirectWorker, InlineWorker
+from modelserver.execution.instances import LoadedInstance, close_all
+from modelserver.execution.step_worker import StepWorker
+from modelserver.execution.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+# How long a worker may take to see that its sequences were given up.
+_GIVE_UP_S = 1.0
+
+AnyWorker = Worker | StepWorker | HostedWorker | InlineWorker | DirectWorker
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """An instance as an operator sees it; a passive one never executes. `is_inline`: on the event loop.
+
+    `pid` is the process that it lives in, if that is its own.
+    """
+
+    name: str
+    placement: Placement
+    is_busy: bool
+    executions: int
+    is_inline: bool
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StaffedInstance:
+    """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone.
+
+    `give_up` ends its sequences, or what it does in steps, without which a worker does not end.
+    """
+
+    loaded: LoadedInstance
+    worker: AnyWorker | None
+    leave: Callable[[], None]
+    give_up: Callable[[], None]
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for the worker; after that time it is no longer to wait for what it has begun."""
+        if self.worker is None or self.worker.join(timeout_s):
+            return True
+        self.give_up()
+        return self.worker.join(_GIVE_UP_S)
+
+    @property
+    def can_execute(self) -> bool:
+        return self.worker is not None and self.loaded.instance.can_execute()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can execute now."""
+        is_broken = isinstance(self.worker, StepWorker) and self.worker.runner.is_broken
+        return not is_broken and self.loaded.instance.is_ready()
+
+    def info(self) -> InstanceInfo:
+        runner = self.worker.runner if self.worker is not None else None
+        return InstanceInfo(
+            self.loaded.name,
+            self.loaded.plan.placement,
+            is_busy=runner is not None and runner.is_busy,
+            executions=runner.num_executions if runner is not None else 0,
+            is_inline=isinstance(self.worker, InlineWorker | DirectWorker),
+            pid=getattr(self.loaded.instance, "pid", None),
+        )
+
+
+def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
+    """Let the workers end and close their instances; False when one did not end in time. Blocking."""
+    deadline_s = time.monotonic() + timeout_s
+    for member in members:
+        if member.worker is not None:
+            member.worker.close()
+    all_ended = True
+    for member in members:
+        if member.has_ended(max(0.0, deadline_s - time.monotonic())):
+            if member.worker is not None:
+                member.worker.runner.close(deadline_s)
+            close_all([member.loaded])
+        else:
+            all_ended = False
+            logger.error("instance '%s' still executes after %.1f s and is abandoned", member.loaded.name, timeout_s)
+        member.leave()
+    return all_ended
