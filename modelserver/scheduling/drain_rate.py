@@ -11,6 +11,9 @@ _LEAST_KEPT = 0.8
 _MARGIN = 1.2
 # Batches that must have left a queue behind before anything is concluded.
 _FEWEST = 3.0
+# So many batches in a row that none was left waiting for, and the time above: what was observed is of another day.
+# Who is refused leaves no queue behind either, so that a model slow at first would stay so for ever.
+_MOST_ALONE = 5
 
 
 class DrainRate:
@@ -19,11 +22,14 @@ class DrainRate:
     Every call is made under the batcher's lock, or on its loop where a number that is a moment old does no harm.
     """
 
-    __slots__ = ("_last_ns", "_num_batches", "_num_requests", "_span_ns")
+    __slots__ = ("_last_ns", "_noted_ns", "_num_alone", "_num_batches", "_num_requests", "_span_ns")
 
     def __init__(self) -> None:
         # When a batch was last taken that left others behind; 0: the queue was empty since.
         self._last_ns = 0
+        # When something was last observed, and the batches since.
+        self._noted_ns = 0
+        self._num_alone = 0
         self._num_batches = 0.0
         self._num_requests = 0.0
         self._span_ns = 0.0
@@ -33,7 +39,12 @@ class DrainRate:
         last_ns = self._last_ns
         self._last_ns = now_ns if num_left else 0
         if not last_ns:
+            self._num_alone += 1
+            if self._num_alone >= _MOST_ALONE and now_ns - self._noted_ns > _MEMORY_NS:
+                self._num_batches = self._num_requests = self._span_ns = 0.0
             return
+        self._noted_ns = now_ns
+        self._num_alone = 0
         span_ns = now_ns - last_ns
         kept = max(exp(-span_ns / _MEMORY_NS), _LEAST_KEPT)
         self._num_batches = self._num_batches * kept + 1.0

@@ -40,6 +40,24 @@ def test_it_follows_a_model_that_gets_slower() -> None:
     assert rate.per_request_ns(now_ns) == pytest.approx(50 * MS, rel=0.15)
 
 
+def test_what_no_queue_confirms_is_forgotten() -> None:
+    """Slow first requests, and then fast ones of which those are refused that would make a queue."""
+    rate, now_ns = steady(1000 * MS, 1, 6)
+    rate.note(1, 0, now_ns)
+    for _ in range(4):
+        now_ns += 400 * MS
+        rate.note(1, 0, now_ns)
+        assert rate.per_request_ns(now_ns) == pytest.approx(1000 * MS, rel=0.3)
+    rate.note(1, 0, now_ns + 50 * MS)
+    assert rate.per_request_ns(now_ns + 50 * MS) is None
+
+
+def test_a_model_that_was_idle_is_as_fast_as_before() -> None:
+    rate, now_ns = steady(10 * MS, 1, 20)
+    rate.note(1, 0, now_ns + 10 * MS)
+    assert rate.per_request_ns(now_ns + 60_000 * MS) == pytest.approx(10 * MS)
+
+
 def test_a_queue_that_is_stuck_is_slow() -> None:
     rate, now_ns = steady(10 * MS, 1, 20)
     assert (rate.per_request_ns(now_ns + 2000 * MS) or 0) > 50 * MS
