@@ -37,6 +37,7 @@ class SequenceOutput:
     `token_ids` and `logprobs` are those since the last output; `num_output_tokens` and `cumulative_logprob` count from
     the start. `finish_reason` is there in the last output, with what stopped it (None: end of sequence, or length).
     `prompt_logprobs` is in the first output of choice 0 only: one entry per prompt token, None for the first.
+    `phases` too: when it was scheduled, and had its first and its last token (monotonic, ns); None if it had none.
     `error`: the whole request is refused after it was taken on, and this is all that comes of it.
     """
 
@@ -51,4 +52,5 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    phases: tuple[int, int, int] | None = None
     error: ServerError | None = None

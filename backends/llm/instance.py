@@ -34,6 +34,19 @@ class _Generation:
     writer: AnswerWriter
     num_unfinished: int
     news: dict[int, ChoiceNews] = field(default_factory=dict)
+    # When the first choice was scheduled, and the first and the last token came of all.
+    phases: tuple[int, int, int] | None = None
+
+    def take_phases(self, phases: tuple[int, int, int] | None) -> None:
+        if phases is not None and self.phases is not None:
+            (start_ns, first_ns, last_ns), (own_start_ns, own_first_ns, own_last_ns) = phases, self.phases
+            phases = min(start_ns, own_start_ns), min(first_ns, own_first_ns), max(last_ns, own_last_ns)
+        self.phases = phases or self.phases
+
+    def note_phases(self) -> None:
+        """For the request's trace."""
+        for event, time_ns in zip(("PREFILL_START", "FIRST_TOKEN", "LAST_TOKEN"), self.phases or (), strict=False):
+            self.sender.note(event, time_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +154,7 @@ class LlmInstance(StepInstance):
         news.add(output)
         if output.finish_reason is not None:
             generation.num_unfinished -= 1
+            generation.take_phases(output.phases)
         if not generation.num_unfinished:
             self._finish(generation)
         elif generation.asked.is_streamed and generation.writer.is_worth_sending(news) and generation.sender.has_room:
@@ -149,6 +163,7 @@ class LlmInstance(StepInstance):
 
     def _finish(self, generation: _Generation) -> None:
         del self._by_request[generation.request], self._by_asked[generation.asked]
+        generation.note_phases()
         remaining = [generation.news[choice] for choice in sorted(generation.news)]
         if generation.asked.is_streamed:
             for news in remaining[:-1]:

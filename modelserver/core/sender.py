@@ -24,6 +24,9 @@ class ResponseLine(Protocol):
     def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
         """Replace what is called back; None leaves it as it is."""
 
+    def note(self, event: str, time_ns: int) -> None:
+        """For the request's trace, if it has one."""
+
     def drop(self) -> None:
         """Nobody can send any more. Called by the garbage collector: takes no lock and does not raise."""
 
@@ -77,6 +80,13 @@ class ResponseSender:
         `has_room` becomes true again.
         """
         self._line.watch(on_cancel=on_cancel, on_room=on_room)
+
+    def note(self, event: str, time_ns: int) -> None:
+        """Have the request's trace, if there is one, tell when (monotonic) a phase of its own began or ended.
+
+        To be called before the final response. Of `PREFILL_START`, `FIRST_TOKEN` and `LAST_TOKEN` spans are made.
+        """
+        self._line.note(event, time_ns)
 
     def __del__(self) -> None:
         self._line.drop()

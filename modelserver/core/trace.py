@@ -18,6 +18,9 @@ class ComputeNotes(Protocol):
     def note_durations(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """How long it took where there is more to it than one execution; in place of what was noted before."""
 
+    def note(self, name: str, time_ns: int) -> None:
+        """What the instance says of a phase of its own."""
+
     def follow(self, request: Any) -> None:
         """A request is about to be made for this one (an `InferRequest`, whose type is above this)."""
 

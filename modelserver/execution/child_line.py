@@ -62,6 +62,11 @@ class ChildLine:
         record = None if response is None else response_record(response, payload)
         self._exchange.send(Sent(number=self._number, response=record, is_final=is_ended), payload)
 
+    def note(self, event: str, time_ns: int) -> None:
+        basket = self._exchange.basket
+        if basket is not None:
+            basket.message.notes.append((self._number, event, time_ns))
+
     def drop(self) -> None:
         if not self._is_ended:
             self._is_ended = True

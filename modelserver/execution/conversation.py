@@ -305,6 +305,9 @@ class Conversation:
         if isinstance(message, Sent):
             self._pass_on(message, payload)
             return
+        for number, event, time_ns in message.notes:
+            if number in self._senders:
+                self._senders[number].note(event, time_ns)
         for number, record, is_final in message.sent:
             self._pass_on(Sent(number=number, response=record, is_final=is_final), payload)
 

@@ -242,8 +242,9 @@ class Sent(Message, tag=14):
 
 class SentTogether(Message, tag=21):
     """What instances that go in steps send within one: of each response the number of its request, its record, and
-    whether it is the last."""
+    whether it is the last; and `notes` for traces, each with the number of its request, event and time."""
 
+    notes: list[tuple[int, str, int]] = []
     sent: list[tuple[int, ResponseRecord | None, bool]] = []
 
 

@@ -63,6 +63,9 @@ class _ProbeLine:
     def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
         """A probe is never cancelled, and always has room."""
 
+    def note(self, event: str, time_ns: int) -> None:
+        """A probe has no trace."""
+
     def drop(self) -> None:
         self._ended.put(self._error or InternalError("a response sender was dropped without finishing its request"))
 

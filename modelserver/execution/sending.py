@@ -190,6 +190,11 @@ class Line:
         if request.is_cancelled:
             self.reading.cancel()
 
+    def note(self, event: str, time_ns: int) -> None:
+        trace = self.request.trace
+        if trace is not None:
+            trace.note(event, time_ns)
+
     def settle(self, answer: object, *, has_failed: bool) -> None:
         """`execute` has returned: `answer` is the final response, or None when it was left to the sender.
 

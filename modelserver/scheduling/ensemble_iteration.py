@@ -45,6 +45,9 @@ class StepCall(ResponseStream):
     def note_durations(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
         self.input_ns, self.infer_ns, self.output_ns = input_ns, infer_ns, output_ns
 
+    def note(self, _name: str, _time_ns: int) -> None:
+        """Phases of a step are told in its own trace only."""
+
     def follow(self, _request: Any) -> None:
         """An ensemble within an ensemble, of which nobody asked for a trace."""
 
