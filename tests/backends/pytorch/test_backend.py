@@ -6,6 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.contexts import context_of, instance_of, tensors
@@ -153,15 +154,24 @@ def test_a_pickle_is_refused_before_anything_is_loaded(pytorch, tmp_path: Path) 
     assert pytorch.complete_config(context_of(tmp_path, config=config, options={"allow-pickle": "true"})) == config
 
 
-def test_thread_counts_are_the_processs(pytorch, tmp_path: Path) -> None:
-    before = torch.get_num_threads()
+def test_thread_counts_are_of_the_instance_s_own_thread(tmp_path: Path) -> None:
     directory = write_script(tmp_path, Copy())
-    config = config_of(["x"], ["y"], INTRA_OP_THREAD_COUNT="1")
+    before = torch.get_num_threads()
+    counts: list[int] = []
+
+    def run(count: str) -> None:
+        instance = instance_of("pytorch", context_of(directory, config=config_of(["x"], ["y"], NUM_THREADS=count)))
+        instance.run({"x": np.zeros(2, np.float32)})
+        counts.append(torch.get_num_threads())
+        instance.close()
+
     try:
-        pytorch(context_of(directory, config=config)).load()
-        assert torch.get_num_threads() == 1
+        for count in ("1", "2"):
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(run, count).result()
     finally:
         torch.set_num_threads(before)
+    assert counts == [1, 2]
 
 
 def test_inter_op_threads_are_set_once(pytorch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
