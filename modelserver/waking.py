@@ -39,7 +39,12 @@ class WakingRequests:
         return len(self._tasks)
 
     def wait(self, request: InferRequest, asleep: ModelAsleepError) -> ResponseStream:
-        """Have the model loaded, and then the request answered, on its stream. Raises QueueFullError."""
+        """Have the model loaded, and then the request answered, on its stream.
+
+        Raises QueueFullError, and `asleep` for a request that waits already: `_submit` has the model loaded anew.
+        """
+        if request in self._tasks:
+            raise asleep
         if len(self._tasks) >= self._max_waiting:
             error = QueueFullError(f"{self._max_waiting} requests wait for models to be loaded: try again later")
             error.retry_after_s = 1.0
@@ -73,6 +78,7 @@ class WakingRequests:
         else:
             error = task.result()
         if error is not None:
+            request.on_cancel = None  # a client that leaves with its answer leaves nothing behind
             request.stream.deliver(InferResponse(error=error))
 
     async def _submit(self, request: InferRequest, asleep: ModelAsleepError) -> ServerError | None:

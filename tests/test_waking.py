@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+from support.gate import until
 
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
@@ -120,6 +121,31 @@ async def test_a_model_that_leaves_again_is_woken_again() -> None:
     bed.errors = [bed.asleep() for _ in range(5)]
     with pytest.raises(UnavailableError, match="5 times"):
         await bed.send().stream.only()
+
+
+async def test_who_asks_again_for_it_does_not_wait_twice() -> None:
+    """As the data plane does, of which `infer` comes back to where the request waits."""
+    bed = Bed()
+    bed.wakes.set()
+    is_awake = False
+
+    def infer(request: InferRequest) -> ResponseStream:
+        nonlocal is_awake
+        if not is_awake:
+            is_awake = bed.num_wakes == 2
+            return bed.waking.wait(request, bed.asleep())
+        return Bed.infer(bed, request)
+
+    bed.waking = WakingRequests(infer)
+    request = bed.send()
+    await request.stream.only()
+    await until(lambda: bed.waking.num_waiting == 0, "it waits no more")
+    assert bed.num_wakes == 3
+    is_awake, bed.num_wakes = False, 3
+    request = bed.send()
+    with pytest.raises(UnavailableError, match="5 times"):
+        await request.stream.only()
+    request.cancel()  # the client leaves with its answer
 
 
 async def test_what_a_fault_of_ours_does_is_answered(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.load_failure import CompletionError, VersionsFailedError, describe_failure
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadSource, ModelLoader
-from modelserver.repository.operations import OperationQueue, OperationRequest, UnloadRequest
+from modelserver.repository.operations import OperationQueue, OperationRequest, SupersededError, UnloadRequest
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion, ReloadPlan, plan_reload
 from modelserver.repository.retirement import Retirement
@@ -430,7 +430,7 @@ class ModelLifecycle:
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
         if self._operations.is_unload_waiting(version):
-            raise UnavailableError(f"model '{self.name}': superseded by a newer unload of the model")
+            raise SupersededError(f"model '{self.name}': superseded by a newer unload of the model")
 
     async def _update_instances(self, versions: Iterable[int], definition: ModelDefinition) -> None:
         updated: list[LoadedVersion] = []

@@ -13,6 +13,10 @@ from modelserver.repository.load_request import LoadRequest
 logger = logging.getLogger(__name__)
 
 
+class SupersededError(UnavailableError):
+    """Somebody wanted something else of the model before this was done: no fault of the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnloadRequest:
     """An unload of one version, or with None of the whole model."""
@@ -109,7 +113,7 @@ class OperationQueue:
 
     def _refuse(self, operations: list[_Operation], reason: str) -> None:
         for operation in operations:
-            operation.settle(UnavailableError(f"model '{self._name}': {reason}"))
+            operation.settle(SupersededError(f"model '{self._name}': {reason}"))
 
     async def _run(self) -> None:
         try:

@@ -19,6 +19,7 @@ from modelserver.config.residence import Residence, residence
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnavailableError
 from modelserver.repository.eviction import Resident, idle_ones, plan_room
 from modelserver.repository.namespaces import key_of
+from modelserver.repository.operations import SupersededError
 from modelserver.repository.options import DemandOptions
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.telemetry.memory import own_memory_bytes
@@ -96,6 +97,7 @@ class Residency:
         self._evicted: dict[str, str] = {}
         self._failures: dict[str, _Failure] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
+        self._awaited: Counter[str] = Counter()  # who waits for a model has it before it may leave again
         self._loads: Counter[str] = Counter()
         self._evictions: Counter[tuple[str, str]] = Counter()
         self._turn = asyncio.Lock()  # with a budget loads go one by one, so that what each takes can be measured
@@ -196,7 +198,11 @@ class Residency:
             task = asyncio.get_running_loop().create_task(self._wake(key), name=f"waking {key}")
             self._waking[key] = task
             task.add_done_callback(lambda done: self._forget_waking(key, done))
-        await asyncio.shield(task)
+        self._awaited[key] += 1
+        try:
+            await asyncio.shield(task)
+        finally:
+            self._awaited[key] -= 1
 
     def _forget_waking(self, key: str, task: asyncio.Task[None]) -> None:
         del self._waking[key]
@@ -226,14 +232,17 @@ class Residency:
                     self._turn.release()
         except asyncio.CancelledError:
             raise UnavailableError("the server is shutting down") from None
-        except _NoRoomError:
+        except (_NoRoomError, SupersededError, NotFoundError):
             raise
         except ServerError as error:
             before = self._failures.get(key)
             count = before.count + 1 if before is not None else 1
             pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(count - 1, 30), _LONGEST_PAUSE_S)
             self._failures[key] = _Failure(count, self._clock() + pause_s, error.message)
-            raise
+            # Whoever asked did nothing wrong, and may come again.
+            told = UnavailableError(error.message)
+            told.retry_after_s = pause_s
+            raise told from error
 
     async def _take_turn(self) -> bool:
         """Wait for the loads before this one, but not for ever: a model may wait for this one while it is loaded."""
@@ -320,7 +329,7 @@ class Residency:
         models, policy = self._models(key), self._policy(key)
         kept_s = self._keep_alive_s.get(key, policy.keep_alive_s)
         lifecycle = self._table.lifecycles[key]
-        is_busy = lifecycle.is_busy or not all(model.is_idle for model in models)
+        is_busy = lifecycle.is_busy or self._awaited[key] > 0 or not all(model.is_idle for model in models)
         return Resident(
             key=key,
             num_bytes=self._bytes.get(key, 0),

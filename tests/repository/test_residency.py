@@ -144,6 +144,36 @@ async def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
         assert {resident.key: resident.num_bytes for resident in repository.residency.residents()} == {"a": 40, "c": 40}
 
 
+async def test_who_waited_is_served_before_the_model_makes_room(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path, name, extra=parameter("resident_bytes", "80"))
+    demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
+
+    async def ask(name: str) -> None:
+        await asleep(repository, name).wake()
+        await infer(repository, name)  # it has not left again
+
+    async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
+        await asyncio.gather(*(ask(name) for name in ("a", "b") * 4))
+        assert repository.residency.counts().loads == {"a": 1, "b": 1}
+
+
+async def test_an_eviction_while_a_model_is_loaded_is_no_failure(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    loader = GatedLoader()
+    async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
+        loader.hold("a")
+        waiting = asyncio.create_task(asleep(repository, "a").wake())
+        await loader.reached("a")
+        unloading = asyncio.create_task(repository.unload("a", evicts=True))
+        await asyncio.sleep(0)
+        loader.release("a")
+        with pytest.raises(UnavailableError, match="superseded"):
+            await waiting
+        await unloading
+        await wake(repository, "a")
+
+
 async def test_no_room_is_said_and_no_fault_of_the_model(tmp_path: Path) -> None:
     for name, size in (("a", "40"), ("b", "80"), ("huge", "101")):
         write_model(tmp_path, name, extra=parameter("resident_bytes", size))
@@ -188,8 +218,9 @@ async def test_a_load_that_fails_is_not_tried_at_once_again(tmp_path: Path) -> N
     loader = GatedLoader()
     loader.fail("a", 1, InternalError("out of memory"))
     async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
-        with pytest.raises(ServerError, match="out of memory"):
+        with pytest.raises(UnavailableError, match="out of memory") as told:
             await asleep(repository, "a").wake()
+        assert told.value.retry_after_s == 1.0
         with pytest.raises(UnavailableError, match=r"could not be loaded on demand, 1 times.*out of memory") as caught:
             repository.get("a", None)
         assert 0 < (caught.value.retry_after_s or 0) <= 1
