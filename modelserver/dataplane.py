@@ -308,6 +308,10 @@ class DataPlane:
         """The models that have a ready version."""
         return sorted({model.name for model in self._repository.models()})
 
+    async def unloaded_configs(self) -> list[ModelConfig]:
+        """The configs of models that are loaded when somebody asks, as far as they are known before; by no order."""
+        return await self._repository.unloaded_configs()
+
     def server_metadata(self) -> ServerMetadata:
         return self._metadata
 

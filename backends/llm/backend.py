@@ -35,6 +35,7 @@ class LlmBackend(Backend):
     extra = "llm"
     option_names = frozenset[str]()
     supports_gpu = True
+    completes_quickly = True
 
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:

@@ -39,9 +39,10 @@ def make_backend(backend_class: type[Backend], context: BackendContext) -> Backe
 def complete_config(backend_class: type[Backend], context: BackendContext) -> ModelConfig:
     """`backend_class.complete_config`, in a process if the config wants the model to live in one. Raises as that does.
 
-    A backend that wants that itself knows what it may load here.
+    A backend that wants that itself knows what it may load here, and one that completes quickly loads nothing.
     """
-    if not (is_hosted(backend_class, context) and instance_in_process(context.config)):
+    wants_process = is_hosted(backend_class, context) and instance_in_process(context.config)
+    if backend_class.completes_quickly or not wants_process:
         return backend_class.complete_config(context)
     recipe = backend_recipe(reference(backend_class), context, Placement(context.model_name))
     arguments = {key: value for key, value in recipe.arguments.items() if key != "placement"}

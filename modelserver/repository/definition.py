@@ -6,6 +6,7 @@ Everything that is wrong is reported at once. Nothing is loaded here; `modelserv
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -121,6 +122,32 @@ def read_residences(layouts: Iterable[ModelLayout]) -> dict[str, Residence]:
         else:
             found[layout.key] = residence(parsed.config)
     return found
+
+
+def read_unloaded(layouts: Iterable[ModelLayout], options: DefinitionOptions) -> list[ModelConfig]:
+    """The configs of those models whose inputs and outputs can be told without loading them: they are written there, or
+    the backend fills them in quickly. What cannot be read is left to a load, which says why. Blocking.
+    """
+    found = []
+    for layout in layouts:
+        if layout.remote is not None:
+            continue
+        with suppress(ServerError):  # a ConfigError is one
+            _, parsed = _parse(layout, None)
+            config = replace(parsed.config, name=layout.name)
+            if not (config.input and config.output):
+                if not _completes_quickly(layout, config, options):
+                    continue
+                config = read_definition(layout, options).config
+            found.append(config)
+    return found
+
+
+def _completes_quickly(layout: ModelLayout, config: ModelConfig, options: DefinitionOptions) -> bool:
+    """Whether the model's backend says so. Code that lies beside a model is not run to know it."""
+    files = (backend_for_model_files(directory) for _, directory in sorted(layout.versions.items(), reverse=True))
+    name = config.backend or BACKENDS.get(config.platform, "") or next(filter(None, files), "")
+    return bool(name) and find_backend(name, backend_directories=options.backend_directories).completes_quickly
 
 
 def size_on_disk(layout: ModelLayout) -> int:

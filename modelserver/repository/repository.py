@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from modelserver.backend import ServerCalls
+from modelserver.backend import ModelConfig, ServerCalls
 from modelserver.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -24,7 +24,7 @@ from modelserver.execution.facilities import Facilities
 from modelserver.execution.model import Model
 from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
-from modelserver.repository.definition import read_residences, size_on_disk
+from modelserver.repository.definition import read_residences, read_unloaded, size_on_disk
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
 from modelserver.repository.load_failure import named_failure
@@ -140,6 +140,13 @@ class ModelRepository:
             if not self._is_stopping:
                 self._catalog.list_clouds_later(self._scan_pool, self._options.poll_interval_s)
         return self.residency.annotate(self._table.index_rows(self._catalog.scan, repository))
+
+    async def unloaded_configs(self) -> list[ModelConfig]:
+        """The configs of models that would be loaded if they were asked for, as far as they are known before."""
+        if not self.residency.is_active:
+            return []
+        layouts = [each for each in self._catalog.scan.models.values() if self.residency.can_wake(each.name, None)]
+        return await self._in_scan_pool(read_unloaded, layouts, self._options.definition) if layouts else []
 
     def is_ready(self, strict: bool) -> bool:
         """Whether the start is over and, if `strict`, every model that should serve does.

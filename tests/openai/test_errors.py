@@ -133,6 +133,7 @@ def test_one_refused_prompt_is_the_answer_for_all(client: openai.OpenAI, llm_ser
             {"guided_json": {}, "structured_outputs": {"json": 1}},
             "structured_outputs",
         ),
+        ("the model's chat template refuses these messages: roles", {"messages": [{}], "tools": [{}]}, "messages"),
         ("structured output: no text matches", {"tools": [{}], "tool_choice": "required"}, "tools"),
         ("input 'input_ids': 9 is no token", {"tokens": [9]}, "tokens"),
         ("input 'input_ids': 9 is no token", {"prompt": [9]}, "prompt"),

@@ -22,6 +22,7 @@ _INVALID, _OVERLOADED, _FAILED = "invalid_request_error", "rate_limit_error", "s
 _PARAMETER = re.compile(r"(?:unknown )?(?:parameter|input) '(?P<name>[\w.\[\]]+)'|(?P<message>messages\[\d+\])")
 _PROMPT = re.compile(r"the (?:prompt|text to embed) (?P<too_long>has \d+ tokens\b)?")
 _PROMPT_INPUTS = ("text_input", "input_ids")
+_TEMPLATE = "the model's chat template refuses these messages"
 _STRUCTURE = "structured output: "
 # What a request may have said it by; forced calls of tools are the last guess.
 _STRUCTURES = (
@@ -89,6 +90,8 @@ def named(error: Exception, document: Mapping[str, Any]) -> Exception:
     if match is not None:
         name = match["name"] or match["message"]
         return ParameterError(error.message, prompt if name in _PROMPT_INPUTS else name)
+    if error.message.startswith(_TEMPLATE):
+        return ParameterError(error.message, prompt)
     if error.message.startswith(_STRUCTURE):
         names = (*_STRUCTURES, "functions", "tools")
         return ParameterError(error.message, next((name for name in names if document.get(name)), None))

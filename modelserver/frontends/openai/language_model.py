@@ -27,7 +27,7 @@ _VERBS = {"generates": "generate text", "embeds": "make embeddings", "is_served"
 
 
 class LanguageModel:
-    """One ready model that generates or embeds text."""
+    """One model that generates or embeds text."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.name = config.name
@@ -136,3 +136,9 @@ def all_models(dataplane: DataPlane) -> list[LanguageModel]:
         if model.is_served:
             found.append(model)
     return found
+
+
+async def unloaded_models(dataplane: DataPlane) -> list[LanguageModel]:
+    """Models that this API would serve after loading them, which a request for one does."""
+    models = [LanguageModel(config) for config in await dataplane.unloaded_configs()]
+    return [model for model in models if model.is_served]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from modelserver.access import Restriction
+from modelserver.errors import ModelAsleepError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.restricted import group_of
@@ -17,7 +19,7 @@ from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import error_response, refusal
-from modelserver.frontends.openai.language_model import LanguageModel, all_models, find_model
+from modelserver.frontends.openai.language_model import LanguageModel, all_models, find_model, unloaded_models
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
 
@@ -36,6 +38,7 @@ class OpenAi:
         self._limits = openai_limits or OpenAiLimits()
         self._edge = CallEdge(limits)
         self._created_s = int(time.time())
+        self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
     def routes(self) -> tuple[Route, ...]:
         """The routes, those of restricted groups with a guard before them."""
@@ -61,12 +64,35 @@ class OpenAi:
         return _answering_errors(route.call) if restriction is None else _checked(route.call, restriction)
 
     def _models(self, exchange: HttpExchange) -> None:
-        models = [self._describe(model) for model in all_models(self._dataplane)]
-        exchange.respond(json_response({"object": "list", "data": models}))
+        self._answer_later(exchange, self._all())
+
+    async def _all(self) -> dict[str, Any]:
+        """With the models that a request would load, as far as they are known before: clients ask for what they see."""
+        models = {model.name: model for model in await unloaded_models(self._dataplane)}
+        models |= {model.name: model for model in all_models(self._dataplane)}
+        return {"object": "list", "data": [self._describe(model) for _, model in sorted(models.items())]}
 
     def _model(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # the segment's name in OpenAI's API
-        model = find_model(self._dataplane, id, "is_served")
-        exchange.respond(json_response(self._describe(model)))
+        try:
+            model = find_model(self._dataplane, id, "is_served")
+        except ModelAsleepError as asleep:
+            self._answer_later(exchange, self._asleep(id, asleep))
+        else:
+            exchange.respond(json_response(self._describe(model)))
+
+    async def _asleep(self, name: str, asleep: ModelAsleepError) -> dict[str, Any]:
+        """A model that is not in memory: it is loaded only if it cannot be told otherwise what it is."""
+        for model in await unloaded_models(self._dataplane):
+            if model.name == name:
+                return self._describe(model)
+        await asleep.wake()
+        return self._describe(find_model(self._dataplane, name, "is_served"))
+
+    def _answer_later(self, exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        task = asyncio.get_running_loop().create_task(_respond(exchange, answer), name="openai-models")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # nobody looks at what it returns
 
     def _describe(self, model: LanguageModel) -> dict[str, Any]:
         return {
@@ -85,6 +111,15 @@ class OpenAi:
 
     def _version(self, exchange: HttpExchange) -> None:
         exchange.respond(json_response({"version": self._dataplane.server_metadata().version}))
+
+
+async def _respond(exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    try:
+        response = json_response(await answer)
+    except Exception as error:
+        response = error_response(error)
+    exchange.on_disconnect = None
+    exchange.respond(response)
 
 
 def _answering_errors(call: Callable[..., None]) -> RouteCall:
