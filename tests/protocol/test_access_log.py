@@ -156,6 +156,7 @@ def test_a_stream_is_one_call_with_many_requests(served: RunningServer, take: Ta
     assert (row["status"], row["requests"], row["model"]) == ("OK", "3", "one")
     assert row["bytes_in"] == 3 * request.ByteSize()
     assert row["bytes_out"] > row["bytes_in"]
+    assert "127.0.0.1" in row["peer"]
 
 
 def test_keys_are_told_by_name_only(layout: str, keys: KeyFile, lines: Lines, tmp_path: Path) -> None:

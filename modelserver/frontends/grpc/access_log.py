@@ -45,7 +45,7 @@ def _entry(path: str, call: UnaryCall | StreamCall, num_bytes_in: int) -> Access
         "gRPC",
         _METHOD,
         path,
-        peer=call.peer if isinstance(call, UnaryCall) else "",
+        peer=call.peer,
         num_bytes_in=num_bytes_in,
         trace_parent=str(call.metadata.get("traceparent", "")),
     )
