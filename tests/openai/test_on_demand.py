@@ -38,8 +38,9 @@ def test_the_first_call_loads_the_model(lazy: RunningServer) -> None:
         chunks = client.chat.completions.create(model="stream", messages=messages, stream=True)  # type: ignore[call-overload]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello there"
         assert client.completions.create(model="completion", prompt="one two").choices[0].text.strip()
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as unknown:
             client.completions.create(model="none", prompt="one")
+        assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
     # A quota of tokens counts what the models have read and written, whoever asked.
     counts = lazy.call(lambda: lazy.server.callers.counts.families()[1].samples)
     assert sum(sample.value for sample in counts) >= 8
@@ -48,8 +49,9 @@ def test_the_first_call_loads_the_model(lazy: RunningServer) -> None:
 def test_a_model_that_sleeps_is_told_before_it_is_loaded(lazy: RunningServer) -> None:
     with openai.OpenAI(base_url=f"http://{lazy.http_url}/v1", api_key="none", max_retries=0) as client:
         assert client.models.retrieve("tiny").model_extra["max_model_len"] == 64  # type: ignore[index]
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as unknown:
             client.models.retrieve("none")
+        assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
         assert not is_loaded(lazy, "tiny")
         assert client.completions.create(model="tiny", prompt="a", max_tokens=2).usage.completion_tokens  # type: ignore[union-attr]
         assert is_loaded(lazy, "tiny")

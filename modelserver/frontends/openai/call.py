@@ -25,6 +25,7 @@ from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.status import JSON_TYPE
 from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response, named
 from modelserver.frontends.openai.fields import Fields
+from modelserver.frontends.openai.language_model import wake
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class CallEdge:
             try:
                 await serve(call)
             except ModelAsleepError as asleep:  # raised before anything was asked of the model
-                await asleep.wake()
+                await wake(asleep)
                 await serve(call)
         except ConnectionError:
             logger.debug("the client of %s left", exchange.head.path)

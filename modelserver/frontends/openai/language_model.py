@@ -15,7 +15,7 @@ from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor
-from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
+from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError
 from modelserver.frontends.openai.errors import ParameterError, UnknownModelError
 
 if TYPE_CHECKING:
@@ -136,6 +136,14 @@ def all_models(dataplane: DataPlane) -> list[LanguageModel]:
         if model.is_served:
             found.append(model)
     return found
+
+
+async def wake(asleep: ModelAsleepError) -> None:
+    """Wait until the model is loaded. Raises UnknownModelError if there is none after all, and what its load raises."""
+    try:
+        await asleep.wake()
+    except NotFoundError as error:
+        raise UnknownModelError(error.message) from None
 
 
 async def unloaded_models(dataplane: DataPlane) -> list[LanguageModel]:

@@ -19,7 +19,7 @@ from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import error_response, refusal
-from modelserver.frontends.openai.language_model import LanguageModel, all_models, find_model, unloaded_models
+from modelserver.frontends.openai.language_model import LanguageModel, all_models, find_model, unloaded_models, wake
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
 
@@ -85,7 +85,7 @@ class OpenAi:
         for model in await unloaded_models(self._dataplane):
             if model.name == name:
                 return self._describe(model)
-        await asleep.wake()
+        await wake(asleep)
         return self._describe(find_model(self._dataplane, name, "is_served"))
 
     def _answer_later(self, exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
