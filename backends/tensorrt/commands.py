@@ -67,11 +67,22 @@ def plan_build(command: BuildCommand) -> BuildRequest:
     """
     onnx = read_onnx(command.onnx)
     profiles = plan_profiles(command, onnx)
-    if not command.output.parent.is_dir():
-        raise InvalidArgumentError(f"{command.output.parent}: expected a directory to write the engine to")
+    _check_output(command.output, onnx)
     flavour, _ = library_for(command.options.runtime)
     temporary = command.output.with_name(f".{command.output.name}.{os.getpid()}")
     return BuildRequest(str(command.onnx), str(temporary), flavour, profiles, command.options)
+
+
+def _check_output(output: Path, onnx: OnnxFile) -> None:
+    """Raises InvalidArgumentError where no engine can be written, or one would take the place of the model itself."""
+    if not output.parent.is_dir():
+        raise InvalidArgumentError(f"{output.parent}: expected a directory to write the engine to")
+    if output.is_dir():
+        raise InvalidArgumentError(f"{output}: expected a file for the engine, got a directory; name the file in it")
+    if output.resolve() in {path.resolve() for path in (onnx.path, *onnx.external_files)}:
+        raise InvalidArgumentError(
+            f"{output}: expected a file for the engine, got one of the model's own, which the engine would replace"
+        )
 
 
 def build_plan(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from modelserver_backends.tensorrt.plan import read_header
 from modelserver_backends.tensorrt.sidecar import file_sha256, read_sidecar
-from onnx import helper
+from onnx import TensorProto, helper, save_model
 from support.onnx_models import identity_model, onnx_model, value, write_model
 
 from modelserver.cli.main import main
@@ -88,6 +88,27 @@ def test_nodes_that_are_not_supported_are_a_table(capsys: pytest.CaptureFixture[
     assert "has nodes that TensorRT does not support" in err
     assert out.splitlines()[1].startswith("det   Det")
     assert [path.name for path in (tmp_path / "m/1").iterdir()] == ["model.onnx"]
+
+
+def test_an_engine_takes_the_place_of_no_model_and_of_no_directory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [2], bytes(8), raw=True)
+    model = onnx_model([value("x", [2])], [value("y", [2])], [helper.make_node("Add", ["x", "w"], ["y"])])
+    model.graph.initializer.append(weight)
+    directory = tmp_path / "1"
+    directory.mkdir()
+    onnx = directory / "model.onnx"
+    save_model(model, onnx, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (directory / "link.plan").symlink_to("model.onnx")
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    for output in ("model.onnx", "link.plan", "weights.bin"):
+        _, err = run(capsys, onnx, "-o", directory / output, status=2)
+        assert "expected a file for the engine, got one of the model's own" in err
+    _, err = run(capsys, onnx, "-o", directory, status=2)
+    assert "expected a file for the engine, got a directory" in err
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [directory]
 
 
 @pytest.mark.tool("tensorrt_rtx")
