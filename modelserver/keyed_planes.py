@@ -67,7 +67,7 @@ class KeyedDataPlane:
         """What those without a key may know: how much is amiss; no names."""
         reasons = self._plane.unready_because()
         if CALLER.get() is None and reasons:
-            return [f"{len(reasons)} reasons, which those are told who ask /v2/overview with an API key"]
+            return [f"not ready for reasons ({len(reasons)}) that /v2/overview tells those who have an API key"]
         return reasons
 
     # Of one model, or of the caller's.

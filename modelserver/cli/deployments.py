@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ MANIFESTS = Path(__file__).resolve().parent / "manifests"
 _NAME = "modelserver"
 _CPU_SUFFIX, _GPU_SUFFIX = "-cpu", "-cuda"
 _GPU = "nvidia.com/gpu"
+# Names of Services are the strictest (RFC 1035 labels).
+_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,14 @@ class Deployment:
     models: str = ""
     gpus: int = 0
     keys_secret: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError for names that Kubernetes would refuse."""
+        for flag, name in (("--name", self.name), ("--namespace", self.namespace), ("--keys-secret", self.keys_secret)):
+            if name and not _LABEL.fullmatch(name):
+                raise InvalidArgumentError(
+                    f"{flag} expects up to 63 of a-z, 0-9 and '-', the first a letter, the last no '-', got '{name}'"
+                )
 
 
 def kubernetes(deployment: Deployment) -> list[Document]:

@@ -228,6 +228,12 @@ def test_manifests_without_anything_said_are_those_of_docker(capsys: pytest.Capt
     assert printed == list(yaml.safe_load_all((root / "kserve" / "runtime.yaml").read_text()))
 
 
+@pytest.mark.parametrize("name", ['A b"', "../x", "9lives", "x" * 64, "ends-"])
+def test_names_that_kubernetes_would_refuse_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("k8s", "kserve", "compose"):
+        assert "--name expects" in run(capsys, "manifest", kind, f"--name={name}", status=1)
+
+
 def test_other_places_of_models() -> None:
     claim = kubernetes(Deployment(models="pvc://weights"))
     workload = next(document for document in claim if document["kind"] == "Deployment")
