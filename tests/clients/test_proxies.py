@@ -154,9 +154,10 @@ def test_grpc_deadlines_and_cancellation(proxy: Proxy, wire: RunningWire) -> Non
     with grpc.insecure_channel(proxy.grpc_url) as channel:
         # Connects, so that the deadline is spent in the handler.
         assert channel.unary_unary("/test.Wire/Echo")(b"before", timeout=20) == b"before"
-        with pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary("/test.Wire/Hold")(b"", timeout=0.3)
-        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        late = channel.unary_unary("/test.Wire/Hold").future(b"", timeout=1.0)
+        wire.until(lambda: len(wire.grpc.held) == 1, "the call is held")
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        wire.until(lambda: not wire.grpc.held, "its handler was told")
         call = channel.unary_unary("/test.Wire/Hold").future(b"")
         wire.until(lambda: len(wire.grpc.held) == 1, "the call is held")
         call.cancel()

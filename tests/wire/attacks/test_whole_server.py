@@ -167,7 +167,8 @@ def test_queued_calls_whose_deadline_passes(served: Served) -> None:
         for stream_id in range(1, 129, 2):
             peer.call(stream_id, INFER, message("gated"), ("grpc-timeout", "200m"))
         for stream_id in range(1, 129, 2):
-            assert peer.expect_answer(stream_id).grpc_status == 4
+            # UNAVAILABLE as soon as it is known that the queue empties too slowly, else DEADLINE_EXCEEDED.
+            assert peer.expect_answer(stream_id).grpc_status in (4, 14)
         served.until("what was queued is gone", lambda: served.inflight() <= 4)
         served.gate.release()
     served.expect_nothing_left()
