@@ -96,7 +96,10 @@ async def test_load_parameters_are_checked(
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"config": "{}"}, "unrecognized unload parameter 'config': accepted are 'evict', 'unload_dependents' and 'version'"),
+        (
+            {"config": "{}"},
+            "unrecognized unload parameter 'config': accepted are 'evict', 'unload_dependents' and 'version'",
+        ),
         ({"version": -1}, "expected the number of a version, got -1"),
         ({"version": "two"}, "expected the number of a version, got 'two'"),
         ({"version": True}, "expected the number of a version, got a boolean"),

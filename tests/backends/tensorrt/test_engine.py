@@ -124,7 +124,6 @@ def test_one_that_never_loads_is_an_error(tmp_path: Path, attempts: dict[str, An
 
 def test_a_plan_of_somebody_else_is_not_tried_twice(tmp_path: Path, attempts: dict[str, Any]) -> None:
     attempts["failing"] = 1
-    before = device_memory("cpu").reserved_bytes  # of others in this process
     backend = made(tmp_path)
     (tmp_path / "m/1/model.plan").write_bytes(plan_bytes())
     with pytest.raises(InvalidArgumentError, match="it is of another time"):
