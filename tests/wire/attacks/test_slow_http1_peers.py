@@ -93,9 +93,10 @@ def test_a_body_that_trickles(wire: RunningWire, neighbour: Neighbour) -> None:
 def test_an_answer_that_is_not_read(wire: RunningWire, neighbour: Neighbour) -> None:
     before = wire.violations("slow_reader")
     with Http1Peer(wire.address, receive_buffer_bytes=4096) as slow:
+        asked = wire.http.num_requests
         slow.ask(f"/size/{32 * MIB}")
+        wire.until(lambda: wire.http.num_requests > asked, "it was asked")
         neighbour.is_served()
-        wire.until(lambda: wire.http.num_requests > 0, "it was asked")
         wire.pass_time(61)
         wire.until(lambda: all_of(wire, "http1") == 0, "the connection was cut")
     assert wire.violations("slow_reader") == before + 1
