@@ -20,15 +20,14 @@ EXTRAS := onnx,pytorch,images,llm
 # What an installation is made from; of the rest it refers to the files as they are.
 RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c
 
-# Tests wait a good deal: half as many processes again as there are processors, up to eight.
-TESTS := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))) --maxprocesses=8 --dist loadfile
+TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile
 
 .PHONY: serve test nightly check format bench clean
 
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
 
-# A file's tests run in order in one process.
+# A file's tests run in order in one of as many processes as there are processors, up to eight.
 test: $(VENV)/.dev
 	$(TESTS) -m "not slow" $(ARGS)
 

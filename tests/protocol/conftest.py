@@ -10,8 +10,14 @@ from support import layouts
 from support.async_clients import AsyncClient, AsyncGrpcClient, AsyncHttpClient
 from support.serving import RunningServer, running_server
 
+# Both wires and both layouts of ports in each run; what front processes pass on, at night: tests/wire/processes has
+# them in each run.
+_LAYOUTS = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "native-processes" else name for name in layouts.LAYOUTS
+]
 
-@pytest.fixture(scope="session", params=layouts.LAYOUTS, autouse=True)
+
+@pytest.fixture(scope="session", params=_LAYOUTS, autouse=True)
 def layout(request: pytest.FixtureRequest) -> str:
     """Each in turn, all tests on one and then all on the next. Fixtures that keep a server ask for it."""
     name: str = request.param
