@@ -38,7 +38,8 @@ class Http2Stream:
     """One stream from its HEADERS to its end. Subclasses are the calls and exchanges that handlers see.
 
     `is_ended` says that the client has sent all. `num_received` are bytes of DATA without padding. The windows
-    are what each side may still send.
+    are what each side may still send. What raises NotImplementedError here, subclasses that have bodies to receive or
+    handlers to stop replace; a stream that was refused has neither.
     """
 
     if not TYPE_CHECKING:  # mypy would take this for all there is
