@@ -299,7 +299,7 @@ class ModelRepository:
         """Unload a model on request, or one version of it; returns when it takes no more requests.
 
         A model or version that is not loaded is no error. A model on demand stays unloaded until it is loaded by
-        request, or with `evicts`, until it is asked for.
+        request, or with `evicts`, until it is asked for; those who wait for it meanwhile have it before it leaves.
 
         `unload_dependents` unloads with an ensemble the models of its steps, but for those that another one needs.
         Raises UnavailableError unless the control mode is explicit.
@@ -310,10 +310,7 @@ class ModelRepository:
         keys = self._table.namespaces.keys(named, self._lifecycles)
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
-        await all_of(asyncio.shield(self._lifecycles[key].unload(version)) for key in dict.fromkeys(keys))
-        for key in keys:
-            if not evicts and not self._lifecycles[key].versions:
-                self.residency.withhold(key)
+        await all_of(self._unload(key, version, evicts=evicts) for key in dict.fromkeys(keys))
 
     async def set_traffic(self, name: str, traffic: Traffic | None, *, persists: bool = False) -> None:
         """Say which versions of a model answer and see its requests; None: as ever.
@@ -375,6 +372,16 @@ class ModelRepository:
         self.residency.published(key, table)
         if not self._is_stopping:  # else every model goes, and ensembles let go of theirs by themselves
             self._ensembles.published(key)
+
+    async def _unload(self, key: str, version: int | None, *, evicts: bool) -> None:
+        lifecycle = self._lifecycles[key]
+        if evicts:
+            await self.residency.until_served(key)
+        elif version is None:
+            self.residency.withhold(key)  # at once: a load that this supersedes is not to be tried again
+        await asyncio.shield(lifecycle.unload(version))
+        if not evicts and not lifecycle.versions:
+            self.residency.withhold(key)
 
     async def _ensure_loaded(self, key: str) -> None:
         """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere.

@@ -149,29 +149,111 @@ async def test_who_waited_is_served_before_the_model_makes_room(tmp_path: Path) 
         write_model(tmp_path, name, extra=parameter("resident_bytes", "80"))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
 
-    async def ask(name: str) -> None:
+    async def wake_and_infer(name: str) -> None:
         await asleep(repository, name).wake()
         await infer(repository, name)  # it has not left again
 
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
-        await asyncio.gather(*(ask(name) for name in ("a", "b") * 4))
+        await asyncio.gather(*(wake_and_infer(name) for name in ("a", "b") * 4))
         assert repository.residency.counts().loads == {"a": 1, "b": 1}
 
 
-async def test_an_eviction_while_a_model_is_loaded_is_no_failure(tmp_path: Path) -> None:
+async def ask(repository: ModelRepository, name: str, number: int) -> None:
+    """One request as the data plane sends it: wait for the model as often as it takes, at most five times."""
+    for _ in range(5):
+        try:
+            model = repository.get(name, None)
+        except ModelAsleepError as error:
+            await error.wake()
+            continue
+        request = identity_request(name, number)
+        model.signature.check(request)
+        response = await model.submit(request).only()
+        assert response.outputs[0].data.tolist() == [[number, number]]
+        return
+    raise AssertionError("the model left five times before the request was submitted")
+
+
+@pytest.mark.parametrize("num_rounds", [30])
+async def test_an_eviction_while_a_model_is_loaded_waits_for_those_who_asked(tmp_path: Path, num_rounds: int) -> None:
+    """Whoever comes before, with or after it is answered, by one load; then the memory is free."""
+    write_model(tmp_path, "a")
+    loader = GatedLoader()
+    async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
+        for number in range(num_rounds):
+            loader.hold("a")
+            asking = [asyncio.create_task(ask(repository, "a", number)) for _ in range(3)]
+            await loader.reached("a")
+            evicting = [asyncio.create_task(repository.unload("a", evicts=True)) for _ in range(1 + number % 2)]
+            for _ in range(number % 5):
+                await asyncio.sleep(0)
+            asking += [asyncio.create_task(ask(repository, "a", number)) for _ in range(3)]
+            await asyncio.sleep(0)
+            loader.release("a")
+            await asyncio.gather(*asking, *evicting)
+            assert ready(repository) == []
+            assert loader.num_attempts == repository.residency.counts().loads["a"] == number + 1
+
+
+async def test_a_load_that_nobody_waits_for_gives_way_to_an_eviction(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     loader = GatedLoader()
     async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
         loader.hold("a")
         waiting = asyncio.create_task(asleep(repository, "a").wake())
         await loader.reached("a")
-        unloading = asyncio.create_task(repository.unload("a", evicts=True))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        evicting = asyncio.create_task(repository.unload("a", evicts=True))
+        await asyncio.sleep(0)
+        late = asyncio.create_task(ask(repository, "a", 7))  # after it, while the load still goes on
+        await asyncio.sleep(0)
+        loader.release("a")
+        await asyncio.gather(evicting, late)
+        assert ready(repository) == ["a"]
+
+
+async def test_an_unload_while_a_model_is_loaded_is_a_decision(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    loader = GatedLoader()
+    async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
+        loader.hold("a")
+        waiting = asyncio.create_task(asleep(repository, "a").wake())
+        await loader.reached("a")
+        unloading = asyncio.create_task(repository.unload("a"))
         await asyncio.sleep(0)
         loader.release("a")
         with pytest.raises(UnavailableError, match="superseded"):
             await waiting
         await unloading
-        await wake(repository, "a")
+        with pytest.raises(UnavailableError) as caught:
+            repository.get("a", None)
+        assert not isinstance(caught.value, ModelAsleepError)
+        assert loader.num_attempts == 1
+        await repository.load("a")
+        await infer(repository, "a")
+
+
+async def test_who_waits_for_a_load_that_is_superseded_gets_the_newer_one(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    loader = GatedLoader()
+    async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
+        loader.hold("a")
+        first = asyncio.create_task(asleep(repository, "a").wake())
+        await loader.reached("a")
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        evicting = asyncio.create_task(repository.unload("a", evicts=True))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(ask(repository, "a", 3))
+        await asyncio.sleep(0)
+        loading = [asyncio.create_task(repository.load("a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        loader.release("a")
+        outcomes = await asyncio.gather(waiting, evicting, *loading, return_exceptions=True)
+        assert outcomes[0] is None
+        assert all(isinstance(outcome, UnavailableError | None) for outcome in outcomes)
+        assert ready(repository) == ["a"]
 
 
 async def test_no_room_is_said_and_no_fault_of_the_model(tmp_path: Path) -> None:
@@ -272,22 +354,12 @@ async def test_many_who_come_and_go(tmp_path: Path) -> None:
         write_model(tmp_path, name, extra=parameter("resident_bytes", "50"))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
 
-    async def ask(repository: ModelRepository, number: int) -> None:
-        name = "abcd"[(number * 7) % 4]
-        while True:
-            try:
-                model = repository.get(name, None)
-                break
-            except ModelAsleepError as error:
-                await error.wake()
-        request = identity_request(name, number)
-        model.signature.check(request)
-        response = await model.submit(request).only()
-        assert response.outputs[0].data.tolist() == [[number, number]]
+    async def come(repository: ModelRepository, number: int) -> None:
+        await ask(repository, "abcd"[(number * 7) % 4], number)
         assert len(ready(repository)) <= 2
 
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
-        await asyncio.gather(*(ask(repository, number) for number in range(40)))
+        await asyncio.gather(*(come(repository, number) for number in range(40)))
 
 
 async def test_what_would_not_come_back_as_it_is_stays(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Loads on demand under a budget of memory: others leave for a model until it fits, and what it takes is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from modelserver.errors import UnavailableError
+from modelserver.repository.eviction import plan_room
+from modelserver.repository.options import DemandOptions
+from modelserver.repository.residents import Residents
+
+logger = logging.getLogger(__name__)
+
+# Between two looks for room while all are busy.
+_LOOK_AGAIN_S = 0.05
+_MIB = 1 << 20
+
+
+class NoRoomError(UnavailableError):
+    """The budget is spent: no fault of the model, which may be tried again at once."""
+
+
+class MemoryBudget:
+    """`load` brings a model into memory, `measure` is what the process takes. Event loop thread only."""
+
+    def __init__(
+        self,
+        options: DemandOptions,
+        residents: Residents,
+        load: Callable[[str], Awaitable[None]],
+        *,
+        clock: Callable[[], float],
+        measure: Callable[[], int],
+    ) -> None:
+        self._options = options
+        self._residents = residents
+        self._load = load
+        self._clock = clock
+        self._measure = measure
+        self._turn = asyncio.Lock()  # loads go one by one, so that what each takes can be measured
+        self._coming: dict[str, int] = {}  # what those that are being loaded will take
+
+    async def load(self, key: str, file_bytes: int) -> None:
+        """Make room, and load a model whose files are so large. Raises ServerError."""
+        known = self._residents.num_bytes.get(key, 0)
+        if not self._options.budget_bytes:
+            await self._load(key)
+            self._residents.num_bytes[key] = max(file_bytes, known)
+            return
+        has_turn = await self._take_turn()
+        try:
+            self._coming[key] = max(known, self._residents.policy(key).memory_bytes or file_bytes)
+            await self._make_room(key, self._coming[key])
+            await self._load_measured(key, file_bytes, is_alone=has_turn)
+        finally:
+            del self._coming[key]
+            if has_turn:
+                self._turn.release()
+
+    async def _take_turn(self) -> bool:
+        """Wait for the loads before this one, but not for ever: a model may wait for this one while it is loaded."""
+        try:
+            async with asyncio.timeout(self._options.room_patience_s):
+                return await self._turn.acquire()
+        except TimeoutError:
+            return False
+
+    async def _load_measured(self, key: str, file_bytes: int, *, is_alone: bool) -> None:
+        """Load, and find out what it takes: what the process grew by, what its children hold, or what the config says.
+
+        An allocator that has free pages grows by less: the files are the least that counts, and what was seen before.
+        Unless it is alone, what the process grew by says nothing of this model.
+        """
+        residents, budget_bytes = self._residents, self._options.budget_bytes
+        before = self._measure()
+        await self._load(key)
+        grown = self._measure() - before if is_alone else 0
+        in_children = sum(usage.byte_size for model in residents.models(key) for usage in model.memory_usage())
+        declared = residents.policy(key).memory_bytes
+        measured = max(file_bytes, grown + in_children, in_children, residents.num_bytes.get(key, 0))
+        residents.num_bytes[key] = num_bytes = declared or measured
+        if num_bytes > budget_bytes:
+            logger.warning(
+                "model '%s' takes %.0f MiB, more than --on-demand-memory-budget alone; it is not loaded again",
+                key,
+                num_bytes / _MIB,
+            )
+        for victim in plan_room(residents.all(but=key), num_bytes, budget_bytes) or ():
+            residents.evict(victim, "memory")
+
+    async def _make_room(self, key: str, needed_bytes: int) -> None:
+        """Evict the least recently used until the model fits. Raises NoRoomError when it cannot."""
+        residents, budget_bytes = self._residents, self._options.budget_bytes
+        if needed_bytes > budget_bytes:
+            raise NoRoomError(
+                f"model '{key}' needs about {needed_bytes / _MIB:.0f} MiB, and --on-demand-memory-budget is "
+                f"{budget_bytes / _MIB:.0f} MiB"
+            )
+        deadline_s = self._clock() + self._options.room_patience_s
+        while True:
+            others = sum(self._coming.values()) - needed_bytes
+            victims = plan_room(residents.all(but=key), needed_bytes, budget_bytes - others)
+            left = [residents.evict(victim, "memory") for victim in victims or ()]
+            if victims is not None and all(left):
+                for victim in victims:
+                    await residents.wait_closed(victim)
+                return
+            if self._clock() >= deadline_s:
+                busy = ", ".join(resident.key for resident in residents.all() if not resident.can_leave)
+                error = NoRoomError(
+                    f"there is no room for model '{key}', which needs about {needed_bytes / _MIB:.0f} MiB of "
+                    f"{budget_bytes / _MIB:.0f} MiB: these are in use or pinned: {busy}"
+                )
+                error.retry_after_s = 1.0
+                raise error
+            await asyncio.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,99 @@
+"""The models on demand that are in memory: what each takes, how long it is kept, and that it may leave."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from modelserver.config.residence import Residence
+from modelserver.repository.eviction import Resident
+from modelserver.repository.options import DemandOptions
+
+if TYPE_CHECKING:
+    from modelserver.execution.model import Model
+    from modelserver.repository.roots import RepositoryScan
+    from modelserver.repository.table import ModelTable
+
+logger = logging.getLogger(__name__)
+
+_UNSAID = Residence()
+
+
+class Residents:
+    """What is known of models by key, loaded or not. Event loop thread only.
+
+    `users` are the loaded ensembles that call a model, `is_awaited` says whether requests wait for one.
+    """
+
+    def __init__(
+        self,
+        options: DemandOptions,
+        table: ModelTable,
+        *,
+        scan: Callable[[], RepositoryScan],
+        users: Callable[[str], set[str]],
+        is_awaited: Callable[[str], bool],
+    ) -> None:
+        self.policies: dict[str, Residence] = {}
+        self.keep_alive_s: dict[str, float] = {}  # where a load request has said so
+        self.num_bytes: dict[str, int] = {}
+        self.evictions: Counter[tuple[str, str]] = Counter()  # by key and reason
+        self.evicted: dict[str, str] = {}  # why those left that have not come back
+        self._options = options
+        self._table = table
+        self._scan = scan
+        self._users = users
+        self._is_awaited = is_awaited
+
+    def policy(self, key: str) -> Residence:
+        return self.policies.get(key, _UNSAID)
+
+    def is_on_demand(self, key: str) -> bool:
+        """Whether the model is loaded when it is asked for, and may be evicted."""
+        wish = self.policy(key).is_on_demand
+        return self._options.is_on if wish is None else wish
+
+    def models(self, key: str) -> list[Model]:
+        """Its ready versions."""
+        lifecycle = self._table.lifecycles.get(key)
+        return lifecycle.models if lifecycle is not None else []
+
+    def all(self, but: str = "") -> list[Resident]:
+        """The models on demand that are in memory, without one of them."""
+        return [self._resident(key) for key in self._table.lifecycles if key != but and self._is_resident(key)]
+
+    def stays(self, key: str) -> bool:
+        """Whether the model is pinned, called by an ensemble that is loaded, or would not come back as it is."""
+        comes_back = self._table.lifecycles[key].is_as_stored and key in self._scan().models
+        return self.policy(key).is_pinned or bool(self._users(key)) or not comes_back
+
+    def evict(self, key: str, reason: str) -> bool:
+        """Unload the model if it is idle; whether it was. `reason` is "idle" or "memory"."""
+        if not self._table.lifecycles[key].evict():
+            return False
+        self.evictions[key, reason] += 1
+        self.evicted[key] = "idle" if reason == "idle" else "to make room"
+        logger.info("model '%s' is evicted (%s); it is loaded again on demand", key, self.evicted[key])
+        return True
+
+    async def wait_closed(self, key: str) -> None:
+        """Return when what was evicted is closed."""
+        await self._table.lifecycles[key].wait_retired()
+
+    def _is_resident(self, key: str) -> bool:
+        return bool(self.models(key)) and self.is_on_demand(key)
+
+    def _resident(self, key: str) -> Resident:
+        models = self.models(key)
+        kept_s = self.keep_alive_s.get(key, self.policy(key).keep_alive_s)
+        lifecycle = self._table.lifecycles[key]
+        is_busy = lifecycle.is_busy or self._is_awaited(key) or not all(model.is_idle for model in models)
+        return Resident(
+            key=key,
+            num_bytes=self.num_bytes.get(key, 0),
+            last_use_s=max(model.last_use_ns for model in models) / 1e9,
+            keep_alive_s=self._options.keep_alive_s if kept_s is None else kept_s,
+            can_leave=not (is_busy or self.stays(key)),
+        )

@@ -1,0 +1,58 @@
+"""Evicts models on demand that nobody has asked for as long as they are kept; asleep until the next one is due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+
+from modelserver.repository.eviction import idle_ones
+from modelserver.repository.residents import Residents
+
+# Between two looks for models that are due and busy.
+_LOOK_AGAIN_S = 0.05
+
+
+class Sweeper:
+    """Event loop thread only."""
+
+    def __init__(self, residents: Residents, clock: Callable[[], float]) -> None:
+        self._residents = residents
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """There is a model that may leave. Safe to repeat."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._sweep(), name="evicting idle models")
+
+    def note_change(self) -> None:
+        """A model has come, gone, or is kept for another time."""
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """Evict nobody any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _sweep(self) -> None:
+        while True:
+            now_s = self._clock()
+            for resident in (present := self._residents.all()):
+                if not resident.can_leave:
+                    for model in self._residents.models(resident.key):
+                        model.last_use_ns = int(now_s * 1e9)
+            for key in idle_ones(present, now_s):
+                self._residents.evict(key, "idle")
+            # What is pinned, or of an ensemble, is due when something changes.
+            left = [each for each in self._residents.all() if not self._residents.stays(each.key)]
+            due_s = min((resident.expires_s for resident in left), default=inf)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(None if due_s == inf else max(due_s - now_s, _LOOK_AGAIN_S)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
