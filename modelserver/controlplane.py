@@ -142,6 +142,10 @@ class ControlPlane:
         check_model_name(name)
         return self._repository.traffic.get(name)
 
+    def traffic_shares(self, name: str) -> Mapping[int, float]:
+        """What part of the requests each version answers now, of those that are ready."""
+        return self._repository.traffic.shares(name)
+
     def shadow_counts(self, name: str) -> dict[str, dict[str, int]]:
         """What became of copies since the model's traffic was set: by version and result."""
         return self._repository.traffic.counts.of(name)

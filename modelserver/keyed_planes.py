@@ -167,6 +167,10 @@ class KeyedControlPlane:
         _check("read traffic", name)
         return self._plane.traffic(name)
 
+    def traffic_shares(self, name: str) -> Mapping[int, float]:
+        _check("read traffic", name)
+        return self._plane.traffic_shares(name)
+
     def shadow_counts(self, name: str) -> dict[str, dict[str, int]]:
         _check("read traffic", name)
         return self._plane.shadow_counts(name)

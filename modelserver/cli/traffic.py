@@ -76,14 +76,16 @@ def _print(model: str, document: dict[str, Any]) -> None:
         return
     counts = document.get("shadow_counts", {})
     total = sum(weights.values()) or 1.0
+    # While no version is ready, as of a model on demand that sleeps: what it will be.
+    shares = document.get("shares") or {version: weight / total for version, weight in weights.items()}
     rows = [
         (
             version,
-            f"{100 * weights[version] / total:g} %" if version in weights else "",
+            f"{100 * shares.get(version, 0.0):.4g} %" if version in weights or version in shares else "",
             f"{100 * shadows[version]:g} %" if version in shadows else "",
             ", ".join(f"{number} {result}" for result, number in sorted(counts.get(version, {}).items())),
         )
-        for version in sorted({*weights, *shadows}, key=int)
+        for version in sorted({*weights, *shadows, *shares}, key=int)
     ]
     print_table(("version", "answers", "copies", "compared"), rows)
     if document.get("sticky_by"):

@@ -484,10 +484,19 @@ class RepositoryModelTrafficRequest(_message.Message):
     def __init__(self, model_name: _Optional[str] = ..., traffic: _Optional[_Union[ModelTraffic, _Mapping]] = ..., remove: _Optional[bool] = ..., persist: _Optional[bool] = ...) -> None: ...
 
 class RepositoryModelTrafficResponse(_message.Message):
-    __slots__ = ("traffic",)
+    __slots__ = ("traffic", "shares")
+    class SharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     traffic: ModelTraffic
-    def __init__(self, traffic: _Optional[_Union[ModelTraffic, _Mapping]] = ...) -> None: ...
+    shares: _containers.ScalarMap[int, float]
+    def __init__(self, traffic: _Optional[_Union[ModelTraffic, _Mapping]] = ..., shares: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class SystemSharedMemoryStatusRequest(_message.Message):
     __slots__ = ("name",)

@@ -316,11 +316,12 @@ class ModelRepository:
         """Say which versions of a model answer and see its requests; None: as ever.
 
         With `persists` it is so after a restart, too; what was kept is forgotten with the traffic itself. Raises
-        NotFoundError for a model that nobody knows, InvalidArgumentError where nothing can be kept.
+        NotFoundError for a model that nobody knows, InvalidArgumentError for a version that is neither ready nor on
+        disk, and where nothing can be kept.
         """
         check_model_name(name)
-        if traffic is not None and all(row.name != name for row in self.index()):
-            raise NotFoundError(f"there is no model '{name:.200}' whose requests could be shared by versions")
+        if traffic is not None:
+            await self._check_traffic(name, traffic)
         if persists and self._traffic_store is None:
             raise InvalidArgumentError(
                 "'persist': start the server with --override-directory, where traffic is kept as overrides are"
@@ -329,6 +330,7 @@ class ModelRepository:
             await self._in_scan_pool(self._traffic_store.save, name, traffic)
         self.traffic.set(name, traffic)
         logger.info("model '%s': traffic %s", name, "as ever" if traffic is None else traffic.document)
+        self.traffic.follow(name, self.ready_versions(name))
 
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
@@ -367,9 +369,28 @@ class ModelRepository:
             )
         return keys or [named]
 
+    async def _check_traffic(self, name: str, traffic: Traffic) -> None:
+        """Raise for versions that could never answer; those that are not loaded yet may."""
+        assert self._loader is not None, "there are requests after start only"
+        if all(row.name != name for row in self.index()):
+            raise NotFoundError(f"there is no model '{name:.200}' whose requests could be shared by versions")
+        found = {*self.ready_versions(name)}
+        if traffic.versions <= found:
+            return
+        for key in self._table.namespaces.keys(name, {*self._lifecycles, *self._catalog.scan.models}):
+            found |= await self._in_scan_pool(self._loader.versions, key)
+        if absent := sorted(traffic.versions - found):
+            raise InvalidArgumentError(
+                f"traffic: model '{name}' has no version {', '.join(map(str, absent))}; there are: "
+                f"{', '.join(map(str, sorted(found))) or 'none'}"
+            )
+
     def _publish(self, key: str, table: ReadyTable) -> None:
         self._table.publish(key, table)
         self.residency.published(key, table)
+        if self.traffic.splits:
+            name = self._table.namespaces.name_of(key)
+            self.traffic.follow(name, self.ready_versions(name))
         if not self._is_stopping:  # else every model goes, and ensembles let go of theirs by themselves
             self._ensembles.published(key)
 

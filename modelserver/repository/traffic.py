@@ -7,6 +7,7 @@ plane changes and the data plane asks, on the event loop thread.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite, log
@@ -15,6 +16,8 @@ from typing import Any
 from modelserver.core.request import InferRequest
 from modelserver.errors import InvalidArgumentError
 from modelserver.telemetry.shadow_counts import ShadowCounts
+
+logger = logging.getLogger(__name__)
 
 STICKY_CALLER = "caller"
 STICKY_PARAMETER = "parameter:"
@@ -37,6 +40,11 @@ class Traffic:
     sticky_by: str = ""
     shadows: Mapping[int, float] = field(default_factory=dict)
     tolerance: float = 1e-5
+
+    @property
+    def versions(self) -> set[int]:
+        """Those that it names."""
+        return {*self.weights, *self.shadows}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -93,10 +101,12 @@ def _is_number(value: Any) -> bool:
 
 
 class Split:
-    """Decides for the requests of one model."""
+    """Decides for the requests of one model. `shares` are the parts that its versions answer, those that are ready."""
 
     def __init__(self, name: str, traffic: Traffic) -> None:
         self.traffic = traffic
+        self.shares: Mapping[int, float] = {}
+        self._shares_before = self.shares
         self._name = name.encode()
         self._credits: dict[int, float] = {}
         self._parts: dict[int, float] = dict.fromkeys(traffic.shadows, 0.0)
@@ -106,7 +116,7 @@ class Split:
 
         Versions that are not ready have no part in it, and give theirs to the others.
         """
-        weights = {version: weight for version, weight in self.traffic.weights.items() if weight and version in ready}
+        weights = self._weights(ready)
         if not weights:
             return None
         key = self._key(request)
@@ -124,6 +134,19 @@ class Split:
                 if version in ready and version != answering:
                     chosen.append(version)
         return chosen
+
+    def follow(self, ready: Collection[int]) -> bool:
+        """Bring `shares` up to date; whether they are others than when some version was ready before."""
+        weights = self._weights(ready) or dict.fromkeys(sorted(ready)[-1:], 1.0)
+        total = sum(weights.values())
+        self.shares = {version: weight / total for version, weight in weights.items()}
+        if not self.shares or self.shares == self._shares_before:
+            return False
+        self._shares_before = self.shares
+        return True
+
+    def _weights(self, ready: Collection[int]) -> dict[int, float]:
+        return {version: weight for version, weight in self.traffic.weights.items() if weight and version in ready}
 
     def _next(self, weights: Mapping[int, float]) -> int:
         """Smooth weighted rotation: in any run of requests each version has its part, as evenly as can be."""
@@ -178,6 +201,23 @@ class TrafficTable:
             self.splits[name] = Split(name, traffic)
         self.counts.forget(name)
         self.on_change()
+
+    def shares(self, name: str) -> Mapping[int, float]:
+        """The part of each ready version in the model's requests; empty without traffic, and while none is ready."""
+        split = self.splits.get(name)
+        return split.shares if split is not None else {}
+
+    def follow(self, name: str, ready: Collection[int]) -> None:
+        """These versions are ready now: what others leave goes to them, and the log says so."""
+        split = self.splits.get(name)
+        if split is None or not split.follow(ready):
+            return
+        absent = sorted(split.traffic.versions.difference(ready))
+        parts = ", ".join(f"version {version} {share:.4g}" for version, share in sorted(split.shares.items()))
+        if absent:
+            logger.warning("model '%s': versions %s of its traffic are not ready; who answers: %s", name, absent, parts)
+        else:
+            logger.info("model '%s': all versions of its traffic are ready; who answers: %s", name, parts)
 
     def weights(self) -> dict[str, Mapping[int, float]]:
         """Of the models whose versions share their requests."""

@@ -85,10 +85,16 @@ async def versions(client: AsyncClient, name: str, number: int, **details: Any) 
     return Counter(answer.model_version for answer in answers)
 
 
+def shares(url: str) -> dict[str, float]:
+    found: dict[str, float] = httpx.get(url).json()["shares"]
+    return found
+
+
 async def test_versions_share_requests_by_weight(client: AsyncClient, served: RunningServer) -> None:
     name = named(client, "plain")
-    with traffic(served, name, {"weights": {"1": 3, "2": 1}}):
+    with traffic(served, name, {"weights": {"1": 3, "2": 1}}) as url:
         assert await versions(client, name, 20) == {"1": 15, "2": 5}
+        assert shares(url) == {"1": 0.75, "2": 0.25}
         assert await versions(client, name, 4, version="3") == {"3": 4}, "who names a version gets it"
     assert await versions(client, name, 4) == {"3": 4}
 
@@ -130,6 +136,9 @@ def test_what_is_wrong_is_said(served: RunningServer) -> None:
     assert "--override-directory" in httpx.post(url, json={"weights": {"1": 1}, "persist": True}).json()["error"]
     assert httpx.post(url, json={"weights": {"1": 1}, "persist": 1}).status_code == 400
     assert httpx.post(url.replace("plain_http", "none"), json={"weights": {"1": 1}}).status_code == 404
+    absent = httpx.post(url, json={"weights": {"1": 1, "7": 1}})
+    assert absent.status_code == 400
+    assert absent.json()["error"].endswith("model 'plain_http' has no version 7; there are: 1, 2, 3")
 
 
 def test_grpc_says_the_same(served: RunningServer) -> None:
@@ -142,10 +151,11 @@ def test_grpc_says_the_same(served: RunningServer) -> None:
         asked = pb.ModelTraffic(weights={1: 9, 2: 1}, sticky_by="caller", shadows={3: 0.5}, tolerance=0.5)
         answer = call(pb.RepositoryModelTrafficRequest(model_name="plain_grpc", traffic=asked), timeout=10)
         assert answer.traffic == asked
+        assert answer.shares == {1: 0.9, 2: 0.1}
         assert call(pb.RepositoryModelTrafficRequest(model_name="plain_grpc"), timeout=10).traffic == asked
         gone = call(pb.RepositoryModelTrafficRequest(model_name="plain_grpc", remove=True), timeout=10)
         assert not gone.HasField("traffic")
-        wrong = pb.RepositoryModelTrafficRequest(model_name="plain_grpc", traffic=pb.ModelTraffic())
-        with pytest.raises(grpc.RpcError) as caught:
-            call(wrong, timeout=10)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for wrong in (pb.ModelTraffic(), pb.ModelTraffic(weights={7: 1})):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(pb.RepositoryModelTrafficRequest(model_name="plain_grpc", traffic=wrong), timeout=10)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

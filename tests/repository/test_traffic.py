@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.repositories import open_repository, write_model
+from support.repositories import identity_request, open_repository, write_model
 
 from modelserver.core.request import InferRequest
 from modelserver.errors import InvalidArgumentError, NotFoundError
@@ -99,7 +99,7 @@ def test_what_is_no_traffic(document: dict[str, Any], words: str) -> None:
 
 
 async def test_traffic_that_is_kept_is_there_after_a_restart(tmp_path: Path) -> None:
-    write_model(tmp_path / "models", "m")
+    write_model(tmp_path / "models", "m", versions=(1, 2))
     options = {"override_directory": tmp_path / "kept", "load_models": ("m",)}
     traffic, other = Traffic({1: 1.0, 2: 3.0}), Traffic({1: 1.0})
     async with open_repository(tmp_path / "models", **options) as repository:
@@ -127,3 +127,54 @@ async def test_traffic_is_kept_only_where_there_is_a_place(tmp_path: Path) -> No
 def test_a_damaged_file_is_no_traffic(tmp_path: Path, content: str) -> None:
     (tmp_path / "traffic.json").write_text(content)
     assert TrafficStore(tmp_path).read() == {}
+
+
+async def test_versions_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", versions=(1, 2))
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        for traffic in (Traffic({2: 1, 7: 0}), Traffic({2: 1}, shadows={7: 1.0, 9: 0.5})):
+            with pytest.raises(InvalidArgumentError, match=r"has no version 7(, 9)?; there are: 1, 2"):
+                await repository.set_traffic("m", traffic)
+        assert repository.traffic.get("m") is None
+        write_model(tmp_path, "m", versions=(3,))
+        await repository.set_traffic("m", Traffic({2: 1, 3: 1}))  # which is there, and may be loaded
+        assert repository.traffic.shares("m") == {2: 1.0}
+        await repository.load("m", version=3)
+        assert repository.traffic.shares("m") == {2: 0.5, 3: 0.5}
+
+
+async def test_what_a_version_leaves_goes_to_the_others_and_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path, "m", versions=(1, 2, 3), extra="version_policy { all { } }")
+
+    async def answering(number: int) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for _ in range(number):
+            request = identity_request("m")
+            version = repository.traffic.choose(request, repository.ready_versions("m"))
+            response = await repository.get("m", version).submit(request).only()
+            assert response.error is None
+            found[repository.get("m", version).version] += 1
+        return found
+
+    caplog.set_level("INFO", "modelserver.repository.traffic")
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        await repository.set_traffic("m", Traffic({1: 3, 2: 1}))
+        assert await answering(8) == {1: 6, 2: 2}
+        caplog.clear()
+        await repository.unload("m", version=2)
+        assert "versions [2] of its traffic are not ready; who answers: version 1 1" in caplog.text
+        assert repository.traffic.shares("m") == {1: 1.0}
+        assert await answering(4) == {1: 4}
+        await repository.unload("m", version=1)
+        assert "versions [1, 2] of its traffic are not ready; who answers: version 3 1" in caplog.text
+        assert await answering(4) == {3: 4}
+        await repository.unload("m")
+        assert repository.traffic.shares("m") == {}
+        await repository.load("m")
+        assert "all versions of its traffic are ready; who answers: version 1 0.75, version 2 0.25" in caplog.text
+        assert await answering(8) == {1: 6, 2: 2}
+        caplog.clear()
+        await repository.load("m")  # nothing has changed
+        assert "traffic" not in caplog.text

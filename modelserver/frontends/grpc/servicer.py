@@ -200,7 +200,7 @@ class GrpcFrontend:
             await self._controlplane.remove_traffic(name)
         elif request.HasField("traffic"):
             await self._controlplane.set_traffic(name, traffic_document(request.traffic), persists=request.persist)
-        return traffic_reply(self._controlplane.traffic(name))
+        return traffic_reply(self._controlplane.traffic(name), self._controlplane.traffic_shares(name))
 
 
 _RepositoryRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelserver.pb import grpc_service_pb2 as pb
@@ -22,7 +23,7 @@ def traffic_document(message: pb.ModelTraffic) -> dict[str, Any]:
     return document
 
 
-def traffic_reply(traffic: Traffic | None) -> pb.RepositoryModelTrafficResponse:
+def traffic_reply(traffic: Traffic | None, shares: Mapping[int, float]) -> pb.RepositoryModelTrafficResponse:
     """How it is now."""
     if traffic is None:
         return pb.RepositoryModelTrafficResponse()
@@ -32,5 +33,6 @@ def traffic_reply(traffic: Traffic | None) -> pb.RepositoryModelTrafficResponse:
             sticky_by=traffic.sticky_by,
             shadows=dict(traffic.shadows),
             tolerance=traffic.tolerance,
-        )
+        ),
+        shares=dict(shares),
     )

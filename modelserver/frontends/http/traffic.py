@@ -71,4 +71,6 @@ class TrafficRoutes:
         traffic = self._controlplane.traffic(name)
         if traffic is None:
             return {"name": name}
-        return {"name": name, **traffic.document, "shadow_counts": self._controlplane.shadow_counts(name)}
+        shares = {str(version): share for version, share in sorted(self._controlplane.traffic_shares(name).items())}
+        counts = self._controlplane.shadow_counts(name)
+        return {"name": name, **traffic.document, "shares": shares, "shadow_counts": counts}
