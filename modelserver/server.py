@@ -10,7 +10,6 @@ share the deadline of --exit-timeout-secs.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,6 +25,7 @@ from modelserver.api_keys import open_keys
 from modelserver.cache.opening import open_store
 from modelserver.caller_limits import NO_LIMITS
 from modelserver.callers import Callers
+from modelserver.collector import keep_for_good
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import InvalidArgumentError
@@ -214,8 +214,7 @@ class Server:
                 logger.info("stopped before the start was complete")
                 return 0
             # What the start made lives as long as the process: the collector need not walk it again and again.
-            gc.collect()
-            gc.freeze()
+            keep_for_good()
             announce(self)
             if not self.repository.index():
                 logger.warning("no models in %s", ", ".join(self.options.model_repository))

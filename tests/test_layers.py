@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.caller_limits",
         "modelserver.logs",
         "modelserver.allocator",
+        "modelserver.collector",
         "modelserver.device_memory",
         "modelserver.diagnosis",
         "modelserver.gpus",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from modelserver.allocator import tune_malloc
+from modelserver.collector import keep_for_good
 from modelserver.execution.child_log import ChildLogHandler
 from modelserver.execution.resident import Resident
 from modelserver.logs import set_own_level
@@ -86,8 +86,7 @@ class Front(Resident):
             port.context.assembly = self._ports[0].context.assembly
 
     def run(self) -> int:
-        gc.collect()
-        gc.freeze()
+        keep_for_good()
         with self._runner:
             self._runner.run(self._serve())
         return 0
