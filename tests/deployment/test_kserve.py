@@ -71,6 +71,9 @@ def test_a_runtime_starts_the_server_with_options_that_it_has(runtime: str) -> N
     ports = {port["containerPort"] for port in container(runtime)["ports"]}
     assert ports == {options.http_port}
     assert RUNTIMES[runtime]["spec"]["annotations"]["prometheus.kserve.io/port"] == str(options.metrics_port)
+    # KServe leaves a pod the 30 s that Kubernetes gives to one.
+    assert options.drain_delay_secs >= 5
+    assert options.drain_delay_secs + options.exit_timeout_secs <= 25
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -28,6 +28,7 @@ def test_an_overlay_changes_the_image_that_the_base_has(overlay: str) -> None:
     documents = yaml.safe_load_all((DOCKER / "kustomize" / "base" / "modelserver.yaml").read_text())
     (deployment,) = [document for document in documents if document["kind"] == "Deployment"]
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"].startswith("modelserver:")
+    assert "lifecycle" not in deployment["spec"]["template"]["spec"]["containers"][0]
 
 
 @pytest.mark.tool("kubectl")

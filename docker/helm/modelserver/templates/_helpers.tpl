@@ -36,6 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $_ := set $known "http-port" (int .Values.ports.http) -}}
 {{- $_ := set $known "grpc-port" (int .Values.ports.grpc) -}}
 {{- $_ := set $known "metrics-port" (int .Values.ports.metrics) -}}
+{{- $_ := set $known "drain-delay-secs" (int .Values.shutdown.drainDelay) -}}
 {{- $_ := set $known "exit-timeout-secs" (int .Values.shutdown.exitTimeout) -}}
 {{- $_ := set $known "model-control-mode" .Values.model.controlMode -}}
 {{- $_ := set $known "model-repository" (list (ternary .Values.model.s3.uri "/models" (eq .Values.model.source "s3"))) -}}
