@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -94,6 +94,7 @@ __all__ = [
     "TensorInstance",
     "UnavailableError",
     "UnsupportedError",
+    "always",
     "device_memory",
     "free_gpu_bytes",
     "model_inputs",
@@ -125,6 +126,11 @@ class Placement:
     kind: DeviceKind = DeviceKind.CPU
     device_id: int = 0
     index: int = 0
+
+
+def always() -> bool:
+    """What is wanted for as long as it takes."""
+    return True
 
 
 class ModelMetrics(Protocol):
@@ -160,7 +166,10 @@ class BackendContext:
     `options` are the `--backend-config <backend>,key=value` pairs, defaults of the server included.
     `model_directory` holds config.pbtxt; `version_directory` holds the model's files. `namespace` is the path of
     its repository with `--model-namespacing`, else empty. `batch_strategy` is the model's own code
-    that forms batches. `server` is None where there is none around, as in `modelserver check`.
+    that forms batches. `server` is None where there is none around, as in `modelserver check`. `is_uploaded`: the
+    files came with the request that loads them, so that nothing in them, nor in the config, is the operator's word.
+    `is_wanted` is asked by a load that takes minutes, from any thread: once it says False (the model is to be
+    unloaded, the server stops), the load ends by UnavailableError as soon as it can.
     """
 
     model_name: str
@@ -172,6 +181,8 @@ class BackendContext:
     namespace: str = ""
     batch_strategy: Path | None = None
     server: ServerCalls | None = None
+    is_uploaded: bool = False
+    is_wanted: Callable[[], bool] = field(default=always, compare=False)
 
     def parameter(self, key: str, default: str = "") -> str:
         """The string value of `parameters { key: ... }` in the model's config."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from modelserver.backend import InternalError, ServerError, UnavailableError, UnsupportedError
+from modelserver.backend import InternalError, ServerError, UnavailableError, UnsupportedError, always
 
 from .build_options import BuildRequest
 from .engine_info import EngineInfo, from_json
@@ -47,26 +47,27 @@ class BuildResult:
 
 
 Progress = Callable[[str, float], None]
+# Asked several times a second; a build that nobody wants any more is cancelled.
+IsWanted = Callable[[], bool]
 
 
 def build_engine(
     request: BuildRequest,
     *,
     timeout_s: float | None = None,
-    cancel: threading.Event | None = None,
+    is_wanted: IsWanted = always,
     tell: Progress | None = None,
 ) -> BuildResult:
     """Build what `request` says. Blocking; `tell` gets phase and fraction done, from this thread.
 
     Raises UnsupportedNodesError with all nodes, BuildFailedError or another ServerError with TensorRT's reason,
-    UnavailableError after `timeout_s` or `cancel`; the process is gone in any case.
+    UnavailableError after `timeout_s`, or soon after `is_wanted` says no; the process is gone in any case.
     """
-    cancel = cancel or threading.Event()
-    with _turn(cancel):
+    with _turn(is_wanted):
         started_s = time.monotonic()
         child = _start()
         try:
-            answer = _converse(child, request, _Watch(started_s, timeout_s, cancel), tell or _ignore)
+            answer = _converse(child, request, _Watch(started_s, timeout_s, is_wanted), tell or _ignore)
         finally:
             _end(child)
     if "error" in answer:
@@ -86,10 +87,10 @@ class _Watch:
 
     started_s: float
     timeout_s: float | None
-    cancel: threading.Event
+    is_wanted: IsWanted
 
     def check(self, onnx: str) -> None:
-        if self.cancel.is_set():
+        if not self.is_wanted():
             raise UnavailableError(f"{onnx}: the build of its engine was cancelled")
         if self.timeout_s is not None and time.monotonic() - self.started_s > self.timeout_s:
             raise UnavailableError(
@@ -99,9 +100,9 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def _turn(cancel: threading.Event) -> Iterator[None]:
+def _turn(is_wanted: IsWanted) -> Iterator[None]:
     while not _one_at_a_time.acquire(timeout=_POLL_S):
-        if cancel.is_set():
+        if not is_wanted():
             raise UnavailableError("the build of an engine was cancelled while it waited for another")
     try:
         yield

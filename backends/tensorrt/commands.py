@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,16 +84,14 @@ def _check_output(output: Path, onnx: OnnxFile) -> None:
         )
 
 
-def build_plan(
-    command: BuildCommand, request: BuildRequest, *, tell: Progress | None = None, cancel: threading.Event | None = None
-) -> BuiltPlan:
+def build_plan(command: BuildCommand, request: BuildRequest, *, tell: Progress | None = None) -> BuiltPlan:
     """Build, and write the plan and its description beside it, each whole or not at all.
 
     Raises UnsupportedNodesError with the nodes that TensorRT cannot run, BuildFailedError with its reason.
     """
     temporary = Path(request.plan)
     try:
-        result = build_engine(request, timeout_s=command.timeout_s, cancel=cancel, tell=tell)
+        result = build_engine(request, timeout_s=command.timeout_s, tell=tell)
         header = read_header(temporary)
         facts = {
             "onnx": command.onnx.name,

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelserver.backend import InvalidArgumentError, UnavailableError
+from modelserver.backend import InvalidArgumentError, UnavailableError, always
 
 from .build_options import BuildRequest
-from .builder import BuildResult
+from .builder import BuildResult, IsWanted
 from .engine_info import EngineInfo
 from .plan import read_header
 from .sidecar import built_facts, file_sha256, read_sidecar, sidecar_path, write_sidecar
@@ -100,15 +100,13 @@ class EngineCache:
                 f"(chmod 700 {directory})"
             )
 
-    def obtain(
-        self, key: str, build: Build, *, facts: Mapping[str, Any], cancel: threading.Event | None = None
-    ) -> CachedEngine:
+    def obtain(self, key: str, build: Build, *, facts: Mapping[str, Any], is_wanted: IsWanted = always) -> CachedEngine:
         """The engine of this key, built by `build` (which writes the plan to the path that it is given) if need be.
 
-        Raises what `build` raises, and UnavailableError when `cancel` is set while another builds it.
+        Raises what `build` raises, and UnavailableError when `is_wanted` says no while another builds it.
         """
         plan = self._directory / f"{key}.plan"
-        with self._lock(key, cancel):
+        with self._lock(key, is_wanted):
             found = self._find(plan)
             if found is not None:
                 _touch(plan)
@@ -120,7 +118,7 @@ class EngineCache:
 
     def forget(self, key: str) -> None:
         """Drop an engine that turned out not to load."""
-        with self._lock(key, None):
+        with self._lock(key, always):
             self._remove(self._directory / f"{key}.plan")
 
     def kernels_path(self, key: str) -> Path:
@@ -160,7 +158,7 @@ class EngineCache:
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _lock(self, key: str, cancel: threading.Event | None) -> Iterator[None]:
+    def _lock(self, key: str, is_wanted: IsWanted) -> Iterator[None]:
         """Between processes, and between threads of this one: each opens the file anew."""
         descriptor = os.open(self._directory / f".{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -169,7 +167,7 @@ class EngineCache:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if cancel is not None and cancel.is_set():
+                    if not is_wanted():
                         raise UnavailableError("the wait for an engine that another builds was cancelled") from None
                     time.sleep(_POLL_S)
             yield

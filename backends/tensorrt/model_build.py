@@ -45,7 +45,10 @@ class PreparedEngine:
 
 
 def prepare_engine(context: BackendContext, source: BuildSource, device: Device) -> PreparedEngine:
-    """The plan for `source` on `device`. Blocking, for minutes if it has to be built. Raises ServerError."""
+    """The plan for `source` on `device`. Blocking, for minutes if it has to be built.
+
+    Raises ServerError; UnavailableError once `context.is_wanted` says that the model is to be unloaded.
+    """
     flavour, library = library_for(source.options.runtime)
     version = library_version(library)
     cache = open_cache(context)
@@ -57,9 +60,11 @@ def prepare_engine(context: BackendContext, source: BuildSource, device: Device)
         log.info("model '%s': building engine: %s with %s", context.model_name, source.onnx.path, flavour.title)
         wanted = BuildRequest(request.onnx, str(plan), flavour, request.profiles, request.options)
         timeout_s = context.int_option("build-timeout-s", _TIMEOUT_S)
-        return build_engine(wanted, timeout_s=timeout_s or None, tell=_ProgressLog(context.model_name))
+        tell = _ProgressLog(context.model_name)
+        return build_engine(wanted, timeout_s=timeout_s or None, is_wanted=context.is_wanted, tell=tell)
 
-    found = cache.obtain(key, build, facts={"onnx": source.onnx.path.name, "target": dict(target)})
+    facts = {"onnx": source.onnx.path.name, "target": dict(target)}
+    found = cache.obtain(key, build, facts=facts, is_wanted=context.is_wanted)
     log.info(
         "model '%s': engine %s %s",
         context.model_name,

@@ -63,6 +63,7 @@ def complete_here(backend: str, **described: Any) -> tuple[str, list[str]]:
         model_directory=Path(described["model_directory"]),
         version_directory=Path(described["version_directory"]),
         options=described["options"],
+        is_uploaded=described["is_uploaded"],
     )
     try:
         return json.dumps(config_to_json(find_class(backend).complete_config(context))), []
@@ -84,7 +85,7 @@ class HostedBackend(Backend):
         return ProcessInstance(
             placement.name,
             backend_recipe(reference(self._class), context, placement),
-            ProcessOptions(environment=_thread_limits(num_instances)),
+            ProcessOptions(environment=_thread_limits(num_instances), is_wanted=context.is_wanted),
             loop=server.loop if server is not None else None,
             server=server,
         )

@@ -70,6 +70,7 @@ def backend_recipe(backend: str, context: BackendContext, placement: Placement) 
         "model_directory": str(context.model_directory),
         "version_directory": str(context.version_directory),
         "options": dict(context.options),
+        "is_uploaded": context.is_uploaded,
         "placement": [placement.name, placement.kind.value, placement.device_id, placement.index],
     }
     return Recipe(f"{__name__}:create_instance", arguments)
@@ -84,11 +85,18 @@ def create_instance(
     model_directory: str,
     version_directory: str,
     options: dict[str, str],
+    is_uploaded: bool,
     placement: list[Any],
 ) -> BatchInstance:
     """Called in the child: the loaded backend's instance. Its `close` unloads the backend too."""
     context = BackendContext(
-        model_name, version, config_from_json(config), Path(model_directory), Path(version_directory), options
+        model_name=model_name,
+        version=version,
+        config=config_from_json(config),
+        model_directory=Path(model_directory),
+        version_directory=Path(version_directory),
+        options=options,
+        is_uploaded=is_uploaded,
     )
     loaded = find_class(backend)(context)
     loaded.load()

@@ -89,7 +89,7 @@ class ProcessInstance(BatchInstance):
             interpreter=options.interpreter,
         )
         self._supervisor.start()
-        failure = self._supervisor.wait_for_start()
+        failure = self._supervisor.wait_for_start(options.is_wanted)
         if failure is not None:
             self._stop_loop()
             raise failure

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelserver.backend import always
 from modelserver.execution.messages import Begin
 from modelserver.execution.restart import RestartOptions
 
@@ -36,7 +37,7 @@ class Recipe:
 class ProcessOptions:
     """Limits and environment of a child process; `execute_timeout_s` None trusts the instance to come back.
 
-    `interpreter` is the Python that runs it, the server's own if empty.
+    `interpreter` is the Python that runs it, the server's own if empty. A first start ends once `is_wanted` says no.
     """
 
     start_timeout_s: float = 300.0
@@ -54,3 +55,4 @@ class ProcessOptions:
     restart: RestartOptions = field(default_factory=RestartOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = ""
+    is_wanted: Callable[[], bool] = always

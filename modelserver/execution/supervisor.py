@@ -16,6 +16,9 @@ from modelserver.execution.restart import RestartOptions, RestartPolicy
 
 _logger = logging.getLogger(__name__)
 
+# How often a start is asked whether it is still wanted.
+_WANTED_POLL_S = 0.2
+
 
 class State(enum.Enum):
     """Where a child's life stands; the values end the sentence "instance ..."."""
@@ -89,10 +92,16 @@ class Supervisor:
     def start(self) -> None:
         self._thread.start()
 
-    def wait_for_start(self) -> ServerError | None:
-        """Wait until the first child stands or has failed; then why. Blocks."""
+    def wait_for_start(self, is_wanted: Callable[[], bool]) -> ServerError | None:
+        """Wait until the first child stands or has failed, or is not wanted any more; then why. Blocks."""
         with self._changed:
-            self._changed.wait_for(lambda: self.state is not State.STARTING)
+            while not self._changed.wait_for(lambda: self.state is not State.STARTING, _WANTED_POLL_S):
+                if not is_wanted():
+                    break
+        if self.state is State.STARTING:
+            self.close(lambda: None, 0.0)
+            return UnavailableError(f"{self._name} is not wanted any more; its start was ended")
+        with self._changed:
             if self.state is not State.CLOSED or self._failure is None:
                 return None
         self._thread.join()

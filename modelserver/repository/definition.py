@@ -41,7 +41,7 @@ class ModelDefinition:
 
     `origin` is where the files were copied from, if the directory is a copy. `fingerprint` was taken before anything
     was read. `missing_versions` are asked for by the policy but absent. `config_source` and `locations` say where the
-    config is written.
+    config is written. `is_uploaded`: the files came with a request.
     """
 
     name: str
@@ -58,6 +58,7 @@ class ModelDefinition:
     warnings: tuple[Problem, ...] = ()
     config_source: str = ""
     locations: Locations = field(default_factory=lambda: Locations({}), compare=False)
+    is_uploaded: bool = False
 
     def context(self, version: int) -> BackendContext:
         """What the backend of one version is told."""
@@ -70,6 +71,7 @@ class ModelDefinition:
             options=self.backend_options,
             namespace=self.namespace,
             batch_strategy=self.strategies.get(version),
+            is_uploaded=self.is_uploaded,
         )
 
 
@@ -80,6 +82,7 @@ def read_definition(
     config_json: str | None = None,
     only_version: int | None = None,
     find_config: FindConfig | None = None,
+    is_uploaded: bool = False,
 ) -> ModelDefinition:
     """What `layout` defines; `config_json` replaces its config file. Blocking.
 
@@ -94,7 +97,7 @@ def read_definition(
         check_has_version(layout, only_version)
     fingerprint = fingerprint_model(layout)
     source, parsed = _parse(layout, config_json)
-    reading = _Reading(layout, options, source, parsed, only_version, find_config)
+    reading = _Reading(layout, options, source, parsed, only_version, find_config, is_uploaded=is_uploaded)
     return replace(reading.finish(), fingerprint=fingerprint)
 
 
@@ -199,7 +202,10 @@ class _Reading:
         parsed: ParsedConfig,
         only_version: int | None,
         find_config: FindConfig | None,
+        *,
+        is_uploaded: bool,
     ) -> None:
+        self._is_uploaded = is_uploaded
         self._only_version = only_version
         self._find_config = find_config
         self._layout = layout
@@ -248,6 +254,7 @@ class _Reading:
             warnings=self._warnings(written, backend_class),
             config_source=self._source,
             locations=self._locations,
+            is_uploaded=self._is_uploaded,
         )
 
     def _add(self, field_path: str, message: str, hint: str | None = None) -> None:
@@ -337,6 +344,7 @@ class _Reading:
             model_directory=self._layout.directory,
             version_directory=served[version],
             options=self._options.backend_options(self._config.backend),
+            is_uploaded=self._is_uploaded,
         )
         try:
             self._config = complete_config(backend_class, context)

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.config.residence import ReloadMode, reload_mode
@@ -255,6 +255,7 @@ class ModelLifecycle:
         source: LoadSource | None = None
         try:
             source = await self._in_load_pool(self._context.loader.read, self.name, request)
+            source = replace(source, is_wanted=lambda: self._is_still_wanted(request.version))
             if source.definition.config.is_ensemble:
                 await self._context.compose(self.name, source.definition)
             await self._replace(source, request.version)
@@ -331,6 +332,7 @@ class ModelLifecycle:
                 raise
         except ServerError:
             await self._restore(vacated, version)
+            self._check_still_wanted(version)  # a load that was given up because of an unload is no failure of its own
             raise
         finally:
             self._is_vacated = False
@@ -425,11 +427,15 @@ class ModelLifecycle:
             )
         return loaded
 
+    def _is_still_wanted(self, version: int | None) -> bool:
+        """Whether a load of that version, or of all, makes sense. Called from any thread."""
+        return not self._is_stopped and not self._operations.is_unload_waiting(version)
+
     def _check_still_wanted(self, version: int | None) -> None:
         """An unload that came meanwhile makes a swap pointless."""
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
-        if self._operations.is_unload_waiting(version):
+        if not self._is_still_wanted(version):
             raise SupersededError(f"model '{self.name}': superseded by a newer unload of the model")
 
     async def _update_instances(self, versions: Iterable[int], definition: ModelDefinition) -> None:

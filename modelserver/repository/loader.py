@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.backend import Backend, BackendContext
+from modelserver.backend import Backend, BackendContext, always
 from modelserver.config.ensemble_models import FindConfig
 from modelserver.discovery import backend_for_model_files
 from modelserver.errors import InternalError, NotFoundError, ServerError, UnavailableError
@@ -46,12 +46,14 @@ class LoadSource:
     came with the request, and what its agents made.
 
     `request` is what it came from: of a load that uses what is kept, that. `changes` say what an override changes.
+    `is_wanted` says, in any thread, whether the load still makes sense.
     """
 
     definition: ModelDefinition
     holdings: tuple[Holding, ...] = ()
     request: LoadRequest = field(default_factory=LoadRequest)
     changes: tuple[str, ...] = ()
+    is_wanted: Callable[[], bool] = always
 
     def release(self) -> None:
         """Let go of all that the source holds, the last made first. Blocking."""
@@ -219,6 +221,7 @@ class ModelLoader:
                 config_json=config_json,
                 only_version=request.version,
                 find_config=self._find_config(layout.key) if self._find_config is not None else None,
+                is_uploaded=bool(request.files),
             )
         except BaseException:
             _release(holdings)
@@ -239,7 +242,7 @@ class ModelLoader:
                 definition.name,
                 list(definition.missing_versions),
             )
-        loaded = LoadedVersion(self._load_with_retries(definition, version), definition, source.holdings)
+        loaded = LoadedVersion(self._load_with_retries(source, version), definition, source.holdings)
         with self._lock:
             self._open.add(loaded)
             is_abandoned = self._is_abandoned
@@ -254,11 +257,15 @@ class ModelLoader:
             raise
         return loaded
 
-    def _load_with_retries(self, definition: ModelDefinition, version: int) -> Model:
+    def _load_with_retries(self, source: LoadSource, version: int) -> Model:
+        definition = source.definition
+        context = replace(definition.context(version), is_wanted=source.is_wanted)
         for attempt in range(self._num_retries):
             try:
-                return self._load_model(definition.backend_class, definition.context(version))
+                return self._load_model(definition.backend_class, context)
             except ServerError as error:
+                if not source.is_wanted():
+                    raise
                 logger.warning(
                     "loading model '%s' version %d failed, attempt %d of %d: %s",
                     definition.name,
@@ -267,7 +274,7 @@ class ModelLoader:
                     self._num_retries + 1,
                     error.message,
                 )
-        return self._load_model(definition.backend_class, definition.context(version))
+        return self._load_model(definition.backend_class, context)
 
 
 def _release(holdings: Sequence[Holding]) -> None:

@@ -84,7 +84,7 @@ class OperationQueue:
         return self._runner
 
     def is_unload_waiting(self, version: int | None = None) -> bool:
-        """Whether what runs now, for one version or all, will be undone right after."""
+        """Whether what runs now, for one version or all, will be undone right after. Called from any thread."""
         return any(
             isinstance(waiting.request, UnloadRequest) and waiting.request.version in (None, version)
             for waiting in self._waiting

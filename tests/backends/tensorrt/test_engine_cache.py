@@ -160,7 +160,7 @@ def test_whoever_waits_can_be_cancelled(cache: EngineCache) -> None:
     began.wait(30)
     cancel.set()
     with pytest.raises(UnavailableError, match="cancelled"):
-        cache.obtain("k", build, facts={}, cancel=cancel)
+        cache.obtain("k", build, facts={}, is_wanted=lambda: not cancel.is_set())
     release.set()
     builder.join()
 
