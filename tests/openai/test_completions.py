@@ -48,7 +48,6 @@ def test_prompts_of_every_kind(http: httpx.Client) -> None:
         (["one two", "three"], ["one two", "three"]),
         (first, ["one two"]),
         ([first, second], ["one two", "three"]),
-        (["one two", second], ["one two", "three"]),
     ]
     for prompt, texts in prompts:
         assert [choice["text"] for choice in complete(http, prompt=prompt)["choices"]] == texts
@@ -60,7 +59,8 @@ def test_prompts_of_every_kind(http: httpx.Client) -> None:
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_echo(http: httpx.Client, is_streamed: bool) -> None:
     for prompt in ("a b", tokens_of(http, "a b")):
-        body = {"prompt": [prompt, "c"], "echo": True, "n": 2}
+        second: Any = "c" if isinstance(prompt, str) else tokens_of(http, "c")
+        body = {"prompt": [prompt, second], "echo": True, "n": 2}
         choices = streamed(http, **body) if is_streamed else dict(enumerate(complete(http, **body)["choices"]))
         assert {index: choice["text"] for index, choice in choices.items()} == {
             0: "a ba b",

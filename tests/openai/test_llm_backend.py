@@ -193,7 +193,10 @@ def test_tokens_there_and_back(http: httpx.Client) -> None:
             "/v1/chat/completions",
             {
                 "messages": user("a"),
-                "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}},
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+                },
             },
             None,
             None,

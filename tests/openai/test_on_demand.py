@@ -38,7 +38,7 @@ def test_the_first_call_loads_the_model(lazy: RunningServer) -> None:
         chunks = client.chat.completions.create(model="stream", messages=messages, stream=True)  # type: ignore[call-overload]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello there"
         assert client.completions.create(model="completion", prompt="one two").choices[0].text.strip()
-        with pytest.raises(openai.NotFoundError) as unknown:
+        with pytest.raises(openai.NotFoundError, match="are: chat, completion, stream, tiny") as unknown:
             client.completions.create(model="none", prompt="one")
         assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
     # A quota of tokens counts what the models have read and written, whoever asked.
@@ -49,7 +49,7 @@ def test_the_first_call_loads_the_model(lazy: RunningServer) -> None:
 def test_a_model_that_sleeps_is_told_before_it_is_loaded(lazy: RunningServer) -> None:
     with openai.OpenAI(base_url=f"http://{lazy.http_url}/v1", api_key="none", max_retries=0) as client:
         assert client.models.retrieve("tiny").model_extra["max_model_len"] == 64  # type: ignore[index]
-        with pytest.raises(openai.NotFoundError) as unknown:
+        with pytest.raises(openai.NotFoundError, match="are: chat, completion, stream, tiny") as unknown:
             client.models.retrieve("none")
         assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
         assert not is_loaded(lazy, "tiny")

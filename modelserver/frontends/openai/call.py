@@ -9,7 +9,7 @@ import string
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -26,6 +26,9 @@ from modelserver.frontends.http.status import JSON_TYPE
 from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response, named
 from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.language_model import wake
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import DataPlane
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +111,8 @@ Serve = Callable[[Call], Awaitable[None]]
 class CallEdge:
     """Turns functions that serve calls into handlers of routes: each call has a Task of its own."""
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
+        self._dataplane = dataplane
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
@@ -132,7 +136,7 @@ class CallEdge:
             try:
                 await serve(call)
             except ModelAsleepError as asleep:  # raised before anything was asked of the model
-                await wake(asleep)
+                await wake(self._dataplane, call.fields.text("model") or "", asleep)
                 await serve(call)
         except ConnectionError:
             logger.debug("the client of %s left", exchange.head.path)

@@ -38,7 +38,7 @@ class Chat:
 
     async def serve(self, call: Call) -> None:
         """Answer `call`. Raises ServerError for what goes wrong before the answer begins."""
-        model = find_model(self._dataplane, call.fields.text("model"))
+        model = await find_model(self._dataplane, call.fields.text("model"))
         chat = read_chat(call.fields, self._limits)
         tool_format, reasoning = _tool_format(model, chat), _reasoning_format(model)
         is_streamed = chat.options.is_streamed

@@ -87,14 +87,16 @@ def read_prompts(fields: Fields, name: str, limits: OpenAiLimits) -> list[Prompt
     if type(value[0]) is int:
         return [fields.integers(name, limits.max_token_ids, TOKEN_ID) or []]
     fields.items(name, limits.max_prompts)
-    return [_read_prompt(fields, f"{name}[{index}]", item, limits) for index, item in enumerate(value)]
+    if isinstance(value[0], str):
+        return list(fields.texts(name, limits.max_prompts) or ())
+    if not isinstance(value[0], list):
+        raise fields.wrong(f"{name}[0]", "a string, a token id or an array of token ids", value[0])
+    return [_read_token_ids(fields, f"{name}[{index}]", item, limits) for index, item in enumerate(value)]
 
 
-def _read_prompt(fields: Fields, name: str, item: Any, limits: OpenAiLimits) -> Prompt:
-    if isinstance(item, str):
-        return item
+def _read_token_ids(fields: Fields, name: str, item: Any, limits: OpenAiLimits) -> list[int]:
     if not isinstance(item, list):
-        raise fields.wrong(name, "a string or an array of token ids", item)
+        raise fields.wrong(name, "an array of token ids", item)
     if not item:
         raise fields.wrong(name, "an array that is not empty", item)
     ids = Fields({name: item}).integers(name, limits.max_token_ids, TOKEN_ID)

@@ -30,7 +30,7 @@ class Completions:
 
     async def serve(self, call: Call) -> None:
         """Answer `call`. Raises ServerError for what goes wrong before the answer begins."""
-        model = find_model(self._dataplane, call.fields.text("model"))
+        model = await find_model(self._dataplane, call.fields.text("model"))
         completion = read_completion(call.fields, self._limits)
         requests = [call.adopt(_request(model, completion, prompt)) for prompt in completion.prompts]
         echoes = await self._echoes(model, completion) if completion.is_echoed else None

@@ -36,7 +36,7 @@ class Embeddings:
     async def serve(self, call: Call) -> None:
         """Answer `call`. Raises ServerError."""
         fields = call.fields
-        model = find_model(self._dataplane, fields.text("model"), "embeds")
+        model = await find_model(self._dataplane, fields.text("model"), "embeds")
         refuse_unsupported(fields)
         is_base64 = fields.word("encoding_format", _FORMATS) == "base64"
         common = _common_inputs(fields, model)
@@ -79,7 +79,9 @@ def _common_inputs(fields: Fields, model: LanguageModel) -> dict[str, Any]:
 
 def _inputs(fields: Fields, limits: OpenAiLimits) -> list[dict[str, Any]]:
     """One for each embedding."""
-    if fields.has("messages") and not fields.has("input"):
+    if fields.has("messages") and fields.has("input"):
+        raise ParameterError("'input' and 'messages' cannot both be given: use one of them", "input")
+    if fields.has("messages"):
         return [{"messages": read_conversation(fields, limits)}]
     prompts = read_prompts(fields, "input", limits)
     return [{"text_input" if isinstance(prompt, str) else "input_ids": prompt} for prompt in prompts]

@@ -94,39 +94,45 @@ class LanguageModel:
         return Tensor(name, datatype, data.reshape(1, -1) if self.is_batched else data)
 
 
-def find_model(dataplane: DataPlane, name: str | None, use: str = "generates") -> LanguageModel:
+async def find_model(dataplane: DataPlane, name: str | None, use: str = "generates") -> LanguageModel:
     """The model of that name, or the only one of its kind; `use` is a property that it must have.
 
     Raises UnknownModelError, ParameterError for a model of another kind, and as the data plane does for one that is not
     ready.
     """
     if not name:
-        models = [model for model in all_models(dataplane) if getattr(model, use)]
-        if len(models) != 1:
+        names = [model.name for model in await known_models(dataplane) if getattr(model, use)]
+        if len(names) != 1:
             raise ParameterError(
-                f"'model' is missing: it must be one of {', '.join(model.name for model in models) or 'the models'}",
+                f"'model' is missing: it must be one of {', '.join(names) or 'the models'}",
                 "model",
                 "missing_required_parameter",
             )
-        return models[0]
+        name = names[0]
     try:
         model = LanguageModel(dataplane.model_config(name))
     except NotFoundError:
-        raise _unknown(dataplane, name) from None
+        raise await _unknown(dataplane, name) from None
     if not model.is_served:
-        raise _unknown(dataplane, name)
+        raise await _unknown(dataplane, name)
     if not getattr(model, use):
         raise ParameterError(f"the model '{name:.200}' does not {_VERBS[use]}", "model", "unsupported_model")
     return model
 
 
-def _unknown(dataplane: DataPlane, name: str) -> UnknownModelError:
-    known = ", ".join(model.name for model in all_models(dataplane)) or "none"
+async def _unknown(dataplane: DataPlane, name: str) -> UnknownModelError:
+    known = ", ".join(model.name for model in await known_models(dataplane)) or "none"
     return UnknownModelError(f"the model '{name:.200}' does not exist; the language models here are: {known}")
 
 
-def all_models(dataplane: DataPlane) -> list[LanguageModel]:
-    """Every ready model that this API serves, by name."""
+async def known_models(dataplane: DataPlane) -> list[LanguageModel]:
+    """Every model that this API serves, by name: those that are ready, and those that a request would load."""
+    models = {model.name: model for model in await unloaded_models(dataplane)}
+    models |= {model.name: model for model in _ready_models(dataplane)}
+    return [model for _, model in sorted(models.items())]
+
+
+def _ready_models(dataplane: DataPlane) -> list[LanguageModel]:
     found = []
     for name in dataplane.model_names():
         try:
@@ -138,12 +144,12 @@ def all_models(dataplane: DataPlane) -> list[LanguageModel]:
     return found
 
 
-async def wake(asleep: ModelAsleepError) -> None:
+async def wake(dataplane: DataPlane, name: str, asleep: ModelAsleepError) -> None:
     """Wait until the model is loaded. Raises UnknownModelError if there is none after all, and what its load raises."""
     try:
         await asleep.wake()
-    except NotFoundError as error:
-        raise UnknownModelError(error.message) from None
+    except NotFoundError:
+        raise await _unknown(dataplane, name) from None
 
 
 async def unloaded_models(dataplane: DataPlane) -> list[LanguageModel]:

@@ -19,7 +19,7 @@ from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import error_response, refusal
-from modelserver.frontends.openai.language_model import LanguageModel, all_models, find_model, unloaded_models, wake
+from modelserver.frontends.openai.language_model import LanguageModel, find_model, known_models, unloaded_models, wake
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
 
@@ -36,7 +36,7 @@ class OpenAi:
         self._dataplane = dataplane
         self._access = limits.access
         self._limits = openai_limits or OpenAiLimits()
-        self._edge = CallEdge(limits)
+        self._edge = CallEdge(dataplane, limits)
         self._created_s = int(time.time())
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
@@ -68,25 +68,22 @@ class OpenAi:
 
     async def _all(self) -> dict[str, Any]:
         """With the models that a request would load, as far as they are known before: clients ask for what they see."""
-        models = {model.name: model for model in await unloaded_models(self._dataplane)}
-        models |= {model.name: model for model in all_models(self._dataplane)}
-        return {"object": "list", "data": [self._describe(model) for _, model in sorted(models.items())]}
+        models = await known_models(self._dataplane)
+        return {"object": "list", "data": [self._describe(model) for model in models]}
 
     def _model(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # the segment's name in OpenAI's API
-        try:
-            model = find_model(self._dataplane, id, "is_served")
-        except ModelAsleepError as asleep:
-            self._answer_later(exchange, self._asleep(id, asleep))
-        else:
-            exchange.respond(json_response(self._describe(model)))
+        self._answer_later(exchange, self._one(id))
 
-    async def _asleep(self, name: str, asleep: ModelAsleepError) -> dict[str, Any]:
-        """A model that is not in memory: it is loaded only if it cannot be told otherwise what it is."""
-        for model in await unloaded_models(self._dataplane):
-            if model.name == name:
-                return self._describe(model)
-        await wake(asleep)
-        return self._describe(find_model(self._dataplane, name, "is_served"))
+    async def _one(self, name: str) -> dict[str, Any]:
+        """A model that is not in memory is loaded only if it cannot be told otherwise what it is."""
+        try:
+            return self._describe(await find_model(self._dataplane, name, "is_served"))
+        except ModelAsleepError as asleep:
+            for model in await unloaded_models(self._dataplane):
+                if model.name == name:
+                    return self._describe(model)
+            await wake(self._dataplane, name, asleep)
+        return self._describe(await find_model(self._dataplane, name, "is_served"))
 
     def _answer_later(self, exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
         task = asyncio.get_running_loop().create_task(_respond(exchange, answer), name="openai-models")

@@ -48,15 +48,33 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "kv_transfer_params": ({},),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
 }
+# What says nothing about the answer; it must be of its type all the same.
+_TEXTS_WITHOUT_EFFECT = (
+    "user",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "verbosity",
+)
+_FLAGS_WITHOUT_EFFECT = ("store", "spaces_between_special_tokens")
 
 
 def refuse_unsupported(fields: Fields) -> None:
-    """Raise ParameterError for a parameter that would change the answer and that nobody here acts on."""
+    """Raise ParameterError for a parameter that would change the answer and that nobody here acts on; and for one
+    without effect that is not of its type."""
     for name, neutral in _REFUSED.items():
         value = fields.document.get(name)
         if value is not None and value not in neutral:
             raise unsupported(fields, name, "this server does not offer it")
+    for name in _TEXTS_WITHOUT_EFFECT:
+        fields.text(name)
+    for name in _FLAGS_WITHOUT_EFFECT:
+        fields.flag(name)
+    fields.mapping("metadata")
 
 
 def unsupported(fields: Fields, name: str, why: str) -> ParameterError:

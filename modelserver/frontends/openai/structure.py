@@ -59,12 +59,13 @@ def _read_format(fields: Fields) -> dict[str, Any] | None:
     response_format.need("json_schema", "an object with the schema")
     described = response_format.fields("json_schema")
     assert described is not None, "it is there"
-    described.text("name")
+    described.need("name", "a string")
+    if not described.text("name"):
+        raise described.wrong("name", "a string that is not empty", "")
+    described.text("description")
     described.flag("strict")
-    # OpenAI lets the schema be left out, which allows any object.
-    schema = described.document.get("schema")
-    if schema is None:
-        return {"json_object": True}
+    described.need("schema", "a JSON schema")
+    schema = described.document["schema"]
     check_schema(described, "schema", schema)
     return {"json": schema}
 

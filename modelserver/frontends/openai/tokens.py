@@ -29,8 +29,10 @@ class Tokens:
     async def tokenize(self, call: Call) -> None:
         """The tokens of a prompt, or of a conversation in the model's template. Raises ServerError."""
         fields = call.fields
-        model = find_model(self._dataplane, fields.text("model"))
+        model = await find_model(self._dataplane, fields.text("model"))
         needed: dict[str, Any] = {"operation": "tokenize"}
+        if fields.has("messages") and fields.has("prompt"):
+            raise ParameterError("'prompt' and 'messages' cannot both be given: use one of them", "prompt")
         if fields.has("messages"):
             needed["messages"] = read_conversation(fields, self._limits)
         else:
@@ -51,7 +53,7 @@ class Tokens:
     async def detokenize(self, call: Call) -> None:
         """The text of tokens. Raises ServerError."""
         fields = call.fields
-        model = find_model(self._dataplane, fields.text("model"))
+        model = await find_model(self._dataplane, fields.text("model"))
         fields.need("tokens", "an array of token ids")
         ids = fields.integers("tokens", self._limits.max_token_ids, TOKEN_ID) or []
         call.answer({"prompt": (await token_texts_of(self._dataplane, model, [ids]))[0] if ids else ""})
