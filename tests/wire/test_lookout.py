@@ -17,7 +17,8 @@ TURN_NS = 2_000
 class Loop:
     """Its clock goes on by the turns that it makes, and by the time that it sleeps."""
 
-    def __init__(self, percent: int, num_cores: int = 2) -> None:
+    def __init__(self, percent: int, num_cores: int = 2, woken_ns: int = 0) -> None:
+        self.woken_ns = woken_ns
         self.now_ns = 1_000_000
         self.looked_ns = 0
         self.calls: list[Callable[[], None]] = []
@@ -32,7 +33,7 @@ class Loop:
 
     def answer(self, gap_ns: int) -> bool:
         """A request is answered, and the next one comes after so long; whether the loop was awake then."""
-        self.lookout.expect()
+        self.lookout.expect(self.woken_ns)
         end_ns = self.now_ns + gap_ns
         while self.calls and self.now_ns < end_ns:
             self.now_ns += TURN_NS
@@ -73,6 +74,21 @@ def test_it_looks_for_its_share_of_the_time_only(percent: int) -> None:
     assert percent / 200 < loop.looked_ns / (loop.now_ns - began_ns) <= percent / 100 + 0.01
 
 
+@pytest.mark.parametrize("percent", [5, 12])
+def test_what_comes_as_soon_as_it_could_be_woken_costs_nothing_of_its_share(percent: int) -> None:
+    assert _share_awake(Loop(percent, woken_ns=20_000), 20_000, 5000) > 0.9
+    assert _share_awake(Loop(percent, woken_ns=20_000), 45_000, 5000) < 0.5
+
+
+def test_among_many_clients_it_does_not_look() -> None:
+    loop = Loop(100)
+    for _ in range(1000):
+        loop.answer(0)
+        loop.answer(0)
+        loop.turn()
+    assert loop.looked_ns < 50 * TURN_NS
+
+
 @pytest.mark.parametrize("gap_ns", [100_000, 5_000_000])
 def test_for_clients_that_take_their_time_it_sleeps(gap_ns: int) -> None:
     loop = Loop(100)
@@ -94,11 +110,11 @@ async def test_a_loop_that_looks_does_what_comes_and_ends_by_itself() -> None:
     wait = BusyWait(50, num_cores=2, now_ns=lambda: next(clock), let_go=lambda: None)
     lookout = Lookout(loop, 100, busy_wait=wait)
     done = loop.create_future()
-    lookout.expect()
+    lookout.expect(0)
     loop.call_soon(done.set_result, None)
     await done
     for _ in range(3):
-        lookout.expect()
+        lookout.expect(0)
         await asyncio.sleep(0)
     for _ in range(15):
         assert lookout._is_looking

@@ -22,6 +22,7 @@ from modelserver.wire.http1.memo import HeadMemo
 from modelserver.wire.http1.outgoing import Outgoing
 from modelserver.wire.http1.patience import Progress
 from modelserver.wire.http1.turn import Turn
+from modelserver.wire.lookout import HTTP1_WOKEN_NS
 
 _logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         if self._turn is None and not self._is_over:
             outgoing.is_collecting = False
             outgoing.flush()
-            self._context.lookout.expect()
+            self._context.lookout.expect(HTTP1_WOKEN_NS)
         else:
             self._settle()
 

@@ -17,6 +17,7 @@ from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.http2.sender import Sender
 from modelserver.wire.http2.settings import announcement
 from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
+from modelserver.wire.lookout import GRPC_WOKEN_NS
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -113,7 +114,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         else:
             self._after_reading()
             if not self.streams:
-                self.context.lookout.expect()
+                self.context.lookout.expect(GRPC_WOKEN_NS)
 
     def eof_received(self) -> None:
         """A client that has finished sending has left: the transport closes."""
