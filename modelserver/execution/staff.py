@@ -260,6 +260,8 @@ class Staff:
                 clock=self._clock,
                 default_max_queue_size=self._default_max_queue_size,
                 hold=hold,
+                is_fair=self._is_fair,
+                is_adaptive=self._is_adaptive,
             )
         if self.is_inline and config.dynamic_batching is None and not self._answers_later and hold is None:
             return DirectScheduler(config.name, statistics=self._statistics, clock=self._clock)

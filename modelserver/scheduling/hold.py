@@ -53,9 +53,16 @@ class HeldSequenceTable(SequenceTable):
     """Gives nothing out before so many requests wait in slots and in the backlog."""
 
     def __init__(
-        self, rules: SequenceRules, model_name: str, *, key: BucketKey | None, has_state: bool, hold: Hold
+        self,
+        rules: SequenceRules,
+        model_name: str,
+        *,
+        key: BucketKey | None,
+        has_state: bool,
+        hold: Hold,
+        is_fair: bool = False,
     ) -> None:
-        super().__init__(rules, model_name, key=key, has_state=has_state)
+        super().__init__(rules, model_name, key=key, has_state=has_state, is_fair=is_fair)
         self._hold = hold
         self._is_open = False
         self._owners: tuple[InstanceSlots, ...] = ()

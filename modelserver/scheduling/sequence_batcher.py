@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock, SystemClock
@@ -30,6 +30,7 @@ from modelserver.scheduling.expiry import ExpiryTimes
 from modelserver.scheduling.hold import HeldSequenceTable, Hold
 from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.sequence import SequenceEntry
+from modelserver.scheduling.sequence_admission import SequenceAdmission
 from modelserver.scheduling.sequence_rules import SequenceRules
 from modelserver.scheduling.sequence_source import InstanceSource
 from modelserver.scheduling.sequence_table import EndHook, SequenceTable
@@ -55,7 +56,10 @@ class SequenceBatcher:
         clock: Clock | None = None,
         default_max_queue_size: int = 0,
         hold: Hold | None = None,
+        is_fair: bool = False,
+        is_adaptive: bool = False,
     ) -> None:
+        """`is_fair`: callers share slots by weight. `is_adaptive`: who would wait too long is refused at once."""
         batching = config.sequence_batching
         assert batching is not None, "only models with sequence_batching have a sequence batcher"
         self.inflight = 0
@@ -67,12 +71,14 @@ class SequenceBatcher:
         self._model_name = config.name
         self._loop = loop
         self._statistics = statistics
-        self._max_queue_size = default_max_queue_size
         key, has_state = bucket_key(config), bool(batching.state)
         self.table = (
-            SequenceTable(self.rules, config.name, key=key, has_state=has_state)
+            SequenceTable(self.rules, config.name, key=key, has_state=has_state, is_fair=is_fair)
             if hold is None
-            else HeldSequenceTable(self.rules, config.name, key=key, has_state=has_state, hold=hold)
+            else HeldSequenceTable(self.rules, config.name, key=key, has_state=has_state, hold=hold, is_fair=is_fair)
+        )
+        self.admission = SequenceAdmission(
+            self.rules, self.table, config.name, max_queue_size=default_max_queue_size, is_adaptive=is_adaptive
         )
         self._sources: tuple[InstanceSource, ...] = ()
         self._expiry = ExpiryTimes()
@@ -109,26 +115,37 @@ class SequenceBatcher:
     def submit(self, request: InferRequest) -> ResponseStream:
         """Queue the request in its sequence. Called from the event loop thread; answers and raises as `Batcher`.
 
-        Raises InvalidArgumentError too: no correlation id, more than one row, or a sequence that nobody began.
+        Raises InvalidArgumentError too: no correlation id, more than one row, or a sequence that nobody began; and
+        QueueFullError for one that would be late.
         """
         now_ns = self.now_ns()
         if request.arrival_ns == 0:
             request.arrival_ns = now_ns
-        self._admit(request, now_ns)
+        self._check(request, now_ns)
+        displaced: list[SequenceEntry] = []
+        problem: ServerError | None = None
         with self.lock:
             try:
+                self.admission.check_in_time(request, now_ns)
+                if self.admission.is_full:
+                    self.table.check(request)
+                    displaced = self.table.make_room(request, now_ns)
+                    if not displaced:
+                        raise self.admission.refusal_of_full(now_ns)
                 entry = self.table.add(request, now_ns)
-            except InvalidArgumentError as error:
-                problem: ServerError | None = error
+            except (InvalidArgumentError, QueueFullError) as error:
+                problem = error
             else:
-                problem = None
                 expires_ns = self._expiry_of(entry, now_ns)
                 if expires_ns is not None:
                     self._expiry.add(entry, expires_ns)
-                self.wake_touched()
                 num_conflicts, self.table.num_conflicts = self.table.num_conflicts, 0
+            self.wake_touched()
+        if displaced:
+            full = self.admission.refusal_of_full(now_ns)
+            self._answer_failed([(entry, full) for entry in displaced], FailureReason.REJECTED, now_ns)
         if problem is not None:
-            self._statistics.record_failures(FailureReason.OTHER, (now_ns - request.arrival_ns,))
+            self._record(problem, request, now_ns)
             raise problem
         if num_conflicts:
             logger.warning(
@@ -228,31 +245,25 @@ class SequenceBatcher:
 
     # Requests that are refused, or leave their queue without being executed.
 
-    def _admit(self, request: InferRequest, now_ns: int) -> None:
+    def _check(self, request: InferRequest, now_ns: int) -> None:
         """Raise for what no sequence could take."""
         is_new = request.sequence_start or not request.sequence_id
         is_stopped = self.is_stopped and (is_new or not self.has_sequence(request.sequence_id))
         refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=is_stopped)
         if refusal is not None:
             raise refusal
-        what = f"inference request to model '{self._model_name}'"
-        if request.rows > 1:
-            refusal = InvalidArgumentError(
-                f"{what} must specify batch-size 1 due to requirements of sequence batcher, got {request.rows}"
-            )
-        elif not request.sequence_id and not self.rules.is_iterative:
-            refusal = InvalidArgumentError(f"{what} must specify a non-zero or non-empty correlation ID")
-        elif 0 < self._max_queue_size <= self.table.num_waiting:
-            self._statistics.record_failures(FailureReason.REJECTED, (now_ns - request.arrival_ns,))
-            raise QueueFullError(
-                f"Exceeds maximum queue size: model '{self._model_name}' already has {self._max_queue_size} requests "
-                "in its queue; send fewer at a time, or raise --max-queue-size"
-            )
-        if refusal is not None:
-            self._statistics.record_failures(FailureReason.OTHER, (now_ns - request.arrival_ns,))
-            raise refusal
+        try:
+            self.admission.check(request)
+        except InvalidArgumentError as error:
+            self._record(error, request, now_ns)
+            raise
         if self.rules.is_iterative and not request.sequence_id:
             request.sequence_start = True
+
+    def _record(self, problem: ServerError, request: InferRequest, now_ns: int) -> None:
+        """The request is refused."""
+        reason = FailureReason.REJECTED if isinstance(problem, QueueFullError) else FailureReason.OTHER
+        self._statistics.record_failures(reason, (now_ns - request.arrival_ns,))
 
     def _expiry_of(self, entry: SequenceEntry, now_ns: int) -> int | None:
         """When the request is to be looked at: a timeout counts in the backlog only, a deadline always."""
@@ -279,7 +290,7 @@ class SequenceBatcher:
     def _cancelled(self) -> CancelledError:
         return CancelledError(f"request to model '{self._model_name}' was cancelled, or another one of its sequence")
 
-    def _expire(self, now_ns: int) -> list[tuple[SequenceEntry, ServerError]]:
+    def drop_expired(self, now_ns: int) -> list[tuple[SequenceEntry, ServerError]]:
         """Sequences whose requests are out of time: what waits of them, and why. Called with the lock held."""
         expired: list[tuple[SequenceEntry, ServerError]] = []
         for entry in self._expiry.due(now_ns):
@@ -302,6 +313,16 @@ class SequenceBatcher:
         """Answer requests that were removed from the queue. Called from the event loop thread."""
         self.deliver([(request, InferResponse(error=error)) for request, error in answers])
 
+    def answer_expired(self, expired: Sequence[tuple[SequenceEntry, ServerError]], now_ns: int) -> None:
+        """These were out of time, and `drop_expired` has removed them. Called from the event loop thread."""
+        self._answer_failed(expired, FailureReason.REJECTED, now_ns)
+
+    def _answer_failed(
+        self, failed: Sequence[tuple[SequenceEntry, ServerError]], reason: FailureReason, now_ns: int
+    ) -> None:
+        self._statistics.record_failures(reason, _ages([entry for entry, _ in failed], now_ns))
+        self._answer([(entry.request, error) for entry, error in failed])
+
     # The timer, for expiry and for idle sequences. Event loop thread only.
 
     def _arm(self, when_ns: int, now_ns: int) -> None:
@@ -316,7 +337,7 @@ class SequenceBatcher:
         self._timer = None
         now_ns = self.now_ns()
         with self.lock:
-            expired = self._expire(now_ns)
+            expired = self.drop_expired(now_ns)
             self.table.end_idle(now_ns)
             self.wake_touched()
             times = [self._expiry.next_ns(), self.table.next_idle_ns(now_ns)]
@@ -324,8 +345,7 @@ class SequenceBatcher:
             if when_ns is not None:
                 self._arm(when_ns, now_ns)
         if expired:
-            self._statistics.record_failures(FailureReason.REJECTED, _ages([entry for entry, _ in expired], now_ns))
-            self._answer([(entry.request, error) for entry, error in expired])
+            self.answer_expired(expired, now_ns)
         self.check_idle()
 
 

@@ -43,11 +43,13 @@ class InstanceSource:
         with batcher.lock:
             self._sit_up(seat)
             now_ns = batcher.now_ns()
+            expired = batcher.drop_expired(now_ns)
             rescheduled = self._batch.rescheduled if self._batch is not None else ()
             given_up = batcher.table.finish(slots, rescheduled, now_ns)
             if seat.is_closed:
                 batcher.table.close_instance(slots)
             self._batch, wait_until_ns = self._form(now_ns)
+            batcher.admission.note_released(now_ns)
             ended, slots.ended = slots.ended, []
             if self._batch is None and not ended:
                 seat.is_left = seat.is_closed and slots.num_sequences == 0
@@ -55,6 +57,8 @@ class InstanceSource:
             batcher.table.touched.discard(slots)
             batcher.wake_touched()
             has_drained = batcher.is_stopped and batcher.table.num_sequences == 0
+        if expired:
+            batcher.post(batcher.answer_expired, expired, now_ns)
         if given_up:
             batcher.post(batcher.answer_given_up, given_up)
         if has_drained:
@@ -72,6 +76,7 @@ class InstanceSource:
         if not entries:
             return None, wait_until_ns
         if slots.queue is not None:
+            slots.rate.note(len(entries), len(slots.queue), now_ns)
             return SequenceBatch.packed(entries, now_ns), None
         num_rows = 1 + max(slot.index for slot in slots.slots if slot.sequence is not None)
         return SequenceBatch.slotted(entries, num_rows, now_ns), None

@@ -1,6 +1,6 @@
 """Which sequences live, which slots they hold, and who waits for one. Knows no thread and no clock.
 
-request -> its sequence -> a slot of an instance (or the backlog, first come first served)
+request -> its sequence -> a slot of an instance (or the backlog)
         -> taken by the instance's worker -> finished: the next request, or the next sequence, may go
 """
 
@@ -8,28 +8,54 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from heapq import heappop, heappush
+from dataclasses import dataclass
 from itertools import count
 
 from modelserver.core.request import InferRequest
 from modelserver.errors import InvalidArgumentError
 from modelserver.scheduling.batch import form_batch
 from modelserver.scheduling.bucket import BucketKey
+from modelserver.scheduling.drain_rate import DrainRate
 from modelserver.scheduling.instance_slots import InstanceSlots
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import RequestQueue
 from modelserver.scheduling.sequence import LiveSequence, SequenceEnd, SequenceEntry, SequenceSlot
+from modelserver.scheduling.sequence_places import SequencePlaces, owner_of
 from modelserver.scheduling.sequence_policy import SlotHead, plan_direct
 from modelserver.scheduling.sequence_rules import DirectRules, SequenceRules
 
 
-class SequenceTable:
-    """Every call is made under the batcher's lock. `touched` collects the instances that have something new to do."""
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What goes before a request: sequences that wait for a slot; then, on an instance that is known, requests that
+    wait for their turn and those that execute, and how fast they do.
+    """
 
-    def __init__(self, rules: SequenceRules, model_name: str, *, key: BucketKey | None, has_state: bool) -> None:
+    num_sequences: int = 0
+    num_requests: int = 0
+    num_executing: int = 0
+    rate: DrainRate | None = None
+
+
+class SequenceTable:
+    """Every call is made under the batcher's lock. `touched` collects the instances that have something new to do.
+
+    `is_fair`: callers share slots, and turns within an instance, by weight.
+    """
+
+    def __init__(
+        self,
+        rules: SequenceRules,
+        model_name: str,
+        *,
+        key: BucketKey | None,
+        has_state: bool,
+        is_fair: bool = False,
+    ) -> None:
         self.touched: set[InstanceSlots] = set()
         self.num_waiting = 0
         self.num_conflicts = 0
+        self.places = SequencePlaces(is_fair=is_fair)
         self._rules = rules
         self._oldest: BatchingRules | None = rules.oldest
         self._direct: DirectRules = rules.direct
@@ -37,9 +63,9 @@ class SequenceTable:
         self._key = key
         self._has_state = has_state
         self._live: dict[Hashable, LiveSequence] = {}
-        self._backlog: OrderedDict[LiveSequence, None] = OrderedDict()
+        self._is_fair = is_fair
+        self._backlog = self.places.backlog
         self._idle: OrderedDict[LiveSequence, None] = OrderedDict()  # longest idle first
-        self._free: list[tuple[int, int, SequenceSlot]] = []
         self._entries: dict[InferRequest, SequenceEntry] = {}  # those that wait or are taken
         self._numbers = count(1)  # of instances
         self._iterations = count(1)
@@ -61,7 +87,7 @@ class SequenceTable:
 
     def add_instance(self, *, hears_ends: bool) -> InstanceSlots:
         """The slots of another instance; sequences that wait move in at once."""
-        owner = InstanceSlots(self._rules, next(self._numbers), hears_ends=hears_ends)
+        owner = InstanceSlots(self._rules, next(self._numbers), hears_ends=hears_ends, is_fair=self._is_fair)
         for slot in owner.slots:
             self._refill(slot)
         return owner
@@ -78,14 +104,10 @@ class SequenceTable:
             key = ("iteration", number)
             request.sequence_id = request.sequence_id or number
         sequence = self._live.get(key)
-        if not request.sequence_start and (sequence is None or not sequence.is_open):
-            raise InvalidArgumentError(
-                f"inference request for sequence {request.sequence_id} to model '{self._model_name}' must specify "
-                "the START flag on the first request of the sequence"
-            )
+        self._check_begun(request, sequence)
         if sequence is None:
             sequence = self._live[key] = LiveSequence(key, request.sequence_id, has_state=self._has_state)
-            self._place(sequence)
+            self.places.place(sequence, request)
         elif request.sequence_start and sequence.is_open:
             self.num_conflicts += 1
         entry = SequenceEntry(request, now_ns, sequence)
@@ -98,6 +120,18 @@ class SequenceTable:
         if sequence.slot is not None and sequence.head is entry:
             self._make_ready(sequence)
         return entry
+
+    def check(self, request: InferRequest) -> None:
+        """Raise InvalidArgumentError for a request that `add` would not take."""
+        if not self._rules.is_iterative:
+            self._check_begun(request, self._live.get(request.sequence_id))
+
+    def _check_begun(self, request: InferRequest, sequence: LiveSequence | None) -> None:
+        if not request.sequence_start and (sequence is None or not sequence.is_open):
+            raise InvalidArgumentError(
+                f"inference request for sequence {request.sequence_id} to model '{self._model_name}' must specify "
+                "the START flag on the first request of the sequence"
+            )
 
     def take(self, owner: InstanceSlots, now_ns: int) -> tuple[list[SequenceEntry], int | None]:
         """The next batch of an instance, in the order of its slots or best first; or when to look again (ns)."""
@@ -156,6 +190,25 @@ class SequenceTable:
     def is_backlogged(self, sequence: LiveSequence) -> bool:
         return sequence in self._backlog
 
+    def ahead_of(self, request: InferRequest) -> Ahead:
+        """What goes before a request that comes now, as far as that is known."""
+        sequence = None if self._rules.is_iterative else self._live.get(request.sequence_id)
+        slot = sequence.slot if sequence is not None else self.places.free_slot()
+        if slot is None:
+            return Ahead() if sequence is not None else Ahead(self._backlog.num_before(request))
+        owner = owner_of(slot)
+        return Ahead(0, owner.num_before(request), len(owner.taken), owner.rate)
+
+    def make_room(self, newcomer: InferRequest, now_ns: int) -> list[SequenceEntry]:
+        """End the last waiting sequence of who has more in the backlog than the newcomer's caller, by weight.
+
+        Its waiting requests, which the caller of this answers; none where nobody has more.
+        """
+        sequence = self._backlog.last_of_hog(newcomer)
+        if sequence is None or sequence is self._live.get(newcomer.sequence_id):
+            return []
+        return self.end_early(sequence.entries[-1], now_ns)
+
     def end_early(self, entry: SequenceEntry, now_ns: int) -> list[SequenceEntry]:
         """The sequence that `entry` belongs to is given up; its waiting requests, which the caller answers."""
         sequence = entry.sequence
@@ -202,7 +255,8 @@ class SequenceTable:
         """End everything at once; the requests that waited, which the caller answers."""
         dropped = [entry for sequence in self._live.values() for entry in sequence.entries]
         self._drop(dropped)
-        self._backlog.clear()
+        for sequence in list(self._backlog):
+            self._backlog.discard(sequence)
         for sequence in list(self._live.values()):
             sequence.is_open = False
             if sequence.taken is not None:
@@ -252,40 +306,22 @@ class SequenceTable:
         batch, wait_until_ns = form_batch(queue, rules, now_ns)
         return ([] if batch is None else [self._entries[request] for request in batch.requests]), wait_until_ns
 
-    def _place(self, sequence: LiveSequence) -> None:
-        """Give a new sequence the free slot with the lowest index, or a place in the backlog."""
-        while self._free:
-            slot = heappop(self._free)[2]
-            owner = slot.owner
-            assert isinstance(owner, InstanceSlots), "slots belong to instances"
-            if not owner.is_closed:
-                self._bind(sequence, slot)
-                return
-        self._backlog[sequence] = None
-
-    def _bind(self, sequence: LiveSequence, slot: SequenceSlot) -> None:
-        slot.sequence, sequence.slot = sequence, slot
-        _owner(slot).num_sequences += 1
-
     def _refill(self, slot: SequenceSlot) -> None:
-        """A slot has become free: the sequence that waits longest gets it."""
-        owner = _owner(slot)
+        """A slot has become free: the sequence that is next gets it."""
+        owner = owner_of(slot)
         if owner.is_closed:
             self.touched.add(owner)  # its worker may be able to leave now
-        elif self._backlog:
-            sequence, _ = self._backlog.popitem(last=False)
-            self._bind(sequence, slot)
-            if sequence.head is not None:
-                self._make_ready(sequence)
-        else:
-            heappush(self._free, (slot.index, owner.number, slot))
+            return
+        sequence = self.places.refill(slot)
+        if sequence is not None and sequence.head is not None:
+            self._make_ready(sequence)
 
     def _make_ready(self, sequence: LiveSequence) -> None:
         """The sequence has a slot and a request that may go."""
         slot, head = sequence.slot, sequence.head
         assert slot is not None, "only a sequence with a slot is executed"
         assert head is not None, "there is a request to execute"
-        owner = _owner(slot)
+        owner = owner_of(slot)
         head.key = self._key_of(sequence, head)
         if owner.queue is not None:
             owner.queue.add(head)
@@ -310,7 +346,7 @@ class SequenceTable:
         """The sequence is over. Its slot goes to the next; requests that follow its END begin another one."""
         del self._live[sequence.key]
         self._idle.pop(sequence, None)
-        self._backlog.pop(sequence, None)
+        self._backlog.discard(sequence)
         if sequence.entries:
             follower = LiveSequence(sequence.key, sequence.correlation_id, has_state=self._has_state)
             follower.entries = sequence.entries
@@ -318,15 +354,13 @@ class SequenceTable:
             for entry in follower.entries:
                 entry.sequence = follower
             self._live[follower.key] = follower
-            self._backlog[follower] = None
-        slot, sequence.slot = sequence.slot, None
+            self._backlog.add(follower, follower.entries[0].request)
+        slot = sequence.slot
         if slot is None:
             return
-        owner = _owner(slot)
         if sequence.has_begun:
-            self._note_end(owner, sequence, end)
-        slot.sequence = None
-        owner.num_sequences -= 1
+            self._note_end(owner_of(slot), sequence, end)
+        self.places.vacate(sequence)
         self._refill(slot)
 
     def _note_end(self, owner: InstanceSlots, sequence: LiveSequence, end: SequenceEnd) -> None:
@@ -339,7 +373,7 @@ class SequenceTable:
         for entry in entries:
             sequence = entry.sequence
             slot = sequence.slot
-            queue = _owner(slot).queue if slot is not None else None
+            queue = owner_of(slot).queue if slot is not None else None
             if queue is not None and queue.find(entry.request) is not None:
                 queue.remove(entry)
             entry.is_queued = False
@@ -349,7 +383,7 @@ class SequenceTable:
 
     def _touch(self, slot: SequenceSlot | None) -> None:
         if slot is not None:
-            self.touched.add(_owner(slot))
+            self.touched.add(owner_of(slot))
 
     def check_integrity(self, instances: Iterable[InstanceSlots]) -> None:
         """Assert that sequences, slots and queues agree. For tests."""
@@ -368,14 +402,7 @@ class SequenceTable:
                 owner.queue.check_integrity()
                 heads = {slot.sequence.head for slot in owner.slots if slot.sequence is not None} - {None}
                 assert set(_entries(owner.queue)) == heads, "the queue does not hold the first of each sequence"
-        has_free = any(not _owner(slot).is_closed and slot.sequence is None for _, _, slot in self._free)
-        assert not (has_free and self._backlog), "sequences wait beside free slots"
-
-
-def _owner(slot: SequenceSlot) -> InstanceSlots:
-    owner = slot.owner
-    assert isinstance(owner, InstanceSlots), "slots belong to instances"
-    return owner
+        self.places.check_integrity()
 
 
 def _chosen(owner: InstanceSlots, slots: Iterable[int]) -> Iterator[SequenceSlot]:

@@ -17,7 +17,7 @@ from modelserver.config.schema import (
 from modelserver.core.clock import ManualClock
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import QueueFullError, ServerError, UnavailableError
 from modelserver.scheduling.seat import ThreadSeat
 from modelserver.scheduling.sequence import SequenceEnd
 from modelserver.scheduling.sequence_batch import SequenceBatch
@@ -50,13 +50,29 @@ class Instance:
 class SequenceLives(RuleBasedStateMachine):
     """`lives` is what each instance knows of sequences that it has seen begin: the row they are in."""
 
-    @initialize(batching=st.sampled_from(_STRATEGIES), max_batch_size=st.integers(1, 3), count=st.integers(1, 2))
-    def begin(self, batching: ModelSequenceBatching, max_batch_size: int, count: int) -> None:
+    @initialize(
+        batching=st.sampled_from(_STRATEGIES),
+        max_batch_size=st.integers(1, 3),
+        count=st.integers(1, 2),
+        is_fair=st.booleans(),
+        max_queue_size=st.sampled_from([0, 6]),
+    )
+    def begin(
+        self, batching: ModelSequenceBatching, max_batch_size: int, count: int, is_fair: bool, max_queue_size: int
+    ) -> None:
         config: ModelConfig = batching_config(max_batch_size, sequence_batching=batching)
         self.is_direct = batching.oldest is None
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
-        self.batcher = SequenceBatcher(config, loop=self.loop, statistics=ModelStatistics(), clock=self.clock)
+        self.batcher = SequenceBatcher(
+            config,
+            loop=self.loop,
+            statistics=ModelStatistics(),
+            clock=self.clock,
+            default_max_queue_size=max_queue_size,
+            is_fair=is_fair,
+            is_adaptive=is_fair,
+        )
         self.lives: dict[tuple[Instance, int | str], int] = {}
         self.open: dict[InferRequest, int] = {}
         self.executed: dict[int, list[int]] = {}
@@ -79,10 +95,13 @@ class SequenceLives(RuleBasedStateMachine):
             sequence_start=is_start,
             sequence_end=is_end,
             timeout_us=timeout_us,
+            caller=f"caller {sequence_id % 3}",
         )
         was_known = self.batcher.has_sequence(sequence_id)
         try:
             stream = self.batcher.submit(sent)
+        except QueueFullError:
+            return
         except ServerError:
             assert (not is_start and not was_known) or self.is_stopped, "a request that fits was refused"
             return

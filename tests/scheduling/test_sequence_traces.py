@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.batching import batching_config, request
@@ -57,13 +58,15 @@ class Trace:
         return "\n".join(self.lines) or "ok"
 
     def config(self, strategy: str, **options: str) -> None:
-        """Fields of the strategy, `idle` in microseconds, `max_batch_size`, `instances`, and a hold."""
+        """Fields of the strategy, `idle` in microseconds, `max_batch_size`, `instances`, a hold, and switches."""
         max_batch_size = int(options.pop("max_batch_size", "4"))
         num_instances = int(options.pop("instances", "1"))
         idle_us = int(options.pop("idle", "1000000"))
         hold = Hold(int(options.pop("hold", "0")), int(options.pop("hold_backlog", "0")))
         max_queue_size = int(options.pop("default_max_queue_size", "0"))
-        is_iterative = options.pop("iterative", "no") == "yes"
+        is_iterative, is_fair, is_adaptive = (
+            options.pop(name, "no") == "yes" for name in ("iterative", "fair", "adaptive")
+        )
         fields = {key: _FIELDS.get(key, int)(value) for key, value in options.items()}
         is_direct = strategy == "direct"
         config = batching_config(
@@ -82,6 +85,8 @@ class Trace:
             clock=self.clock,
             default_max_queue_size=max_queue_size,
             hold=hold if hold != Hold() else None,
+            is_fair=is_fair,
+            is_adaptive=is_adaptive,
         )
         for _ in range(num_instances):
             self.add_instance()
@@ -95,7 +100,7 @@ class Trace:
         self.instances.append((self.batcher.add_instance(tell), ThreadSeat()))
 
     def submit(self, *names: str, **options: str) -> None:
-        fields = {key: int(value) for key, value in options.items()}
+        fields: dict[str, Any] = {key: value if key == "caller" else int(value) for key, value in options.items()}
         if "deadline_in_us" in fields:
             fields["deadline_ns"] = self.clock.now_ns() + fields.pop("deadline_in_us") * 1000
         for word in names:
@@ -142,6 +147,10 @@ class Trace:
     def advance(self, microseconds: str) -> None:
         self.clock.advance_us(int(microseconds))
         self.loop.run_timers()
+
+    def late(self, microseconds: str) -> None:
+        """Time passes, and the event loop is too busy for its timers."""
+        self.clock.advance_us(int(microseconds))
 
     def close(self, instance: str) -> None:
         source, seat = self.instances[int(instance)]

@@ -1,0 +1,82 @@
+"""Which requests of sequences are accepted: those that fit, for which there is room, and that would not be late.
+
+Every call but `check` is made under the batcher's lock.
+"""
+
+from __future__ import annotations
+
+from modelserver.core.request import InferRequest
+from modelserver.errors import InvalidArgumentError, QueueFullError
+from modelserver.scheduling.drain_rate import DrainRate, expected_ns
+from modelserver.scheduling.sequence_rules import SequenceRules
+from modelserver.scheduling.sequence_table import SequenceTable
+
+
+class SequenceAdmission:
+    """`max_queue_size` bounds the requests that wait (0: nothing does). `is_adaptive`: who would be late is refused."""
+
+    def __init__(
+        self, rules: SequenceRules, table: SequenceTable, model_name: str, *, max_queue_size: int, is_adaptive: bool
+    ) -> None:
+        self.is_adaptive = is_adaptive
+        self._is_iterative = rules.is_iterative
+        self._table = table
+        self._model_name = model_name
+        self._max_queue_size = max_queue_size
+        self._rate = DrainRate()  # of slots that become free
+
+    def check(self, request: InferRequest) -> None:
+        """Raise InvalidArgumentError for what no sequence could take."""
+        what = f"inference request to model '{self._model_name}'"
+        if request.rows > 1:
+            raise InvalidArgumentError(
+                f"{what} must specify batch-size 1 due to requirements of sequence batcher, got {request.rows}"
+            )
+        if not request.sequence_id and not self._is_iterative:
+            raise InvalidArgumentError(f"{what} must specify a non-zero or non-empty correlation ID")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests may wait."""
+        return 0 < self._max_queue_size <= self._table.num_waiting
+
+    def refusal_of_full(self, now_ns: int) -> QueueFullError:
+        """What is told to a request for which there is no room."""
+        error = QueueFullError(
+            f"Exceeds maximum queue size: model '{self._model_name}' already has {self._max_queue_size} requests "
+            "in its queue; send fewer at a time, or raise --max-queue-size"
+        )
+        error.retry_after_s = self._rate.retry_after_s(len(self._table.places.backlog), now_ns)
+        return error
+
+    def check_in_time(self, request: InferRequest, now_ns: int) -> None:
+        """Raise QueueFullError for a request that would get a slot, or be answered, when it is too late.
+
+        A timeout is about the backlog, a deadline about the answer. Nobody is refused for what is not known yet.
+        """
+        if not self.is_adaptive or (request.deadline_ns is None and not request.timeout_us):
+            return
+        ahead = self._table.ahead_of(request)
+        slot_ns = self._rate.per_request_ns(now_ns) or 0.0
+        turn_ns = ahead.rate.per_request_ns(now_ns) if ahead.rate is not None else None
+        wait_ns = expected_ns(slot_ns, ahead.num_sequences, 0, is_answer=False)
+        answer_ns = expected_ns(slot_ns, ahead.num_sequences, 0, is_answer=True)
+        if turn_ns is not None:
+            answer_ns += expected_ns(turn_ns, ahead.num_requests, ahead.num_executing, is_answer=True)
+        is_late = request.deadline_ns is not None and now_ns + answer_ns > request.deadline_ns
+        if not is_late and (not request.timeout_us or wait_ns <= request.timeout_us * 1000):
+            return
+        error = QueueFullError(
+            f"model '{self._model_name}' cannot answer in time: {ahead.num_sequences} sequences wait for a slot before "
+            f"this one, and {ahead.num_requests} requests for their turn, which take about {answer_ns / 1e6:.0f} ms; "
+            "send fewer at a time, or give them more time"
+        )
+        error.retry_after_s = max(1, round(answer_ns / 1e6)) / 1000
+        raise error
+
+    def note_released(self, now_ns: int) -> None:
+        """Slots may have become free since the last time."""
+        places = self._table.places
+        num_released, places.num_released = places.num_released, 0
+        if num_released:
+            self._rate.note(num_released, len(places.backlog), now_ns)
