@@ -16,7 +16,7 @@ from modelserver.wire.limits import WireLimits
 from modelserver.wire.lookout import Lookout
 from modelserver.wire.outbox import Outbox
 
-# What a client that has asked nothing gets to do so when the server stops: a round trip, and time to write.
+# What a client that waits for no answer gets to ask when the server stops: a round trip, and time to write.
 FIRST_WORDS_S = 0.25
 # What who is dismissed is told.
 DISMISSAL = "the server is shutting down and gives this request up after --exit-timeout-secs; send it to another one"

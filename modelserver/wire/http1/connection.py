@@ -360,11 +360,9 @@ class Http1Connection(RequestReader):
     def shutdown(self) -> None:
         """Take no further request; close once the ones that came are answered. Safe to repeat."""
         self._is_draining = True
-        if self._head_since_s is not None and not self._rest and self._is_idle():
-            # Nothing was asked yet: the first request may be on its way.
+        if self._is_idle():
+            # A request may be on its way: who asks all the time asks within this time, and is told by the answer.
             self._context.loop.call_later(FIRST_WORDS_S, self._finish_if_idle)
-        else:
-            self._finish_if_idle()
 
     def _finish_if_idle(self) -> None:
         if not self._is_lost and self._is_idle():
