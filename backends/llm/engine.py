@@ -67,6 +67,7 @@ class Engine:
             runner.block_size,
             is_prefix_caching=options.enable_prefix_caching,
             window=runner.window,
+            chunk_len=options.chunk_len,
         )
         self._scheduler = Scheduler(
             self._kv,
@@ -76,7 +77,7 @@ class Engine:
             is_chunked=options.enable_chunked_prefill,
         )
         # A sequence has to fit into the pool alone, so that it can be finished whatever the others do.
-        self.max_model_len = min(runner.max_model_len, self._kv.capacity)
+        self.max_model_len = self._kv.most_tokens(runner.max_model_len)
         options.check_unchunked(self.max_model_len)
         self._eos_token_ids = runner.eos_token_ids
         self._deliveries: dict[int, Delivery] = {}

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from .block_hash import extend_hashes, root_hash
 from .blocks import NULL_BLOCK, BlockPool
+from .held_blocks import held_blocks
 from .sequence import Sequence
 
 
@@ -17,11 +18,18 @@ class KvManager:
     prompt once.
 
     `window`: no layer looks further back than so many tokens, its own included; None if some layer sees everything.
-    Blocks that no query will see again are given back, and the null block stands for them in the table.
+    Blocks that no query will see again are given back, and the null block stands for them in the table. `chunk_len`: a
+    step computes at most so many tokens of a sequence; None: all that are known.
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, *, is_prefix_caching: bool = True, window: int | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        is_prefix_caching: bool = True,
+        window: int | None = None,
+        chunk_len: int | None = None,
     ) -> None:
         assert block_size > 0, "a block holds at least one token"
         assert window is None or window > 0, "a token sees itself"
@@ -29,14 +37,19 @@ class KvManager:
         self.block_size = block_size
         self.is_prefix_caching = is_prefix_caching
         self.window = window
+        self._chunk_len = chunk_len
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self._root = root_hash()
 
-    @property
-    def capacity(self) -> int:
-        """How many tokens the whole pool holds: what one sequence alone can have at most."""
+    def most_tokens(self, num_tokens: int) -> int:
+        """`num_tokens`, or as many of them as one sequence can have with the whole pool to itself."""
+        if self._num_held(num_tokens) <= self.pool.num_usable:
+            return num_tokens
         return self.pool.num_usable * self.block_size
+
+    def _num_held(self, num_tokens: int) -> int:
+        return held_blocks(num_tokens, self.block_size, window=self.window, chunk_len=self._chunk_len)
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
         """The blocks that hold the longest known prefix of a sequence without blocks. Changes nothing in the pool.
@@ -93,13 +106,17 @@ class KvManager:
         return NULL_BLOCK not in source.block_ids[self._first_seen(num_blocks) : num_blocks]
 
     def admit(self, sequence: Sequence, prefix: list[int], num_reserved: int = 0) -> bool:
-        """Give a sequence all blocks that its known tokens need, `prefix` (of `find_prefix`) first.
+        """Give a sequence all blocks that its known tokens need at once, `prefix` (of `find_prefix`) first.
 
+        With a window that is less than all of them: `extend` gets the others, for as many that it gives back.
         False, and nothing has changed, if that would leave fewer than `num_reserved` blocks free.
         """
         pool = self.pool
-        num_new = -(-len(sequence.token_ids) // self.block_size) - len(prefix)
         shared = [block for block in prefix if block != NULL_BLOCK]
+        num_tokens = len(sequence.token_ids)
+        num_left = len(prefix) - len(shared)
+        table_len = min(num_left + self._num_held(num_tokens), -(-num_tokens // self.block_size))
+        num_new = table_len - len(prefix)
         if num_new + pool.num_unused(shared) + num_reserved > pool.num_free:
             return False
         pool.share(shared)
@@ -107,7 +124,7 @@ class KvManager:
         sequence.num_computed_tokens = len(prefix) * self.block_size
         sequence.num_registered_blocks = len(prefix)
         if self.is_prefix_caching and not sequence.num_preemptions:
-            self.num_query_tokens += len(sequence.token_ids)
+            self.num_query_tokens += num_tokens
             self.num_hit_tokens += sequence.num_computed_tokens
         return True
 

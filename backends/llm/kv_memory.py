@@ -8,6 +8,7 @@ import torch
 
 from .attention.kv_blocks import KvBlocks, KvShape
 from .device_memory import Reservation, available_bytes, device_memory
+from .held_blocks import held_blocks
 from .options import EngineOptions
 
 # Small enough that short prompts share prefixes; large enough that gathering a block is a copy worth making.
@@ -26,15 +27,22 @@ class KvMemory:
 
 
 def reserve_kv_memory(
-    shape: KvShape, options: EngineOptions, *, max_model_len: int, device: torch.device, what: str
+    shape: KvShape,
+    options: EngineOptions,
+    *,
+    max_model_len: int,
+    window: int | None = None,
+    device: torch.device,
+    what: str,
 ) -> KvMemory:
     """As many blocks as `options` say, else as `max_num_seqs` of the greatest length need, if memory allows.
 
+    `window`: how far back any layer looks (`held_blocks`).
     Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.
     """
     block_size = options.block_size or (_CPU_BLOCK_SIZE if device.type == "cpu" else _GPU_BLOCK_SIZE)
     block_bytes = shape.block_bytes(block_size)
-    per_sequence = -(-max_model_len // block_size)
+    per_sequence = held_blocks(max_model_len, block_size, window=window, chunk_len=options.chunk_len)
     most = options.num_gpu_blocks_override or options.max_num_seqs * per_sequence + 1
     least = options.num_gpu_blocks_override or (1 if options.max_model_len is None else per_sequence) + 1
     wanted = most * block_bytes

@@ -57,6 +57,11 @@ class EngineOptions:
         if self.max_model_len is not None:
             self.check_unchunked(self.max_model_len)
 
+    @property
+    def chunk_len(self) -> int | None:
+        """How many tokens of a sequence a step computes at most; None: all that are there."""
+        return self.max_num_batched_tokens if self.enable_chunked_prefill else None
+
     def check_unchunked(self, max_model_len: int) -> None:
         """Raise InvalidArgumentError if prompts are not cut into chunks and one of `max_model_len` has no step."""
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:

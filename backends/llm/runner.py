@@ -261,6 +261,7 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
         loaded.kv_shape,
         options,
         max_model_len=loaded.max_model_len,
+        window=loaded.attention.window,
         device=loaded.device,
         what=f"the LLM in {directory}",
     )

@@ -68,7 +68,7 @@ class Scheduler:
 
     def can_fit(self, num_tokens: int) -> bool:
         """Whether a sequence may grow to so many tokens; one that may not must not be added."""
-        return num_tokens <= self._kv.capacity
+        return self._kv.most_tokens(num_tokens) == num_tokens
 
     def add(self, sequence: Sequence) -> None:
         assert self.can_fit(sequence.max_num_tokens), f"sequence {sequence.seq_id} can never have all of its tokens"

@@ -19,3 +19,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / family, family)
 
     return written
+
+
+@pytest.fixture(params=[False, True], ids=["synchronous", "asynchronous"])
+def is_asynchronous(request: pytest.FixtureRequest) -> bool:
+    """Whether a runner launches a step before it has read the one before."""
+    return bool(request.param)

@@ -49,8 +49,26 @@ def test_extending_takes_only_what_is_missing_or_nothing() -> None:
     assert len(one.block_ids) == 3
 
 
-def test_the_capacity_is_that_of_all_blocks_but_the_null_block() -> None:
-    assert manager(8).capacity == 32
+def test_one_sequence_can_have_all_blocks_but_the_null_block() -> None:
+    kv = manager(8)
+    assert (kv.most_tokens(31), kv.most_tokens(32), kv.most_tokens(33)) == (31, 32, 32)
+
+
+def test_a_window_asks_for_what_is_held_at_once() -> None:
+    """A window of 6 and chunks of 8 over blocks of 4: 13 tokens, which at worst begin with the last slot of a block."""
+    kv = KvManager(BlockPool(9), 4, window=6, chunk_len=8)
+    assert kv.most_tokens(1_000_000) == 1_000_000
+    long = sequence(list(range(100)))
+    assert kv.admit(long, [], num_reserved=4)
+    assert len(long.block_ids) == 4
+    assert not kv.admit(sequence(list(range(100, 200))), [], num_reserved=1)
+    for start in range(0, 100, 8):
+        assert kv.extend(long, min(start + 8, 100))
+        long.num_computed_tokens = min(start + 8, 100)
+        kv.check_integrity([long])
+        assert kv.pool.num_free >= 4
+    whole = KvManager(BlockPool(9), 4, window=6)
+    assert whole.most_tokens(33) == 32
 
 
 def test_blocks_of_a_sequence_that_nobody_knows_are_missed() -> None:

@@ -36,6 +36,15 @@ def test_as_many_blocks_as_the_options_say(options: dict[str, int], num_blocks: 
         memory.reservation.release()
 
 
+def test_a_window_needs_the_blocks_that_are_held_at_once() -> None:
+    options = EngineOptions(
+        block_size=16, max_num_seqs=3, max_num_batched_tokens=16, max_model_len=6400, kv_cache_memory_bytes=1 << 30
+    )
+    memory = reserve_kv_memory(SHAPE, options, max_model_len=6400, window=32, device=CPU, what="it")
+    assert memory.blocks.num_blocks == 3 * 4 + 1  # 47 tokens, which begin anywhere in a block
+    memory.reservation.release()
+
+
 def test_a_length_that_was_asked_for_must_fit() -> None:
     options = EngineOptions(block_size=16, max_model_len=64, kv_cache_memory_bytes=4 * BLOCK_BYTES)
     with pytest.raises(UnavailableError, match=r"the LLM needs .* bytes for its KV cache"):

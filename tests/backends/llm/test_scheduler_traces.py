@@ -35,13 +35,21 @@ class Trace:
         pool = BlockPool(int(blocks) + 1)
         window = int(options["window"]) if "window" in options else None
         is_caching = options.get("caching", "yes") == "yes"
-        self.kv = KvManager(pool, int(size), is_prefix_caching=is_caching, window=window)
+        budget = int(options.get("budget", "64"))
+        is_chunked = options.get("chunked", "yes") == "yes"
+        self.kv = KvManager(
+            pool,
+            int(size),
+            is_prefix_caching=is_caching,
+            window=window,
+            chunk_len=budget if is_chunked else None,
+        )
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=int(options.get("seqs", "4")),
-            max_num_batched_tokens=int(options.get("budget", "64")),
+            max_num_batched_tokens=budget,
             is_by_priority=policy == "priority",
-            is_chunked=options.get("chunked", "yes") == "yes",
+            is_chunked=is_chunked,
         )
 
     def add(self, name: str, prompt: str, **options: str) -> None:
@@ -62,7 +70,7 @@ class Trace:
             arrival=number,
             priority=int(options.get("priority", "0")),
             cache_salt=options.get("salt", ""),
-            max_num_tokens=len(tokens) + int(options["max"]) if "max" in options else self.kv.capacity,
+            max_num_tokens=len(tokens) + int(options["max"]) if "max" in options else self.kv.most_tokens(1000),
             is_host_bound="host_bound" in options,
             source=source,
         )
