@@ -1,4 +1,4 @@
-"""What pyproject.toml has no words for: the accelerator in C, which an installation without a compiler goes without."""
+"""What pyproject.toml has no words for: the parts in C, which an installation without a compiler goes without."""
 
 from setuptools import Extension, setup
 
@@ -10,7 +10,15 @@ setup(
             extra_compile_args=["-O2"],
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "modelserver_backends.llm._kernels",
+            ["backends/llm/_kernels.c"],
+            depends=["backends/llm/_kernels_vector.h"],
+            extra_compile_args=["-O3"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -8,25 +8,41 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from ..kernels import kernels_for
+from .cpu_attention import CpuAttention
 from .kv_blocks import KvBlocks
 from .paged import PagedAttention
 from .sdpa import SdpaAttention
 from .spec import AttentionSpec
 
-_NAMES = ("auto", "sdpa", "triton", "flashinfer")
+_NAMES = ("auto", "cpu", "sdpa", "triton", "flashinfer")
 
 
 def make_attention(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAttention:
-    """ "auto" is Triton on a GPU that has it, else SDPA. UnsupportedError if the one asked for cannot run here."""
+    """ "auto" is Triton on a GPU that has it, our kernels on a CPU where they were built, else SDPA.
+
+    UnsupportedError if the one asked for cannot run here.
+    """
     name = name.lower()
     if name not in _NAMES:
         raise InvalidArgumentError(f"attention_backend {name!r} is unknown: expected one of {', '.join(_NAMES)}")
     device = blocks.layers[0].device
     has_triton = importlib.util.find_spec("triton") is not None
+    kernels = kernels_for(device, blocks.shape.dtype)
+    if kernels is not None and blocks.shape.head_dim > kernels.MAX_HEAD_DIM:
+        kernels = None
     if name == "auto":
-        name = "triton" if device.type == "cuda" and has_triton else "sdpa"
+        name = "triton" if device.type == "cuda" and has_triton else "cpu" if kernels is not None else "sdpa"
     if name == "sdpa":
         return SdpaAttention(blocks, spec)
+    if name == "cpu":
+        if kernels is None:
+            raise UnsupportedError(
+                f"attention_backend cpu needs a CPU, float32 or bfloat16, heads of at most 512, and a compiler at the "
+                f"installation (MODELSERVER_PURE_PYTHON turns it off); this is {blocks.shape.dtype} on {device} with "
+                f"heads of {blocks.shape.head_dim}"
+            )
+        return CpuAttention(kernels, blocks, spec)
     if device.type != "cuda":
         raise UnsupportedError(f"attention_backend {name} needs a GPU; this model is on {device}")
     if importlib.util.find_spec(name) is None:

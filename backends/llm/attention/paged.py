@@ -23,6 +23,15 @@ class Rotation:
         turned = heads if width == heads.shape[-1] else heads[..., :width]
         torch.addcmul(turned * self.cosines, turned.roll(width // 2, -1), self.sines, out=turned)
 
+    def addresses(self, heads: torch.Tensor) -> tuple[int, int, int]:
+        """Of cosines and sines, and how much of a head they turn: for kernels that turn `heads` of as many tokens."""
+        cosines, sines = self.cosines, self.sines
+        assert cosines.shape == sines.shape == (heads.shape[0], 1, cosines.shape[2]), "a turn for every token"
+        assert cosines.dtype is sines.dtype is heads.dtype, f"turns are {cosines.dtype}, heads {heads.dtype}"
+        assert cosines.is_contiguous(), "the kernels read rows without gaps"
+        assert sines.is_contiguous(), "the kernels read rows without gaps"
+        return cosines.data_ptr(), sines.data_ptr(), cosines.shape[2]
+
 
 class PagedAttention(Protocol):
     """`is_turning`: it has `turn_and_attend`, which networks then call instead of turning heads themselves."""

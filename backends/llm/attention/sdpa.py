@@ -113,7 +113,7 @@ class SdpaAttention:
         window = self._windows[layer]
         tiles, prefills = inputs.tiles[window], inputs.prefills[window]
         outputs = [self._decode(layer, queries, tile) for tile in tiles]
-        outputs += [self._prefill(layer, queries, kv, prefill, window) for prefill in prefills]
+        outputs += [self.prefill(layer, queries, kv, prefill, window) for prefill in prefills]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def turn_and_attend(
@@ -142,7 +142,7 @@ class SdpaAttention:
             return torch.bmm(scores.softmax(dim=-1), values).view(rows, -1)
         return self._attend(tiled[:, None], keys[:, None], values[:, None], tile.mask[:, None]).reshape(rows, -1)
 
-    def _prefill(
+    def prefill(
         self, layer: int, queries: torch.Tensor, kv: torch.Tensor, prefill: Prefill, window: int | None
     ) -> torch.Tensor:
         rows = prefill.stop - prefill.start
@@ -268,6 +268,13 @@ class SdpaAttention:
             self._page_ids(block_ids),
             torch.from_numpy(mask)[:, None].to(self._device, self._dtype),
         )
+
+    def long_prefills(self, batch: AttentionBatch, most_queries: int) -> dict[int | None, list[Prefill]]:
+        """By window, those of more than `most_queries`."""
+        return {
+            window: [each for each in self._prefills(batch, window) if each.stop - each.start > most_queries]
+            for window in set(self._windows)
+        }
 
     def _prefills(self, batch: AttentionBatch, window: int | None) -> list[Prefill]:
         prefills = []

@@ -1,0 +1,543 @@
+/* The language model's hot path on a CPU: attention straight over the blocks of the KV cache, and what stands around it.
+ *
+ * kernels.py says what for, and what does the same without this module. Functions take addresses of tensors, whose
+ * shapes, strides and datatypes their callers have checked; what comes from a step's tables is checked here, by `plan`,
+ * before any address is made of it. Only the stable ABI is used: one build serves Python 3.11 and all later ones.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __linux__
+#include <dlfcn.h>
+#endif
+
+/* Tokens whose scores are softened at once, and heads that share what is read of them. */
+#define TILE 128
+#define MAX_QUERIES 4
+#define MAX_DIM 512
+/* What takes less time than the other threads need to begin is not shared: values that are read, or turned. */
+#define FEW_VALUES (1 << 15)
+
+/* ---- What a layer is, and what a step has -------------------------------------------------------------------------- */
+
+/* `struct.pack("6q2d")` in cpu_attention.py. */
+typedef struct {
+    int64_t num_heads, num_kv_heads, head_dim, block_size, num_blocks, is_half;
+    double scale, softcap;
+} Geometry;
+
+/* Made by `plan`, and only by that: then come slots[num_tokens], items[num_items], tables[num_rows][width]. */
+typedef struct {
+    int64_t num_blocks, block_size, num_tokens, num_items, num_rows, width, num_threads;
+} Plan;
+
+/* A token that attends to the first `length` of its sequence. */
+typedef struct {
+    int64_t token, row, length;
+} Item;
+
+/* What a query sees: tokens [first, stop) of the sequence whose blocks are in `table`, through one KV head. */
+typedef struct {
+    const char *layer;
+    const int64_t *table;
+    int64_t first, stop;
+    int64_t kv_head, num_kv_heads, head_dim, block_size;
+    int is_half;
+    float softcap;
+} Sight;
+
+/* A layer is [blocks, 2, KV heads, block size, head_dim]: of each block keys, then values, by head. */
+static inline const char *page_of(const Sight *sight, int64_t block, int part)
+{
+    const int64_t page = (sight->table[block] * 2 + part) * sight->num_kv_heads + sight->kv_head;
+    return sight->layer + page * sight->block_size * sight->head_dim * (sight->is_half ? 2 : 4);
+}
+
+/* Half precision is bfloat16: the upper half of a float. */
+static inline float element(const void *values, int64_t at, int is_half)
+{
+    float value;
+    if (!is_half)
+        return ((const float *)values)[at];
+    uint32_t bits = (uint32_t)((const uint16_t *)values)[at] << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline void set_element(void *values, int64_t at, float value, int is_half)
+{
+    if (!is_half) {
+        ((float *)values)[at] = value;
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = value == value ? (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 : 0x7FC0;
+    ((uint16_t *)values)[at] = (uint16_t)bits;
+}
+
+/* ---- The kernels, for each set of instructions --------------------------------------------------------------------- */
+
+#define TARGET
+#define WIDTH 4
+#define NAME(name) name##_4
+#include "_kernels_vector.h"
+#undef TARGET
+#undef WIDTH
+#undef NAME
+
+#ifdef __x86_64__
+#define TARGET __attribute__((target("avx2,fma")))
+#define WIDTH 8
+#define NAME(name) name##_8
+#include "_kernels_vector.h"
+#undef TARGET
+#undef WIDTH
+#undef NAME
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define WIDTH 16
+#define NAME(name) name##_16
+#include "_kernels_vector.h"
+#undef TARGET
+#undef WIDTH
+#undef NAME
+#endif
+
+typedef struct {
+    int width;
+    void (*attend)(const Sight *, const void *, int64_t, float, void *);
+    void (*turn)(void *, const void *, const void *, int64_t, int);
+    void (*normalise)(const void *, const void *, void *, int64_t, double, int);
+    void (*gate)(const void *, const void *, void *, int64_t, int);
+} Kernels;
+
+#define KERNELS(width) {width, attend_##width, turn_##width, normalise_##width, gate_##width}
+
+/* The widest vectors first; `chosen` is the first of them that this processor has. */
+static const Kernels all_kernels[] = {
+#ifdef __x86_64__
+    KERNELS(16),
+    KERNELS(8),
+#endif
+    KERNELS(4),
+};
+#define NUM_KERNELS ((int)(sizeof all_kernels / sizeof all_kernels[0]))
+static const Kernels *chosen;
+
+static int can_run(const Kernels *kernels)
+{
+#ifdef __x86_64__
+    if (kernels->width == 16)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("fma");
+    if (kernels->width == 8)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return kernels->width == 4;
+}
+
+/* ---- Threads --------------------------------------------------------------------------------------------------------
+ *
+ * Parts are taken in turn by the threads that torch has at hand: those of the OpenMP library that it has loaded. Threads
+ * of our own would want the same cores while torch's still wait on them for its next operation.
+ */
+
+typedef struct Work {
+    void (*compute)(const struct Work *work, int64_t part);
+    int64_t num_parts, next;
+    const Geometry *geometry;
+    const Plan *plan;
+    char *layer, *heads, *output;
+    const char *cosines, *sines;
+    int64_t rotated, window;
+} Work;
+
+static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
+
+static void take_parts(void *argument)
+{
+    Work *work = argument;
+    int64_t part;
+    while ((part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->num_parts)
+        work->compute(work, part);
+}
+
+static void share(Work *work, int64_t num_values)
+{
+    int64_t num_threads = work->plan->num_threads;
+    if (num_threads > work->num_parts)
+        num_threads = work->num_parts;
+    work->next = 0;
+    if (num_threads > 1 && num_values > FEW_VALUES && gomp_parallel != NULL)
+        gomp_parallel(take_parts, work, (unsigned)num_threads, 0);
+    else
+        take_parts(work);
+}
+
+/* ---- A layer's attention ------------------------------------------------------------------------------------------- */
+
+static inline const int64_t *slots_of(const Plan *plan)
+{
+    return (const int64_t *)(plan + 1);
+}
+
+static inline const Item *items_of(const Plan *plan)
+{
+    return (const Item *)(slots_of(plan) + plan->num_tokens);
+}
+
+static inline const int64_t *tables_of(const Plan *plan)
+{
+    return (const int64_t *)(items_of(plan) + plan->num_items);
+}
+
+/* Tokens that are turned and kept in one part. */
+#define TOKENS_PER_PART 32
+
+static void turn_and_keep(const Work *work, int64_t part)
+{
+    const Geometry *g = work->geometry;
+    const int64_t size = g->is_half ? 2 : 4, num_heads = g->num_heads + 2 * g->num_kv_heads;
+    const int64_t head_bytes = g->head_dim * size, rotated_bytes = work->rotated * size;
+    const int64_t *slots = slots_of(work->plan);
+    int64_t stop = (part + 1) * TOKENS_PER_PART;
+    stop = stop < work->plan->num_tokens ? stop : work->plan->num_tokens;
+    for (int64_t token = part * TOKENS_PER_PART; token < stop; token++) {
+        char *heads = work->heads + token * num_heads * head_bytes;
+        if (work->rotated > 0)
+            for (int64_t head = 0; head < g->num_heads + g->num_kv_heads; head++)
+                chosen->turn(heads + head * head_bytes, work->cosines + token * rotated_bytes,
+                             work->sines + token * rotated_bytes, work->rotated, (int)g->is_half);
+        const int64_t block = slots[token] / g->block_size, offset = slots[token] % g->block_size;
+        for (int64_t page = 0; page < 2 * g->num_kv_heads; page++) {
+            const int64_t row = (block * 2 * g->num_kv_heads + page) * g->block_size + offset;
+            memcpy(work->layer + row * head_bytes, heads + (g->num_heads + page) * head_bytes, (size_t)head_bytes);
+        }
+    }
+}
+
+static void attend_part(const Work *work, int64_t part)
+{
+    const Geometry *g = work->geometry;
+    const Item *item = items_of(work->plan) + part / g->num_kv_heads;
+    const int64_t kv_head = part % g->num_kv_heads, num_queries = g->num_heads / g->num_kv_heads;
+    const int64_t head_bytes = g->head_dim * (g->is_half ? 2 : 4);
+    const Sight sight = {
+        .layer = work->layer,
+        .table = tables_of(work->plan) + item->row * work->plan->width,
+        .first = work->window > 0 && item->length > work->window ? item->length - work->window : 0,
+        .stop = item->length,
+        .kv_head = kv_head,
+        .num_kv_heads = g->num_kv_heads,
+        .head_dim = g->head_dim,
+        .block_size = g->block_size,
+        .is_half = (int)g->is_half,
+        .softcap = (float)g->softcap,
+    };
+    const int64_t row = item->token * (g->num_heads + 2 * g->num_kv_heads) + kv_head * num_queries;
+    const int64_t output_row = item->token * g->num_heads + kv_head * num_queries;
+    chosen->attend(&sight, work->heads + row * head_bytes, num_queries, (float)g->scale,
+                   work->output + output_row * head_bytes);
+}
+
+/* ---- Arguments ----------------------------------------------------------------------------------------------------- */
+
+static int read_integers(PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, int64_t *values)
+{
+    if (num_args != expected) {
+        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, num_args);
+        return 0;
+    }
+    for (Py_ssize_t at = 0; at < expected; at++) {
+        values[at] = PyLong_AsLongLong(args[at]);
+        if (values[at] == -1 && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+static const Geometry *read_geometry(PyObject *packed)
+{
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(packed, &bytes, &size) < 0)
+        return NULL;
+    const Geometry *g = (const Geometry *)bytes;
+    if (size != sizeof *g) {
+        PyErr_Format(PyExc_ValueError, "expected a geometry of %zd bytes, got %zd", (Py_ssize_t)sizeof *g, size);
+        return NULL;
+    }
+    const int64_t most = 1 << 30;
+    if (g->num_kv_heads < 1 || g->num_heads < g->num_kv_heads || g->num_heads > most ||
+        g->num_heads % g->num_kv_heads != 0 || g->head_dim < 1 || g->head_dim > MAX_DIM || g->block_size < 1 ||
+        g->block_size > most || g->num_blocks < 1 || g->num_blocks > most) {
+        PyErr_SetString(PyExc_ValueError, "the geometry of a layer is out of range");
+        return NULL;
+    }
+    return g;
+}
+
+/* An array of int64 without gaps, of `num_dims` dimensions. */
+static int get_array(PyObject *array, Py_buffer *view, int num_dims, const char *name)
+{
+    if (PyObject_GetBuffer(array, view, PyBUF_ND | PyBUF_FORMAT) < 0)
+        return 0;
+    if (view->ndim == num_dims && view->itemsize == 8 && view->format != NULL && strchr("lq", view->format[0]) != NULL &&
+        view->format[1] == '\0')
+        return 1;
+    PyErr_Format(PyExc_ValueError, "%s: expected an array of int64 of %d dimensions", name, num_dims);
+    PyBuffer_Release(view);
+    return 0;
+}
+
+/* ---- plan(geometry, num_queries, lens, tables, slots, most_queries, num_threads) ------------------------------------ */
+
+/* What is wrong with a step, NULL if nothing is: then every address that is made of it lies within the layer. */
+static const char *fault_of(const Geometry *g, const Py_buffer views[4])
+{
+    const int64_t *num_queries = views[0].buf, *lens = views[1].buf, *tables = views[2].buf, *slots = views[3].buf;
+    const int64_t num_rows = views[0].shape[0], width = views[2].shape[1], num_tokens = views[3].shape[0];
+    if (views[1].shape[0] != num_rows || views[2].shape[0] != num_rows)
+        return "num_queries, lens and tables differ in rows";
+    int64_t counted = 0;
+    for (int64_t row = 0; row < num_rows; row++) {
+        if (num_queries[row] < 1 || num_queries[row] > num_tokens - counted || lens[row] < num_queries[row])
+            return "num_queries do not fit to lens and slots";
+        counted += num_queries[row];
+        const int64_t num_used = (lens[row] - 1) / g->block_size + 1;
+        if (num_used > width)
+            return "a sequence is longer than its table";
+        for (int64_t block = 0; block < num_used; block++)
+            if (tables[row * width + block] < 0 || tables[row * width + block] >= g->num_blocks)
+                return "a table names a block that does not exist";
+    }
+    if (counted != num_tokens)
+        return "num_queries do not fit to slots";
+    for (int64_t token = 0; token < num_tokens; token++)
+        if (slots[token] < 0 || slots[token] >= g->num_blocks * g->block_size)
+            return "a slot lies outside of the blocks";
+    return NULL;
+}
+
+/* Rows of no more than `most_queries` attend here, each query for itself; the others only keep their keys and values. */
+static PyObject *make_plan(const Geometry *g, const Py_buffer views[4], int64_t most_queries, int64_t num_threads)
+{
+    const int64_t *num_queries = views[0].buf, *lens = views[1].buf;
+    const int64_t num_rows = views[2].shape[0];
+    int64_t num_items = 0;
+    for (int64_t row = 0; row < num_rows; row++)
+        num_items += num_queries[row] <= most_queries ? num_queries[row] : 0;
+    Plan head = {g->num_blocks, g->block_size, views[3].shape[0], num_items, num_rows, views[2].shape[1], num_threads};
+    const Py_ssize_t items_at = (Py_ssize_t)sizeof head + views[3].len;
+    const Py_ssize_t tables_at = items_at + (Py_ssize_t)(num_items * (int64_t)sizeof(Item));
+    PyObject *plan = PyBytes_FromStringAndSize(NULL, tables_at + views[2].len);
+    if (plan == NULL)
+        return NULL;
+    char *bytes = PyBytes_AsString(plan);
+    memcpy(bytes, &head, sizeof head);
+    memcpy(bytes + sizeof head, views[3].buf, (size_t)views[3].len);
+    memcpy(bytes + tables_at, views[2].buf, (size_t)views[2].len);
+    Item *items = (Item *)(bytes + items_at);
+    int64_t token = 0;
+    for (int64_t row = 0; row < num_rows; token += num_queries[row], row++)
+        if (num_queries[row] <= most_queries)
+            for (int64_t query = 0; query < num_queries[row]; query++)
+                *items++ = (Item){token + query, row, lens[row] - num_queries[row] + 1 + query};
+    return plan;
+}
+
+static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    static const char *const names[4] = {"num_queries", "lens", "tables", "slots"};
+    Py_buffer views[4];
+    PyObject *made = NULL;
+    int num_views = 0;
+    int64_t numbers[2];
+    (void)module;
+    if (num_args != 7) {
+        PyErr_SetString(PyExc_TypeError, "plan takes a geometry, four arrays, the most queries and threads");
+        return NULL;
+    }
+    const Geometry *g = read_geometry(args[0]);
+    if (g == NULL || !read_integers(args + 5, 2, 2, numbers))
+        return NULL;
+    while (num_views < 4 && get_array(args[1 + num_views], &views[num_views], num_views == 2 ? 2 : 1, names[num_views]))
+        num_views++;
+    if (num_views == 4) {
+        const char *fault = fault_of(g, views);
+        if (fault == NULL)
+            made = make_plan(g, views, numbers[0], numbers[1] < 1 ? 1 : numbers[1]);
+        else
+            PyErr_SetString(PyExc_ValueError, fault);
+    }
+    while (num_views > 0)
+        PyBuffer_Release(&views[--num_views]);
+    return made;
+}
+
+/* ---- attend(geometry, plan, layer, heads, cosines, sines, output, rotated, window) ---------------------------------- */
+
+static const Plan *read_plan(PyObject *made, const Geometry *g)
+{
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(made, &bytes, &size) < 0)
+        return NULL;
+    const Plan *found = (const Plan *)bytes;
+    if ((size_t)size < sizeof *found || found->num_blocks != g->num_blocks || found->block_size != g->block_size) {
+        PyErr_SetString(PyExc_ValueError, "the plan is not one of this geometry");
+        return NULL;
+    }
+    return found;
+}
+
+static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t numbers[7];
+    (void)module;
+    if (num_args != 9) {
+        PyErr_SetString(PyExc_TypeError, "attend takes a geometry, a plan, five addresses, a width and a window");
+        return NULL;
+    }
+    const Geometry *g = read_geometry(args[0]);
+    const Plan *step = g == NULL ? NULL : read_plan(args[1], g);
+    if (step == NULL || !read_integers(args + 2, num_args - 2, 7, numbers))
+        return NULL;
+    if (numbers[5] < 0 || numbers[5] % 2 != 0 || numbers[5] > g->head_dim) {
+        PyErr_SetString(PyExc_ValueError, "what is turned of a head is not within it");
+        return NULL;
+    }
+    Work work = {
+        .geometry = g,
+        .plan = step,
+        .layer = (char *)(intptr_t)numbers[0],
+        .heads = (char *)(intptr_t)numbers[1],
+        .cosines = (const char *)(intptr_t)numbers[2],
+        .sines = (const char *)(intptr_t)numbers[3],
+        .output = (char *)(intptr_t)numbers[4],
+        .rotated = numbers[5],
+        .window = numbers[6],
+    };
+    const int64_t num_values = step->num_tokens * (g->num_heads + 2 * g->num_kv_heads) * g->head_dim;
+    Py_BEGIN_ALLOW_THREADS
+    work.compute = turn_and_keep;
+    work.num_parts = (step->num_tokens + TOKENS_PER_PART - 1) / TOKENS_PER_PART;
+    share(&work, num_values);
+    if (step->num_items > 0) {
+        const Item *items = items_of(step);
+        int64_t num_seen = 0;
+        for (int64_t item = 0; item < step->num_items; item++)
+            num_seen += items[item].length;
+        work.compute = attend_part;
+        work.num_parts = step->num_items * g->num_kv_heads;
+        share(&work, num_seen * g->num_heads * g->head_dim);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- normalise(values, weight, output, num_rows, width, is_half, eps); gate(values, output, num_rows, width, is_half) - */
+
+static PyObject *normalise(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t numbers[6];
+    (void)module;
+    if (!read_integers(args, num_args - 1, 6, numbers))
+        return NULL;
+    const double eps = PyFloat_AsDouble(args[6]);
+    if (eps == -1.0 && PyErr_Occurred())
+        return NULL;
+    const int64_t width = numbers[4], row_bytes = width * (numbers[5] ? 2 : 4);
+    for (int64_t row = 0; row < numbers[3]; row++)
+        chosen->normalise((const char *)(intptr_t)numbers[0] + row * row_bytes, (const void *)(intptr_t)numbers[1],
+                          (char *)(intptr_t)numbers[2] + row * row_bytes, width, eps, (int)numbers[5]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *gate(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t numbers[5];
+    (void)module;
+    if (!read_integers(args, num_args, 5, numbers))
+        return NULL;
+    const int64_t width = numbers[3], row_bytes = width * (numbers[4] ? 2 : 4);
+    for (int64_t row = 0; row < numbers[2]; row++) {
+        const char *gates = (const char *)(intptr_t)numbers[0] + 2 * row * row_bytes;
+        chosen->gate(gates, gates + row_bytes, (char *)(intptr_t)numbers[1] + row * row_bytes, width, (int)numbers[4]);
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- The module ---------------------------------------------------------------------------------------------------- */
+
+/* use(width): with vectors of so many floats from now on. What all processors of a kind can do is tested with it. */
+static PyObject *use(PyObject *module, PyObject *wanted)
+{
+    long width = PyLong_AsLong(wanted);
+    (void)module;
+    if (width == -1 && PyErr_Occurred())
+        return NULL;
+    for (int index = 0; index < NUM_KERNELS; index++)
+        if (all_kernels[index].width == width && can_run(&all_kernels[index])) {
+            chosen = &all_kernels[index];
+            Py_RETURN_NONE;
+        }
+    PyErr_Format(PyExc_ValueError, "no kernels for vectors of %ld floats run here", width);
+    return NULL;
+}
+
+static PyObject *widths(PyObject *module, PyObject *nothing)
+{
+    PyObject *found = PyList_New(0);
+    (void)module, (void)nothing;
+    for (int index = 0; found != NULL && index < NUM_KERNELS; index++)
+        if (can_run(&all_kernels[index])) {
+            PyObject *width = PyLong_FromLong(all_kernels[index].width);
+            if (width == NULL || PyList_Append(found, width) < 0)
+                Py_CLEAR(found);
+            Py_XDECREF(width);
+        }
+    return found;
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    FAST(plan),
+    FAST(attend),
+    FAST(normalise),
+    FAST(gate),
+    {"use", use, METH_O, NULL},
+    {"widths", widths, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernels", "See kernels.py.", -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernels(void)
+{
+#ifdef __x86_64__
+    __builtin_cpu_init();
+#endif
+    chosen = all_kernels;
+    while (!can_run(chosen))
+        chosen++;
+#ifdef __linux__
+    /* Torch has been imported before; without its threads, one does it all. */
+    *(void **)&gomp_parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+#endif
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddIntConstant(module, "MAX_HEAD_DIM", MAX_DIM) < 0)
+        Py_CLEAR(module);
+    return module;
+}

@@ -1,0 +1,105 @@
+"""Attention by our own kernels for CPUs (`_kernels.c`), straight over the blocks of the KV cache: nothing is gathered.
+
+Turning by position, keeping and attending are one call per layer, which lets other threads of Python run meanwhile and
+uses the threads of torch. Long chunks of prompts attend by SDPA, whose products are faster over many queries; so memory
+is used as `SdpaAttention` does.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from .batch import AttentionBatch
+from .kv_blocks import KvBlocks
+from .paged import Rotation
+from .sdpa import Prefill, SdpaAttention
+from .spec import AttentionSpec
+
+# A chunk of more queries goes through SDPA. Measured: at so many, both take as long.
+_MOST_QUERIES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInputs:
+    """One step: `plan` as the kernels want it, and by window the chunks that go through SDPA."""
+
+    plan: bytes
+    prefills: dict[int | None, list[Prefill]]
+
+
+class CpuAttention:
+    is_turning = True
+
+    def __init__(self, kernels: ModuleType, blocks: KvBlocks, spec: AttentionSpec) -> None:
+        shape = blocks.shape
+        self._kernels = kernels
+        self._sdpa = SdpaAttention(blocks, spec)
+        self._layers = blocks.layers
+        self._addresses = [layer.data_ptr() for layer in blocks.layers]
+        self._windows = spec.windows
+        self._dtype = shape.dtype
+        self._num_heads = spec.num_heads
+        self._num_kv_heads = shape.num_kv_heads
+        self._heads_shape = (spec.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        self._width = spec.num_heads * shape.head_dim
+        self._geometry = struct.pack(
+            "6q2d",
+            spec.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            blocks.block_size,
+            blocks.num_blocks,
+            shape.dtype == torch.bfloat16,
+            spec.scale,
+            spec.softcap or 0.0,
+        )
+
+    def prepare(self, batch: AttentionBatch) -> CpuInputs:
+        plan = self._kernels.plan(
+            self._geometry,
+            batch.num_queries,
+            batch.lens,
+            batch.block_tables,
+            batch.slots,
+            _MOST_QUERIES,
+            torch.get_num_threads(),
+        )
+        has_long = batch.num_decodes < len(batch.lens) and int(batch.num_queries.max()) > _MOST_QUERIES
+        prefills = self._sdpa.long_prefills(batch, _MOST_QUERIES) if has_long else {}
+        return CpuInputs(plan, prefills)
+
+    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: CpuInputs) -> torch.Tensor:
+        return self.turn_and_attend(layer, torch.cat((queries, kv.flatten(1, 2)), dim=1), None, inputs)
+
+    def turn_and_attend(
+        self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: CpuInputs
+    ) -> torch.Tensor:
+        """`heads` [tokens, heads + 2 * kv heads, head_dim] are turned in place -> [tokens, heads * head_dim]."""
+        assert heads.is_contiguous(), "the kernels read rows without gaps"
+        assert heads.dtype is self._dtype, f"heads are {heads.dtype}, blocks {self._dtype}"
+        assert heads.shape[1:] == self._heads_shape, f"heads of {self._heads_shape}, got {tuple(heads.shape)}"
+        output = heads.new_empty(heads.shape[0], self._width)
+        cosines = sines = rotated = 0
+        if rotation is not None:
+            cosines, sines, rotated = rotation.addresses(heads)
+        window = self._windows[layer]
+        self._kernels.attend(
+            self._geometry,
+            inputs.plan,
+            self._addresses[layer],
+            heads.data_ptr(),
+            cosines,
+            sines,
+            output.data_ptr(),
+            rotated,
+            window or 0,
+        )
+        if inputs.prefills:
+            queries, kv = heads[:, : self._num_heads], heads[:, self._num_heads :].unflatten(1, (2, self._num_kv_heads))
+            for prefill in inputs.prefills[window]:
+                output[prefill.start : prefill.stop] = self._sdpa.prefill(layer, queries, kv, prefill, window)
+        return output

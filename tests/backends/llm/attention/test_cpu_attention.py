@@ -1,0 +1,191 @@
+"""The kernels in C attend as attention written out does, whatever the shapes, and refuse what is outside of memory."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from modelserver_backends.llm.attention import cpu_attention, twins
+from modelserver_backends.llm.attention.batch import AttentionBatch
+from modelserver_backends.llm.attention.choose import make_attention
+from modelserver_backends.llm.attention.cpu_attention import CpuAttention
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.paged import Rotation
+from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.attention.spec import AttentionSpec
+from modelserver_backends.llm.kernels import KERNELS
+
+from modelserver.backend import UnsupportedError
+
+CPU = torch.device("cpu")
+COUNTS, LENS = np.array([1, 1, 1, 1, 5, 20, 30]), np.array([301, 63, 30, 9, 5, 41, 30])
+NUM_TOKENS = int(COUNTS.sum())
+WIDTHS = [] if KERNELS is None else KERNELS.widths()
+HEADS = [(4, 2), (3, 3), (6, 1), (12, 2)]
+# Heads of whole vectors, of parts of one, and of both; blocks that hold a vector's tokens and such that do not.
+SHAPES = list(zip([16, 12, 32, 40, 64, 80, 128, 6], [8, 4, 32, 16, 32, 5, 16, 1], itertools.cycle(HEADS)))
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Vectors of so many floats: what other processors do is tried on this one, too."""
+    assert KERNELS is not None
+    KERNELS.use(request.param)
+    yield request.param
+    KERNELS.use(WIDTHS[0])
+
+
+class Step:
+    """A step of decodes and chunks over blocks in any order, with keys and values of tokens before it."""
+
+    def __init__(self, head_dim: int, block_size: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        per_row = -(-int(LENS.max()) // block_size)
+        num_blocks = len(LENS) * per_row + 1
+        shape = KvShape(num_layers=1, num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
+        self.blocks = KvBlocks(shape, num_blocks=num_blocks, block_size=block_size, device=CPU)
+        self.blocks.layers[0].normal_()
+        self.tables = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(LENS), per_row)
+        places = [
+            (row, at)
+            for row, (count, length) in enumerate(zip(COUNTS, LENS, strict=True))
+            for at in range(length - count, length)
+        ]
+        self.slots = np.array([self.tables[row, at // block_size] * block_size + at % block_size for row, at in places])
+        self.heads = torch.randn(NUM_TOKENS, heads[0] + 2 * heads[1], head_dim).to(dtype)
+        self.batch = AttentionBatch(4, COUNTS, LENS, self.tables, self.slots)
+
+    def expected(self, spec: AttentionSpec, rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What comes out, and what is kept of all slots, computed by the twins in float32."""
+        num_kv_heads = self.blocks.shape.num_kv_heads
+        heads = self.heads.clone().float()
+        if rotation is not None:
+            Rotation(rotation.cosines.float(), rotation.sines.float()).turn(heads[:, :-num_kv_heads])
+        heads = heads.to(self.heads.dtype)
+        reference = SdpaAttention(self.blocks, spec)
+        kept = reference.kept(0)
+        kept[torch.from_numpy(self.slots)] = heads[:, spec.num_heads :].unflatten(1, (2, num_kv_heads))
+        output = twins.prefill_attention(
+            heads[:, : spec.num_heads],
+            kept.unflatten(0, (self.blocks.num_blocks, self.blocks.block_size)),
+            torch.from_numpy(self.tables),
+            torch.from_numpy(LENS),
+            num_queries=torch.from_numpy(COUNTS),
+            scale=spec.scale,
+            window=spec.windows[0],
+            softcap=spec.softcap,
+        )
+        return output, kept
+
+
+def rotation_of(dtype: torch.dtype, rotated: int) -> Rotation:
+    angles = torch.rand(NUM_TOKENS, 1, rotated) * 6
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+if KERNELS is not None:
+
+    @pytest.mark.parametrize(("head_dim", "block_size", "heads"), SHAPES)
+    @pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, None), (40, 3.0)])
+    def test_a_mixed_step(
+        width: int, head_dim: int, block_size: int, heads: tuple[int, int], window: int | None, softcap: float | None
+    ) -> None:
+        step = Step(head_dim, block_size, heads, torch.float32)
+        spec = AttentionSpec(num_heads=heads[0], windows=(window,), scale=0.3, softcap=softcap)
+        rotation = rotation_of(torch.float32, head_dim // 2 // 2 * 2)
+        expected, kept = step.expected(spec, rotation)
+        attention = CpuAttention(KERNELS, step.blocks, spec)
+        found = attention.turn_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
+        torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-4)
+        torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=1e-6, rtol=1e-6)
+
+    @pytest.mark.parametrize("most_queries", [4, 20])
+    def test_long_chunks_go_through_sdpa(most_queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", most_queries)
+        for window in (None, 7):
+            step = Step(16, 8, (4, 2), torch.float32)
+            spec = AttentionSpec(num_heads=4, windows=(window,), scale=0.3)
+            expected, kept = step.expected(spec, None)
+            attention = CpuAttention(KERNELS, step.blocks, spec)
+            queries, kv = step.heads[:, :4], step.heads[:, 4:].unflatten(1, (2, 2))
+            found = attention(0, queries, kv, attention.prepare(step.batch))
+            torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-4)
+            torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=0, rtol=0)
+
+    @pytest.mark.parametrize(("head_dim", "block_size", "heads"), SHAPES[1:6])
+    def test_half_precision(width: int, head_dim: int, block_size: int, heads: tuple[int, int]) -> None:
+        step = Step(head_dim, block_size, heads, torch.bfloat16)
+        spec = AttentionSpec(num_heads=heads[0], windows=(None,), scale=0.3)
+        rotation = rotation_of(torch.bfloat16, head_dim)
+        expected, kept = step.expected(spec, rotation)
+        attention = CpuAttention(KERNELS, step.blocks, spec)
+        found = attention.turn_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=2e-2, rtol=2e-2)
+
+    def test_threads_share_a_step() -> None:
+        step = Step(64, 16, (12, 2), torch.float32)
+        spec = AttentionSpec(num_heads=12, windows=(None,), scale=0.1)
+        attention = CpuAttention(KERNELS, step.blocks, spec)
+        found = []
+        before = torch.get_num_threads()
+        try:
+            for num_threads in (1, 3):
+                torch.set_num_threads(num_threads)
+                found.append(attention.turn_and_attend(0, step.heads, None, attention.prepare(step.batch)))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(*found)
+
+    @pytest.mark.parametrize(
+        ("name", "at", "value", "problem"),
+        [
+            ("block_tables", (0, 0), 10**6, "a block that does not exist"),
+            ("block_tables", (0, 0), -1, "a block that does not exist"),
+            ("lens", 0, 10**9, "longer than its table"),
+            ("lens", 6, 3, "do not fit"),
+            ("num_queries", 0, 0, "do not fit"),
+            ("num_queries", 0, 2**62, "do not fit"),
+            ("slots", 0, -1, "outside of the blocks"),
+            ("slots", 9, 10**6, "outside of the blocks"),
+        ],
+    )
+    def test_what_lies_outside_of_memory_is_refused(name: str, at: object, value: int, problem: str) -> None:
+        step = Step(16, 8, (4, 2), torch.float32)
+        attention = CpuAttention(KERNELS, step.blocks, AttentionSpec(num_heads=4, windows=(None,), scale=0.3))
+        parts = {field: getattr(step.batch, field).copy() for field in ("num_queries", "lens", "block_tables", "slots")}
+        parts[name][at] = value
+        with pytest.raises(ValueError, match=problem):
+            attention.prepare(AttentionBatch(4, **parts))
+
+    def test_a_plan_is_only_what_plan_has_made_of_this_geometry() -> None:
+        step = Step(16, 8, (4, 2), torch.float32)
+        attention = CpuAttention(KERNELS, step.blocks, AttentionSpec(num_heads=4, windows=(None,), scale=0.3))
+        plan = attention.prepare(step.batch).plan
+        others = struct.pack("6q2d", 4, 2, 16, 8, 2, 0, 0.3, 0.0)
+        addresses = (0, 0, 0, 0, 0, 0, 0)
+        for geometry, made in ((others, plan), (others, b""), (others[:-1], plan), (bytes(64), plan)):
+            with pytest.raises(ValueError, match="geometry"):
+                KERNELS.attend(geometry, made, *addresses)
+        with pytest.raises(TypeError):
+            KERNELS.attend(others, plan)
+        with pytest.raises(ValueError, match="int64"):
+            KERNELS.plan(others, step.batch.lens.astype(np.int32), LENS, step.tables, step.slots, 1, 1)
+        with pytest.raises(AssertionError, match="heads of"):
+            attention.turn_and_attend(0, step.heads[:, 1:].contiguous(), None, attention.prepare(step.batch))
+
+    def test_it_is_chosen_where_it_can_be() -> None:
+        spec = AttentionSpec(num_heads=4, windows=(None,), scale=0.3)
+
+        def chosen(name: str, head_dim: int, dtype: torch.dtype) -> type:
+            shape = KvShape(num_layers=1, num_kv_heads=2, head_dim=head_dim, dtype=dtype)
+            return type(make_attention(name, KvBlocks(shape, num_blocks=2, block_size=4, device=CPU), spec))
+
+        assert chosen("auto", 16, torch.float32) is chosen("cpu", 16, torch.bfloat16) is CpuAttention
+        assert chosen("auto", 16, torch.float16) is chosen("auto", 1024, torch.float32) is SdpaAttention
+        with pytest.raises(UnsupportedError, match="attention_backend cpu needs"):
+            chosen("cpu", 16, torch.float16)
