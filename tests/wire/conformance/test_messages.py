@@ -290,3 +290,5 @@ def test_10_5_1_a_header_list_just_within_the_limit(peer: Peer) -> None:
     room = (1 << 14) - sum(len(name) + len(value) + 32 for name, value in fields)
     fields.append(("x", "v" * (room - 33)))
     assert seen(peer, 1, fields)["path"] == "/head"
+    peer.send(headers(3, block([*fields[:-1], ("x", "v" * (room - 32))])))
+    assert peer.expect_answer(3).status == 431
