@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from benchmarks.cases import Settings
 from benchmarks.load import Load
 from benchmarks.load_tools import check, run_tool
 from benchmarks.report import Measurement, Report, measure
+from benchmarks.servers.kserve import kserve
+from benchmarks.servers.litserve import litserve
 from benchmarks.servers.mlserver import mlserver
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess
@@ -26,6 +29,7 @@ _ATTEMPTS = 5
 _INLINE = 'parameters { key: "inline_execution" value { string_value: "auto" } }'
 
 Rows = Mapping[str, Measurement]
+Servers = Callable[[ExitStack], list[ServerProcess]]
 
 
 def grpc_identity(settings: Settings, report: Report) -> None:
@@ -86,37 +90,51 @@ def large_identity(settings: Settings, report: Report) -> None:
 
 
 def digits_mlp(settings: Settings, report: Report) -> None:
-    """The digits MLP on ONNX Runtime with dynamic batching, concurrency 32, against MLServer with the same session."""
-    repository = settings.repository("models")
+    """The digits MLP on ONNX Runtime with dynamic batching, concurrency 32, against peers with the same session."""
+    repository, inline = settings.repository("models"), settings.repository("inline")
     onnx = models.digits_mlp(repository)
-    image = np.random.default_rng(0).random((1, 8, 8), dtype=np.float32)
-    binary = requests.http_binary("mlp", "image", image)
-    grpc = requests.grpc_raw("mlp", "image", image)
-
-    def ours(stack: ExitStack) -> list[ServerProcess]:
-        return [stack.enter_context(modelserver(repository))]
-
-    def both(stack: ExitStack) -> list[ServerProcess]:
-        return [*ours(stack), stack.enter_context(mlserver(onnx))]
-
-    cpu_us = measure_in_turn(settings, report, "l binary", ours, binary, 32, "http")["modelserver"].cpu_us
-    report.at_most("l", "digits MLP over HTTP binary, c32: CPU us per request", cpu_us, 44.0)
-    rows = measure_in_turn(settings, report, "l gRPC", both, grpc, 32, "grpc")
-    report.at_most("l", "digits MLP over gRPC, c32: CPU us per request", rows["modelserver"].cpu_us, 67.0)
-    ratio = rows["mlserver"].cpu_us / rows["modelserver"].cpu_us
-    report.at_least("l", "digits MLP over gRPC, c32: MLServer's CPU per request / ours", ratio, 12.0)
-    inline = settings.repository("inline")
     models.digits_mlp(inline)
     with (inline / "mlp" / "config.pbtxt").open("a") as config:
         config.write(_INLINE)
+    image = np.random.default_rng(0).random((1, 8, 8), dtype=np.float32)
 
-    def three(stack: ExitStack) -> list[ServerProcess]:
-        return [*both(stack), stack.enter_context(modelserver(inline, name="in the loop"))]
+    def ours_and(*peers: Callable[[Path], AbstractContextManager[ServerProcess]]) -> Servers:
+        return lambda stack: [
+            stack.enter_context(server) for server in (modelserver(repository), *(p(onnx) for p in peers))
+        ]
 
-    rows = measure_in_turn(settings, report, "l JSON", three, requests.http_json("mlp", "image", image), 32, "http")
-    for name, how in (("modelserver", ""), ("in the loop", " in the loop")):
-        ratio = rows["mlserver"].cpu_us / rows[name].cpu_us
-        report.at_least("l", f"digits MLP over HTTP JSON, c32: MLServer's CPU per request / ours{how}", ratio, 22.0)
+    binary = requests.http_binary("mlp", "image", image)
+    rows = measure_in_turn(settings, report, "l binary", ours_and(kserve), binary, 32, "http")
+    _at_most_us(report, "HTTP binary", rows, 44.0)
+    _ahead_of(report, "HTTP binary", rows, "KServe", 16.0)
+    grpc = requests.grpc_raw("mlp", "image", image)
+    rows = measure_in_turn(settings, report, "l gRPC", ours_and(mlserver, kserve), grpc, 32, "grpc")
+    _at_most_us(report, "gRPC", rows, 67.0)
+    _ahead_of(report, "gRPC", rows, "MLServer", 12.0)
+    _ahead_of(report, "gRPC", rows, "KServe", 10.0)
+    json = requests.http_json("mlp", "image", image)
+
+    def in_the_loop(_onnx: Path) -> AbstractContextManager[ServerProcess]:
+        return modelserver(inline, name="in the loop")
+
+    rows = measure_in_turn(settings, report, "l JSON", ours_and(mlserver, litserve, in_the_loop), json, 32, "http")
+    for peer, factor in (("MLServer", 22.0), ("LitServe", 32.0)):
+        _ahead_of(report, "HTTP JSON", rows, peer, factor)
+        _ahead_of(report, "HTTP JSON", rows, peer, factor, ours="in the loop")
+
+
+def _at_most_us(report: Report, protocol: str, rows: Rows, limit_us: float) -> None:
+    what = f"digits MLP over {protocol}, c32: CPU us per request"
+    report.at_most("l", what, rows["modelserver"].cpu_us, limit_us)
+
+
+def _ahead_of(
+    report: Report, protocol: str, rows: Rows, peer: str, factor: float, *, ours: str = "modelserver"
+) -> None:
+    """By the factors of the table of peers and prototypes that the project began with."""
+    how = "" if ours == "modelserver" else f" {ours}"
+    what = f"digits MLP over {protocol}, c32: {peer}'s CPU per request / ours{how}"
+    report.at_least("l", what, rows[peer.lower()].cpu_us / rows[ours].cpu_us, factor)
 
 
 def _ours_and_triton(settings: Settings, stack: ExitStack) -> list[ServerProcess]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from benchmarks.servers.environment import environment
 from benchmarks.servers.process import ServerProcess, http_ready, run_server
-
-_HOME = Path(os.environ.get("MODELSERVER_BENCH_HOME", ".bench")).resolve() / "mlserver"
 
 _RUNTIMES = """
 import numpy
@@ -48,12 +44,8 @@ class Onnx(MLModel):
 
 def mlserver(onnx: Path | None = None) -> AbstractContextManager[ServerProcess]:
     """MLServer in one process, serving `identity`, or the model file as `mlp`; installs it first if needed."""
-    python = _HOME / "venv" / "bin" / "python"
-    if not (_HOME / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(_HOME / "venv")], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "mlserver==1.7.1", "onnxruntime"], check=True)
-        (_HOME / "ready").touch()
-    folder = _HOME / "models"
+    peer = environment("mlserver", "mlserver==1.7.1", "onnxruntime")
+    folder = peer.home / "models"
     folder.mkdir(exist_ok=True)
     (folder / "bench_runtimes.py").write_text(_RUNTIMES)
     settings: dict[str, object] = {"name": "identity", "implementation": "bench_runtimes.Identity"}
@@ -72,6 +64,6 @@ def mlserver(onnx: Path | None = None) -> AbstractContextManager[ServerProcess]:
             "debug": False,
         }
         (folder / "settings.json").write_text(json.dumps(server_settings))
-        return [str(_HOME / "venv" / "bin" / "mlserver"), "start", str(folder)]
+        return [str(peer.programs / "mlserver"), "start", str(folder)]
 
     return run_server("mlserver", command, ports=("http", "grpc", "metrics"), ready=http_ready())

@@ -16,15 +16,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from benchmarks.servers.environment import Environment, environment
 from benchmarks.servers.process import ServerProcess, http_ready, run_server
-
-_HOME = Path(os.environ.get("MODELSERVER_BENCH_HOME", ".bench")).resolve() / "triton"
-_REQUIREMENTS = ("nvidia-pytriton==0.7.0", "numpy")
 
 
 def triton(repository: Path) -> AbstractContextManager[ServerProcess]:
     """tritonserver over `repository`; installs it first if needed. Raises SystemExit where it cannot be had."""
-    site = _install()
+    peer = environment("triton", "nvidia-pytriton==0.7.0", "numpy")
+    site = _with_backends(peer)
     server = site / "pytriton" / "tritonserver"
 
     def command(ports: Mapping[str, int]) -> Sequence[str]:
@@ -32,7 +31,7 @@ def triton(repository: Path) -> AbstractContextManager[ServerProcess]:
         return [
             str(server / "bin" / "tritonserver"),
             f"--model-repository={repository}",
-            f"--backend-directory={_HOME / 'backends'}",
+            f"--backend-directory={peer.home / 'backends'}",
             f"--cache-directory={server / 'caches'}",
             *addresses,
             *(f"--{kind}-port={port}" for kind, port in ports.items()),
@@ -43,27 +42,23 @@ def triton(repository: Path) -> AbstractContextManager[ServerProcess]:
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
         "PYTHONPATH": str(site),
         "PYTHONHOME": sys.base_prefix,
-        "PATH": f"{_HOME / 'venv' / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{peer.programs}:{os.environ['PATH']}",
     }
     return run_server("triton", command, ports=("http", "grpc", "metrics"), ready=http_ready(), env=env)
 
 
-def _install() -> Path:
-    python = _HOME / "venv" / "bin" / "python"
-    if not (_HOME / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(_HOME / "venv")], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *_REQUIREMENTS], check=True)
-        (_HOME / "ready").touch()
+def _with_backends(peer: Environment) -> Path:
+    """The folder of its packages; puts the backends together first if needed."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    site = _HOME / "venv" / "lib" / f"python{version}" / "site-packages"
+    site = peer.home / "venv" / "lib" / f"python{version}" / "site-packages"
     bundled = site / "pytriton" / "tritonserver"
-    backend = _HOME / "backends" / "python"
+    backend = peer.home / "backends" / "python"
     if not backend.exists():
         shutil.copytree(bundled / "backends" / "python", backend)
         stub = backend / "triton_python_backend_stub"
         shutil.copy(bundled / "python_backend_stubs" / version / stub.name, stub)
         stub.chmod(0o755)
-    mini = _HOME / "backends" / "mini" / "libtriton_mini.so"
+    mini = peer.home / "backends" / "mini" / "libtriton_mini.so"
     if not mini.exists() and shutil.which("g++"):
         mini.parent.mkdir(parents=True)
         source = Path(__file__).parent / "triton_identity.cc"
