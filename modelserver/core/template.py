@@ -39,7 +39,7 @@ class RequestTemplate(RequestForm):
     parameters have set; `data_len` is the number of bytes from the first tensor to the message's end.
     """
 
-    __slots__ = ("data_len", "outputs", "places", "settings")
+    __slots__ = ("_lone", "data_len", "outputs", "places", "settings")
 
     def __init__(
         self,
@@ -50,6 +50,9 @@ class RequestTemplate(RequestForm):
     ) -> None:
         super().__init__()
         self.places = tuple(places)
+        place = self.places[0] if len(self.places) == 1 else None
+        is_rest = place is not None and place.is_small and (place.start, place.end) == (0, data_len)
+        self._lone = place if is_rest else None  # a small tensor that is all that follows
         self.data_len = data_len
         self.outputs = outputs
         self.settings = settings
@@ -64,6 +67,18 @@ class RequestTemplate(RequestForm):
         stream: ResponseStream,
     ) -> InferRequest:
         """The request whose first tensor is at `offset` in `message`; large tensors are views of it."""
+        place = self._lone
+        if place is not None and type(message) is bytes:
+            data = np.ndarray(place.shape, place.dtype, message[offset:])
+            inputs = {place.name: Tensor(place.name, place.datatype, data)}
+        else:
+            inputs = self._inputs(message, offset)
+        request = InferRequest(model_name, version, inputs, request_id, self.outputs, form=self, stream=stream)
+        if self.settings is not None:
+            apply_settings(request, self.settings)
+        return request
+
+    def _inputs(self, message: Buffer, offset: int) -> dict[str, Tensor]:
         inputs: dict[str, Tensor] = {}
         for place in self.places:
             start, end = offset + place.start, offset + place.end
@@ -77,10 +92,7 @@ class RequestTemplate(RequestForm):
             else:
                 data = np.ndarray(place.shape, place.dtype, bytes(message[start:end]))
             inputs[place.name] = Tensor(place.name, place.datatype, data)
-        request = InferRequest(model_name, version, inputs, request_id, self.outputs, form=self, stream=stream)
-        if self.settings is not None:
-            apply_settings(request, self.settings)
-        return request
+        return inputs
 
 
 def settings_of(request: InferRequest) -> Mapping[str, Any] | None:

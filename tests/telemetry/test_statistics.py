@@ -53,7 +53,7 @@ def test_many_are_summed_up_when_nobody_asks() -> None:
     for _ in range(5000):
         statistics.record_lone(1, 1, 2, 3, 4, 5)
         statistics.record_batch(2, TIMING, queue_ns=[1, 1], request_ns=[2, 2])
-    assert max(len(statistics._noted), len(statistics._noted_lone)) < 1024
+    assert max(len(statistics._noted), len(statistics._noted_lone) // 6) < 1024
     numbers = statistics.snapshot()
     assert (numbers.execution_count, numbers.inference_count, numbers.success.count) == (10_000, 15_000, 15_000)
     assert numbers.batch_stats[1].compute_infer == DurationStat(5000, 10_000)

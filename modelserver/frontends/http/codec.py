@@ -68,17 +68,20 @@ def encode_infer(request: InferRequest, response: InferResponse, form: OutputFor
     Raises InvalidArgumentError for an output that has no JSON form and was requested as JSON.
     """
     outputs = response.outputs
-    if len(outputs) == 1 and not response.parameters and request.transfer is None:
-        # The usual answer, and the hot one; the same bytes as below.
-        output = outputs[0]
-        names = request.outputs
-        if names is None or names == (output.name,):
-            listed = form.listed
-            is_binary = form.is_binary if listed is None else listed.get(output.name, form.is_binary)
-            return _encode_lone(request, output, is_binary=is_binary)
-    if request.outputs is not None:
+    names = request.outputs
+    if not response.parameters and request.transfer is None:
+        # The usual answers, and the hot ones; the same bytes as below.
+        listed = form.listed
+        if len(outputs) == 1:
+            output = outputs[0]
+            if names is None or names == (output.name,):
+                is_binary = form.is_binary if listed is None else listed.get(output.name, form.is_binary)
+                return _encode_lone(request, output, is_binary=is_binary)
+        elif outputs and names is None and listed is None:
+            return (_encode_all_binary if form.is_binary else _encode_all_json)(request, outputs)
+    if names is not None:
         by_name = {tensor.name: tensor for tensor in outputs}
-        outputs = [by_name[name] for name in request.outputs if name in by_name]
+        outputs = [by_name[name] for name in names if name in by_name]
     return _encode(request, outputs, response.parameters, form)
 
 
@@ -145,6 +148,35 @@ def _encode_lone(request: InferRequest, output: Tensor, *, is_binary: bool) -> H
     return HttpResponse(200, headers, (header, blob) if is_binary else (header, blob, b"}]}"))
 
 
+def _encode_all_binary(request: InferRequest, outputs: Sequence[Tensor]) -> HttpResponse:
+    """The answer with several outputs, all binary, and no parameters."""
+    blobs: list[Buffer] = []
+    rows: list[tuple[str, Datatype, tuple[int, ...], int]] = []
+    for output in outputs:
+        data, datatype = output.data, output.datatype
+        is_small = data.nbytes < VIEW_BYTES and datatype.itemsize is not None
+        blob: Buffer = data.tobytes() if is_small else tensor_to_bytes(output)
+        blobs.append(blob)
+        rows.append((output.name, datatype, data.shape, len(blob)))
+    header = b"".join((_start_of(request), _binary_rows(*rows), b"}"))
+    return HttpResponse(200, _binary_headers(len(header)), (header, *blobs))
+
+
+def _encode_all_json(request: InferRequest, outputs: Sequence[Tensor]) -> HttpResponse:
+    """The answer with several outputs, all as JSON, and no parameters."""
+    body: list[Buffer] = [_start_of(request), b',"outputs":[']
+    for output in outputs:
+        body += (_json_row(output.name, output.datatype, output.data.shape), tensor_to_json(output), b"},")
+    body[-1] = b"}]}"
+    return HttpResponse(200, JSON_HEADERS, tuple(body))
+
+
+def _start_of(request: InferRequest) -> bytes:
+    """The JSON of an answer up to and including the request's id."""
+    start = _model_start(request.model_name, request.version)
+    return b'%b,"id":%b' % (start, orjson.dumps(request.id)) if request.id else start
+
+
 @lru_cache(maxsize=1024)
 def _binary_headers(header_len: int) -> tuple[tuple[str, str], ...]:
     """Those of an answer with binary tensors behind so many bytes of JSON: the same object for the same number."""
@@ -159,13 +191,36 @@ def _lone_header(
 
     The whole, the headers of the answer, and what comes before and after the request's id.
     """
-    model = orjson.dumps({"model_name": model_name, "model_version": str(version)}).removesuffix(b"}")
+    model = _model_start(model_name, version)
     row: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
     row |= {"data": None} if size is None else {"parameters": {"binary_data_size": size}}
     rest = b',"outputs":[' + orjson.dumps(row) + b"]}"
     if size is None:
         rest = rest.removesuffix(b"null}]}")
     return model + rest, JSON_HEADERS if size is None else _binary_headers(len(model + rest)), model, rest
+
+
+@lru_cache(maxsize=1024)
+def _model_start(model_name: str, version: int | None) -> bytes:
+    """What the JSON of an answer begins with."""
+    return orjson.dumps({"model_name": model_name, "model_version": str(version)}).removesuffix(b"}")
+
+
+@lru_cache(maxsize=1024)
+def _binary_rows(*rows: tuple[str, Datatype, tuple[int, ...], int]) -> bytes:
+    """The JSON about binary outputs, of which the sizes are in bytes."""
+    documents = [
+        {"name": name, "datatype": datatype.value, "shape": shape, "parameters": {"binary_data_size": size}}
+        for name, datatype, shape, size in rows
+    ]
+    return b',"outputs":' + orjson.dumps(documents)
+
+
+@lru_cache(maxsize=1024)
+def _json_row(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    """What precedes the elements of an output."""
+    row = {"name": name, "datatype": datatype.value, "shape": shape, "data": None}
+    return orjson.dumps(row).removesuffix(b"null}")
 
 
 def _binary_tensor(item: InputHead, num_bytes: int, body: Buffer, offset: int) -> Tensor:

@@ -8,7 +8,7 @@ from modelserver.frontends.http.codec import decode_infer
 from modelserver.frontends.http.head import HeadReader
 from modelserver.frontends.http.json_templates import JsonTemplates
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.templates import BinaryTemplates, Known
+from modelserver.frontends.http.templates import BinaryTemplates, Known, RecentCall
 
 
 class InferDecoder:
@@ -20,11 +20,18 @@ class InferDecoder:
         self._json = JsonTemplates()
 
     def decode(
-        self, name: str, version: int | None, body: Buffer, head_len: int | None, stream: ResponseStream
+        self,
+        name: str,
+        version: int | None,
+        body: Buffer,
+        head_len: int | None,
+        stream: ResponseStream,
+        recent: RecentCall | None = None,
     ) -> Known:
         """The request, whose responses go to `stream`, and how its outputs shall be encoded.
 
-        `head_len` is the size of the JSON part (None: all of the body). Tensors are views of `body`. Raises
+        `head_len` is the size of the JSON part (None: all of the body). `recent` becomes this call where it is a known
+        one with binary tensors. Tensors are views of `body`. Raises
         InvalidArgumentError, PayloadTooLargeError for what is over the limits, UnsupportedError for extensions
         that this server does not have.
         """
@@ -32,7 +39,7 @@ class InferDecoder:
             text = bytes(body)
             known = self._json.find(name, version, text, stream)
         else:
-            known = self._binary.find(name, version, body, head_len, stream)
+            known = self._binary.find(name, version, body, head_len, stream, recent)
         if known is not None:
             return known
         if head_len is None:

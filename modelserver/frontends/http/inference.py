@@ -24,6 +24,7 @@ from modelserver.frontends.http.load_report import ASKING_HEADER, reporting
 from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
+from modelserver.frontends.http.templates import RecentCall
 
 if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane
@@ -46,7 +47,7 @@ class InferHead:
     """What the head of an infer call says; the `HttpHead.memo` of such calls, so that equal heads are read once.
 
     `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size.
-    `is_plain` when nothing but the body has to be looked at.
+    `is_plain` when nothing but the body has to be looked at. `recent` is the last call with this head.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class InferHead:
         "json_len",
         "name",
         "patience_ns",
+        "recent",
         "trace_parent",
         "version",
     )
@@ -68,6 +70,7 @@ class InferHead:
         self.forwarded = access.forwarded(head.headers)
         self.trace_parent = access.context(head.headers)
         self.patience_ns = patience_ns(head.headers)
+        self.recent = RecentCall()
         self.name = name
         self.version = parse_version(name, version)
         self.is_encoded = "content-encoding" in head.headers
@@ -117,7 +120,12 @@ class Inference:
             # The usual call, and the hot one: as `_submit`.
             reply = _Reply(exchange, head.answer_encoding)
             try:
-                request, form = self._decode(head.name, head.version, body, json_len, reply)
+                recent = head.recent
+                if size == recent.size and type(body) is bytes and body.startswith(recent.text):
+                    request = recent.template.fill(head.name, head.version, recent.id, body, len(recent.text), reply)
+                    form = recent.form
+                else:
+                    request, form = self._decode(head.name, head.version, body, json_len, reply, recent)
                 reply.request, reply.form = request, form
                 self._infer(request)
             except BaseException:

@@ -29,6 +29,23 @@ _Remembered = tuple[RequestTemplate, OutputForm, str]
 Known = tuple[InferRequest, OutputForm]
 
 
+class RecentCall:
+    """The last known call with some HTTP head: mostly the next one differs in its tensors only.
+
+    `size` is that of its body, which began with `text`; -1 before there was one. What a body that is so long and
+    begins so is, `template`, `form` and `id` say.
+    """
+
+    __slots__ = ("form", "id", "size", "template", "text")
+
+    def __init__(self) -> None:
+        self.size = -1
+        self.text = b""
+        self.template: RequestTemplate
+        self.form: OutputForm
+        self.id = ""
+
+
 class BinaryTemplates:
     """Calls whose tensors follow a JSON head. So many heads, none longer than so much, are remembered."""
 
@@ -38,8 +55,16 @@ class BinaryTemplates:
         self._with_id: dict[_Key, _Remembered] = {}
         self._curiosity = Curiosity()
 
-    def find(self, name: str, version: int | None, body: Buffer, head_len: int, stream: ResponseStream) -> Known | None:
-        """The call in `body`, if it is known."""
+    def find(
+        self,
+        name: str,
+        version: int | None,
+        body: Buffer,
+        head_len: int,
+        stream: ResponseStream,
+        recent: RecentCall | None = None,
+    ) -> Known | None:
+        """The call in `body`, if it is known; then `recent` is that one."""
         text = body[:head_len] if type(body) is bytes else bytes(body[:head_len])
         if text.startswith(b'{"id"') and (match := LEADING_ID.match(text)) is not None:
             found = self._with_id.get((name, version, text[match.end() :]))
@@ -52,6 +77,9 @@ class BinaryTemplates:
         template, form, request_id = found
         if match is not None:
             request_id = match[1].decode()
+        if recent is not None:
+            recent.size, recent.text = len(body), text
+            recent.template, recent.form, recent.id = template, form, request_id
         return template.fill(name, version, request_id, body, head_len, stream), form
 
     def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:

@@ -16,7 +16,10 @@ _MAX_COLLECTED_BYTES = 64 * 1024
 
 
 class Outgoing:
-    """Collects while `is_collecting`, and otherwise until the outbox flushes at the end of the loop's turn."""
+    """Collects while `is_collecting`, and otherwise until the outbox flushes at the end of the loop's turn.
+
+    While `is_lone` an answer is sent at once: one request was read, and nothing else is due.
+    """
 
     __slots__ = (
         "_is_in_outbox",
@@ -28,11 +31,12 @@ class Outgoing:
         "_room",
         "_transport",
         "is_collecting",
+        "is_lone",
         "is_paused",
     )
 
     def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
-        self.is_collecting = False
+        self.is_collecting = self.is_lone = False
         self.is_paused = False  # the peer does not read, or not fast enough
         self._transport = transport
         self._outbox = outbox
@@ -43,10 +47,21 @@ class Outgoing:
         self._room: asyncio.Future[None] | None = None  # of who waits for the peer to read
         self._progress: Progress | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the peer does not read, or something is collected."""
+        return self.is_paused or bool(self._parts)
+
     def add(self, head: bytes, body: Sequence[Buffer], num_body_bytes: int) -> None:
         """Send `head` and the buffers of `body` soon; they are not changed afterwards."""
         if num_body_bytes <= _MAX_JOINED_BYTES:
-            self._parts.append(b"".join((head, *body)))
+            data = b"".join((head, *body))
+            if self.is_lone and not self._parts:
+                self._num_written += len(data)
+                if not self._transport.is_closing():
+                    self._transport.write(data)
+                return
+            self._parts.append(data)
         else:
             self._parts.append(head)
             self._parts += body

@@ -129,7 +129,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._is_quiet = False
-        if nbytes == self._last_size and self._is_free() and self._memory.startswith(self._last_data):
+        if nbytes == self._last_size and self._memory.startswith(self._last_data) and self._is_free():
             self._take_lone(nbytes)
         elif self._room is not None:
             self._fill(nbytes)
@@ -139,7 +139,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._receive(self._arena[:nbytes].tobytes())
 
     def _is_free(self) -> bool:
-        """Whether what comes is the beginning of a request, and its turn."""
+        """Whether what comes is the beginning of a request, and its turn, and no answer is due before its own."""
         return not (
             self._turn is not None
             or self._rest
@@ -148,7 +148,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             or self._is_held
             or self._is_over
             or self._is_draining
-            or self._outgoing.is_paused
+            or self._outgoing.is_busy
         )
 
     def _take_lone(self, nbytes: int) -> None:
@@ -157,15 +157,14 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         assert request is not None, "there was a last one"
         turn: Any = Turn(self, request, self._arena[self._last_len : nbytes].tobytes())
         self._turn = turn  # until its answer, which may be there when `handle` returns
-        outgoing.is_collecting = True
+        outgoing.is_lone = True
         self._head_since_s = None
         self._frontend.handle(turn)
-        if self._turn is None and not self._is_over:
-            outgoing.is_collecting = False
-            outgoing.flush()
-            self._context.lookout.expect(HTTP1_WOKEN_NS)
-        else:
+        outgoing.is_lone = False
+        if self._is_over:
             self._settle()
+        elif self._turn is None:
+            self._context.lookout.expect(HTTP1_WOKEN_NS)
 
     def _receive(self, data: bytes) -> None:
         """Read what came."""

@@ -171,6 +171,23 @@ def test_the_answer_byte_for_byte() -> None:
     }
 
 
+@given(st.data(), st.booleans(), st.sampled_from(["", "7", 'a"b']))
+def test_several_outputs_are_answered_alike_on_the_quick_and_on_the_slow_way(
+    data: st.DataObject, is_binary: bool, request_id: str
+) -> None:
+    datatypes = data.draw(st.lists(st.sampled_from(list(Datatype)), min_size=2, max_size=4))
+    outputs = [Tensor(f'o"{place}', kind, data.draw(_arrays(kind))) for place, kind in enumerate(datatypes)]
+    answers: list[object] = []
+    # Who names the outputs gets them on the slow way.
+    for names in (None, tuple(output.name for output in outputs)):
+        request = InferRequest("m", 1, {}, request_id, names)
+        try:
+            answers.append(read(encode_infer(request, InferResponse(list(outputs)), OutputForm(is_binary=is_binary))))
+        except InvalidArgumentError as error:
+            answers.append(error.message)
+    assert answers[0] == answers[1]
+
+
 def test_the_answer_holds_a_large_tensor_s_own_memory() -> None:
     array = np.arange(2000, dtype=np.float32)
     response = encode_infer(

@@ -61,6 +61,31 @@ async def test_binary_in_binary_out(path: str) -> None:
     assert np.frombuffer(answer.blobs, "<f4").tolist() == [1, 2]
 
 
+async def test_calls_with_one_head_are_answered_each_for_itself() -> None:
+    def called(frontend: HttpFrontend, exchange: Exchange) -> object:
+        frontend.handle(exchange)
+        answer = exchange.answer_now()
+        return answer.status, answer.headers, answer.body
+
+    frontend = HttpFrontend(echo_dataplane(_instant(EchoModel())), cast("Any", None))
+    parameters = {"binary_data_output": True}
+    calls = [
+        binary_body([fp32("INPUT", values)], id=request_id, parameters=parameters)
+        for values, request_id in (([1, 2], "a"), ([1, 2], "a"), ([3, 4], "a"), ([5, 6], "b"), ([7, 8], "a"))
+    ]
+    wrong = binary_body([fp32("INPXX", [1, 2])], id="a", parameters=parameters)
+    shared = Exchange("POST", INFER, calls[0][1]).head
+    for body, headers in (*calls, wrong, calls[2], (b"{" * len(wrong[0]), wrong[1]), calls[3], calls[3]):
+        assert len(body) == len(calls[0][0]), "so that each has the same head"
+        exchange = Exchange("POST", INFER, headers, body)
+        alone = called(HttpFrontend(echo_dataplane(_instant(EchoModel())), cast("Any", None)), exchange)
+        for view in (bytes(body), bytearray(body), memoryview(body)):
+            exchange = Exchange("POST", INFER, headers, view)
+            exchange.head = shared
+            assert called(frontend, exchange) == alone
+    assert shared.memo is not None, "the head was read once"
+
+
 @pytest.mark.parametrize("datatype", list(Datatype))
 async def test_every_datatype_through_the_data_plane(datatype: Datatype) -> None:
     elements = [b"a\0b", b"", b"\xff"] if datatype is Datatype.BYTES else [0, 1, 1]
