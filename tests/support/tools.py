@@ -23,7 +23,9 @@ _VARIABLES = {
 # A directory with node_modules/@grpc/grpc-js in it.
 _NODE_VARIABLE = "MODELSERVER_NODE"
 # Libraries of Python that tests use where they are installed.
-_PYTHON_LIBRARIES = frozenset({"helm_python", "kubernetes_validate", "llguidance", "tensorrt_rtx", "torchao", "triton"})
+_PYTHON_LIBRARIES = frozenset(
+    {"helm_python", "kubernetes_validate", "llguidance", "tensorrt_rtx", "torchao", "triton", "xgrammar"}
+)
 # A directory whose subdirectories are unpacked wheels of TensorRT's Python bindings, one for each version.
 _BINDINGS_VARIABLE = "MODELSERVER_TENSORRT_BINDINGS"
 # A directory with the definitions of KServe's resources, serving.kserve.io_*.yaml.

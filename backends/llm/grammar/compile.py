@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
 from modelserver.backend import InvalidArgumentError
 
-from . import guidance
+from . import guidance, xgrammar_compiler
 from .ebnf import grammar_rules
 from .expression import Expression, one_of
 from .json_schema import any_object_rules, schema_rules
@@ -32,6 +32,24 @@ DEADLINE_S = 10.0
 BUILTIN = "builtin"
 
 
+class LibraryCompiler(Protocol):
+    """A library of others, made ready for one tokenizer."""
+
+    def compile(self, structured_outputs: Mapping[str, Any]) -> Grammar | None:
+        """None: our own engine is to do it."""
+
+
+# Those that know most of JSON Schema first.
+_LIBRARIES: dict[str, Callable[[Tokenizer], LibraryCompiler]] = {
+    guidance.LIBRARY: guidance.GuidanceCompiler,
+    xgrammar_compiler.LIBRARY: xgrammar_compiler.XgrammarCompiler,
+}
+_IS_INSTALLED = {
+    guidance.LIBRARY: guidance.is_installed,
+    xgrammar_compiler.LIBRARY: xgrammar_compiler.is_installed,
+}
+
+
 def compile_grammar(
     structured_outputs: Mapping[str, Any],
     tokenizer: Tokenizer,
@@ -42,12 +60,12 @@ def compile_grammar(
     """The grammar of `{"json": schema}`, `{"json_object": true}`, `{"regex": "..."}`, `{"choice": [...]}` or
     `{"grammar": "..."}`.
 
-    `library`: "llguidance", or "builtin" for our own engine; by default the first where it is installed. Takes
+    `library`: "llguidance", "xgrammar", or "builtin" for our own engine; by default the first that is installed. Takes
     milliseconds to seconds, so not on an event loop; any thread may call. InvalidArgumentError says what is
     not supported, or that it is too large or takes longer than `deadline_s`.
     """
     if library is None:
-        library = guidance.LIBRARY if guidance.is_installed() else BUILTIN
+        library = next((name for name, is_installed in _IS_INSTALLED.items() if is_installed()), BUILTIN)
     return _compiler_of(tokenizer).compile(structured_outputs, deadline_s, library)
 
 
@@ -72,7 +90,7 @@ class GrammarCompiler:
         # Guards the trie and the cache; compiling goes on outside.
         self._lock = threading.Lock()
         self._trie: TokenTrie | None = None
-        self._guidance: guidance.GuidanceCompiler | None = None
+        self._libraries: dict[str, LibraryCompiler] = {}
         self._grammars: OrderedDict[tuple[str, bytes], Grammar] = OrderedDict()
 
     def compile(self, structured_outputs: Mapping[str, Any], deadline_s: float, library: str) -> Grammar:
@@ -82,7 +100,7 @@ class GrammarCompiler:
             if found is not None:
                 self._grammars.move_to_end(key)
                 return found
-        grammar = self._compile_with_guidance(structured_outputs) if library == guidance.LIBRARY else None
+        grammar = self._compile_with(library, structured_outputs) if library != BUILTIN else None
         if grammar is None:
             grammar = self._compile(structured_outputs, time.monotonic() + deadline_s)
         with self._lock:
@@ -92,13 +110,13 @@ class GrammarCompiler:
                 self._grammars.popitem(last=False)
         return grammar
 
-    def _compile_with_guidance(self, structured_outputs: Mapping[str, Any]) -> Grammar | None:
+    def _compile_with(self, library: str, structured_outputs: Mapping[str, Any]) -> Grammar | None:
         if not self._tokenizer.eos_token_ids:
-            return None  # it cannot do without
+            return None  # they cannot do without
         with self._lock:
-            if self._guidance is None:
-                self._guidance = guidance.GuidanceCompiler(self._tokenizer)
-            compiler = self._guidance
+            compiler = self._libraries.get(library)
+            if compiler is None:
+                compiler = self._libraries[library] = _LIBRARIES[library](self._tokenizer)
         return compiler.compile(structured_outputs)
 
     def _compile(self, structured_outputs: Mapping[str, Any], deadline: float) -> Grammar:
