@@ -156,14 +156,16 @@ def may_complete_config(path: Path) -> bool:
     Saves most models a process. A file that cannot be parsed may: its error then comes from Python itself.
     """
     try:
-        tree = ast.parse(path.read_bytes())
+        source = path.read_bytes()
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, SystemError, RecursionError):
         # SystemError: CPython 3.11 counts wrongly when two threads parse at once.
         return True
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"]
     if not classes or classes[-1].bases or classes[-1].decorator_list:
         return True
-    return any("auto_complete_config" in ast.dump(node) for node in classes[-1].body)
+    lines = source.splitlines()[classes[-1].lineno - 1 : classes[-1].end_lineno]
+    return any(b"auto_complete_config" in line for line in lines)
 
 
 def may_answer_later(path: Path) -> bool:

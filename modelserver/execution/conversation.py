@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -98,7 +98,8 @@ class Conversation:
         self._last_request = 0
         self._is_reading = True
         self._is_writing = False
-        self._on_cancel = self._on_request_cancelled  # one bound method, not one per request
+        # One bound method, not one per request; `end` lets go of it.
+        self._on_cancel: Callable[[InferRequest], None] | None = self._on_request_cancelled
         loop.add_reader(self._fd, self.read)
 
     @property
@@ -191,6 +192,7 @@ class Conversation:
         while self._is_reading:
             self.read()
         self._channel.discard_unsent()
+        self._on_cancel = None
         flights, self._flights = self._flights, {}
         remains = Remains(
             executing=flights.pop(begun, None),

@@ -22,8 +22,13 @@ from modelserver.execution.shared_buffer import ByteView
 logger = logging.getLogger(__name__)
 
 
-class Send(Protocol):
-    def __call__(self, message: Message, payload: Payload | None = None) -> None: ...
+class Caller(Protocol):
+    """The child that asks, as a `Conversation` with it is one."""
+
+    def send(self, message: Message, payload: Payload | None = None) -> None: ...
+
+    def request(self, number: int) -> InferRequest | None:
+        """The request of this number that it executes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +65,10 @@ class _OpenCall:
 class ModelCalls:
     """The calls of one child that are not answered yet."""
 
-    def __init__(
-        self,
-        send: Send,
-        server: ServerCalls | None,
-        origin: CallOrigin,
-        executed: Callable[[int], InferRequest | None],
-    ) -> None:
-        self._send = send
+    def __init__(self, caller: Caller, server: ServerCalls | None, origin: CallOrigin) -> None:
+        self._caller = caller
         self._server = server
         self._origin = origin
-        self._executed = executed
         self._open: dict[int, _OpenCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._token = object()  # whose metrics they are
@@ -155,13 +153,13 @@ class ModelCalls:
         """The requests that the call may have been made for, but for those whose callers have left."""
         parents = set(range(message.parent, message.parent + message.num_parents)) if message.parent else set()
         for number in tuple(parents) if len(parents) > 1 else ():
-            request = self._executed(number)
+            request = self._caller.request(number)
             if request is not None and request.is_cancelled and len(parents) > 1:
                 parents.remove(number)
         return parents
 
     def _callers(self, parent: int) -> tuple[CallOrigin, ...]:
-        request = self._executed(parent) if parent else None
+        request = self._caller.request(parent) if parent else None
         if request is None:
             return ()
         return (*(request.callers if isinstance(request, CalledRequest) else ()), self._origin)
@@ -184,7 +182,7 @@ class ModelCalls:
             record = None if response is None else response_record(response, payload)
         except ServerError as error:
             record = ResponseRecord([], ErrorRecord.of(error), None)
-        self._send(Reply(number=number, response=record, is_final=is_final), payload)
+        self._caller.send(Reply(number=number, response=record, is_final=is_final), payload)
 
     def _answer_now(self, message: Ask, call: Callable[[], Any]) -> None:
         try:
@@ -204,7 +202,7 @@ class ModelCalls:
     def _tell(self, message: Ask, *, value: Any = None, error: ServerError | None = None) -> None:
         if message.number:
             record = ErrorRecord.of(error) if error is not None else None
-            self._send(Told(number=message.number, value=value, error=record))
+            self._caller.send(Told(number=message.number, value=value, error=record))
         elif error is not None:
             logger.error("%s: %s: %s", self._origin.instance, message.topic, error.message)
 

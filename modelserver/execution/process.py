@@ -79,16 +79,17 @@ class ProcessInstance(BatchInstance):
         self._hang_s: float | None = None
         self.num_batches = 0
         self._readiness = ReadinessProbe()
-        self._calls = ModelCalls(self._send, server, origin or CallOrigin(name), self._request)
+        self._calls: ModelCalls | None = None
+        self._server = server
+        self._origin = origin or CallOrigin(name)
         self._supervisor = Supervisor(
             name,
-            self,
             restart=options.restart,
             idle_s=options.idle_s,
             environment=options.environment,
             interpreter=options.interpreter,
         )
-        self._supervisor.start()
+        self._supervisor.start(self)
         failure = self._supervisor.wait_for_start(options.is_wanted)
         if failure is not None:
             self._stop_loop()
@@ -208,15 +209,13 @@ class ProcessInstance(BatchInstance):
         if self._conversation is not None:
             self._conversation.send(message, payload)
 
-    def _request(self, number: int) -> InferRequest | None:
-        return self._conversation.request(number) if self._conversation is not None else None
-
     def attach(self, child: ChildProcess) -> None:
         """Called by the supervisor, as are `detach` and `trim`."""
         self._loop_thread_id = threading.get_ident()
         self._start_failure = None
         self._hang_s = None
         self._conversation = Conversation(child, self.loop, self)
+        self._calls = ModelCalls(self._conversation, self._server, self._origin)
         self._conversation.send(self._recipe.message(is_call=False, busy_wait_us=self._options.busy_wait_us))
         self._start_timer = self.loop.call_later(self._options.start_timeout_s, self._on_slow_start, child)
 
@@ -276,23 +275,28 @@ class ProcessInstance(BatchInstance):
 
     def on_call(self, message: Call, payload: bytearray | ByteView) -> None:
         """Called by the conversation."""
-        self._calls.begin(message, payload)
+        if self._calls is not None:
+            self._calls.begin(message, payload)
 
     def on_cancel_call(self, number: int) -> None:
         """Called by the conversation."""
-        self._calls.cancel(number)
+        if self._calls is not None:
+            self._calls.cancel(number)
 
     def on_call_read(self, message: CallRead) -> None:
         """Called by the conversation."""
-        self._calls.read(message.number, message.count)
+        if self._calls is not None:
+            self._calls.read(message.number, message.count)
 
     def on_caller_left(self, number: int) -> None:
         """Called by the conversation."""
-        self._calls.cancel_for(number)
+        if self._calls is not None:
+            self._calls.cancel_for(number)
 
     def on_ask(self, message: Ask) -> None:
         """Called by the conversation."""
-        self._calls.answer(message)
+        if self._calls is not None:
+            self._calls.answer(message)
 
     def _on_hang(self, child: ChildProcess) -> None:
         self._hang_s = self._options.execute_timeout_s
@@ -308,7 +312,9 @@ class ProcessInstance(BatchInstance):
             if conversation is not None:
                 failure = self._death_in_flight(child)
                 self._see_to(conversation.end(child.num_begun, failure), failure)
-            self._calls.end()
+            calls, self._calls = self._calls, None
+            if calls is not None:
+                calls.end()
         finally:
             is_done.set()
         self.await_child()

@@ -136,6 +136,8 @@ class Staff:
             # Workers know their staff: without this, what a library keeps outside of Python's memory, threads among
             # it, would stay until the garbage collector comes by.
             self.members = ()
+            self._guard = InlineGuard(_do_nothing)
+            self._statistics.pending = self._statistics.inflight = _nothing
             if self._strategy is not None:
                 self._strategy.close()
         return has_ended
@@ -407,7 +409,11 @@ class Staff:
 
 
 def _do_nothing() -> None:
-    """For instances without sequences."""
+    """For instances without sequences, and when nobody is there any more."""
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _interrupt_too(instance: TensorInstance, give_up: Callable[[], None]) -> None:

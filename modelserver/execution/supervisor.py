@@ -16,6 +16,9 @@ from modelserver.execution.restart import RestartOptions, RestartPolicy
 
 _logger = logging.getLogger(__name__)
 
+# What a child that hangs is given to show its stack before it is killed.
+_STACK_S = 0.2
+
 # How often a start is asked whether it is still wanted.
 _WANTED_POLL_S = 0.2
 
@@ -67,7 +70,6 @@ class Supervisor:
     def __init__(
         self,
         name: str,
-        charge: Charge,
         *,
         restart: RestartOptions,
         idle_s: float,
@@ -77,7 +79,6 @@ class Supervisor:
         self.state = State.STARTING
         self.num_trimmed = 0  # the number of batches when memory was given back
         self._name = name
-        self._charge = charge
         self._policy = RestartPolicy(restart)
         self._idle_s = idle_s
         self._environment = environment
@@ -87,9 +88,13 @@ class Supervisor:
         self._child: ChildProcess | None = None
         self._failure: ServerError | None = None  # why the last start failed or the last child died
         self._restart_at_s = 0.0
-        self._thread = threading.Thread(target=self._supervise, name=f"supervise-{name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, charge: Charge) -> None:
+        """Keep a child of `charge` running. Only the thread knows whose it is: so both can go without the collector."""
+        self._thread = threading.Thread(
+            target=self._supervise, args=(charge,), name=f"supervise-{self._name}", daemon=True
+        )
         self._thread.start()
 
     def wait_for_start(self, is_wanted: Callable[[], bool]) -> ServerError | None:
@@ -104,7 +109,7 @@ class Supervisor:
         with self._changed:
             if self.state is not State.CLOSED or self._failure is None:
                 return None
-        self._thread.join()
+        self._join()
         return self._failure
 
     @property
@@ -133,13 +138,18 @@ class Supervisor:
         if child is not None:
             if was_ready:
                 finish()
-                self._thread.join(timeout_s)
-                if self._thread.is_alive():
+                if not self._join(timeout_s):
                     _logger.warning("%s: still busy after %.1f s, killing it", self._name, timeout_s)
                     child.dump_stack()
-                    self._thread.join(0.2)
+                    self._join(_STACK_S)
             child.kill()
-        self._thread.join()
+        self._join()
+
+    def _join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread's end; False when time is up first."""
+        assert self._thread is not None, "it was started"
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def unavailable(self) -> UnavailableError:
         """Why there is no child to send to."""
@@ -153,20 +163,20 @@ class Supervisor:
 
     # ---- on its own thread
 
-    def _supervise(self) -> None:
+    def _supervise(self, charge: Charge) -> None:
         try:
-            self._keep_running()
+            self._keep_running(charge)
         except Exception as error:
             _logger.exception("%s: the supervisor of the child process failed", self._name)
             with self._changed:
                 self.state, self._child = State.CLOSED, None
                 self._failure = InternalError(f"{self._name} has no supervisor any more: {error!r}")
                 self._changed.notify_all()
-        self._charge.post(self._charge.await_child)
+        charge.post(charge.await_child)
 
-    def _keep_running(self) -> None:
+    def _keep_running(self, charge: Charge) -> None:
         while True:
-            failure = self._run_child()
+            failure = self._run_child(charge)
             with self._changed:
                 self._child = None
                 self._failure = failure
@@ -188,7 +198,7 @@ class Supervisor:
         self.state = State.STARTING
         return True
 
-    def _run_child(self) -> ServerError:
+    def _run_child(self, charge: Charge) -> ServerError:
         """Start a child and stay with it until its end; why it ended."""
         try:
             child = ChildProcess(self._name, self._environment, interpreter=self._interpreter)
@@ -198,22 +208,21 @@ class Supervisor:
             self._child = child
             if self.state is State.CLOSED:
                 child.kill()
-        if not self._charge.post(self._charge.attach, child):
+        if not charge.post(charge.attach, child):
             child.kill()
-        self._watch(child)
+        self._watch(charge, child)
         with self._changed:
             # Whoever looks for a child must not find this one while its end is being told.
             self.state = State.WAITING if self.state is State.READY else self.state
         is_done = threading.Event()
-        if self._charge.post(self._charge.detach, child, is_done):
-            while not is_done.wait(1.0) and not self._charge.loop.is_closed():
+        if charge.post(charge.detach, child, is_done):
+            while not is_done.wait(1.0) and not charge.loop.is_closed():
                 continue
         child.channel.close()
-        return self._charge.death_of(child)
+        return charge.death_of(child)
 
-    def _watch(self, child: ChildProcess) -> None:
+    def _watch(self, charge: Charge, child: ChildProcess) -> None:
         """Until the child's end; in a time without traffic both sides give memory back."""
-        charge = self._charge
         seen = self.num_trimmed = charge.num_batches
         while child.exit_report is None:
             child.watch(timeout_s=self._idle_s)

@@ -104,7 +104,8 @@ class Batcher:
         self._is_wake_due = False
         self._timer: Timer | None = None
         self._timer_ns = 0
-        self._cancel_callback = self._cancel  # one bound method, not one per request
+        # One bound method, not one per request; `abort` lets go of it.
+        self._cancel_callback: Callable[[InferRequest], None] | None = self._cancel
 
     @property
     def queue_depth(self) -> int:
@@ -295,6 +296,7 @@ class Batcher:
         now_ns = self._now_ns()
         with self._lock:
             self._is_stopped = True
+            self._cancel_callback = None
             entries = list(self._queue)
             self._queue.remove_all(entries)
         if entries:

@@ -107,7 +107,7 @@ class Crowd:
             rows * stat.compute_infer.count for rows, stat in numbers.batch_stats.items()
         )
         assert numbers.execution_count == sum(stat.compute_infer.count for stat in numbers.batch_stats.values())
-        assert numbers.pending == numbers.inflight == 0
+        assert self.model.queue_depth == self.model.inflight == 0
 
 
 async def _change_instances(model: Model, config: Any, stop: asyncio.Event, seed: int) -> None:
@@ -154,7 +154,8 @@ async def test_close_under_traffic_answers_everything() -> None:
         model = await asyncio.to_thread(load_model, backend_of(Erratic), config, asyncio.get_running_loop())
         crowd = Crowd(model, seed)
         sending = asyncio.create_task(crowd.send(200))
-        await asyncio.sleep(0.01)
+        while not any(answers and answers[0].error is None for answers in crowd.answers.values()):
+            await asyncio.sleep(0.001)
         await asyncio.to_thread(model.close)
         await sending
         assert await model.drain(10)
