@@ -49,9 +49,11 @@ from .providers import (
     CUDA,
     Provider,
     available_providers,
+    check_gpu_wish,
     check_session,
     may_fall_back,
     nodes_by_provider,
+    unused_accelerators,
     wanted_providers,
 )
 from .signature import session_signature
@@ -115,6 +117,7 @@ class OnnxBackend(Backend):
 
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
+        check_gpu_wish(context, has_gpu=cls.supports_gpu and bool(visible_gpus()))
         options = bare_options(context)
         # Only the signature is wanted: no time for optimizing what is thrown away.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -133,6 +136,13 @@ class OnnxBackend(Backend):
         self._path = _model_path(self.context)
         self._options = session_options(self.context)
         run_options(self.context)  # raises what each instance would
+        unused = unused_accelerators(self.context)
+        if unused:
+            log.warning(
+                "model '%s': no instance is on a GPU, so its GPU accelerators have no effect: %s",
+                self.context.model_name,
+                ", ".join(unused),
+            )
 
     def create_instance(self, placement: Placement) -> OnnxInstance:
         config = self.context.config

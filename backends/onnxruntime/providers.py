@@ -10,7 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.backend import BackendContext, ConfigError, DeviceKind, Placement, UnavailableError
+from modelserver.backend import (
+    BackendContext,
+    ConfigError,
+    DeviceKind,
+    InstanceGroupKind,
+    ModelInstanceGroup,
+    Placement,
+    UnavailableError,
+)
 
 Provider = tuple[str, dict[str, str]]
 
@@ -66,9 +74,42 @@ def wanted_providers(context: BackendContext, placement: Placement) -> list[Prov
     """
     on_gpu = placement.kind is DeviceKind.GPU
     wanted = _accelerated(context, placement)
-    if on_gpu and not any(name == CUDA for name, _ in wanted):
+    # TensorRT for RTX is a plugin of the build of ONNX Runtime that has no CUDA: what it leaves, the CPU computes.
+    if on_gpu and not any(name in (CUDA, TENSORRT_RTX) for name, _ in wanted):
         wanted.append((CUDA, _cuda_options(context, context.config.parameters, placement)))
     return wanted
+
+
+def check_gpu_wish(context: BackendContext, *, has_gpu: bool) -> None:
+    """Raise UnavailableError if the config names accelerators of GPUs, leaves the device to us, and there is no GPU.
+
+    The config is as it was written; `has_gpu`: this machine and this build of ONNX Runtime have one. Unless the config
+    allows the CPU, by a parameter or because it chose it: then the accelerators wait for a machine that has one.
+    """
+    names = _gpu_accelerators(context)
+    groups = context.config.instance_group or (ModelInstanceGroup(),)
+    is_left_to_us = any(group.kind is InstanceGroupKind.KIND_AUTO and not group.gpus for group in groups)
+    if names and is_left_to_us and not has_gpu and not may_fall_back(context):
+        raise UnavailableError(
+            f"model '{context.model_name}': its config asks for the GPU accelerator '{names[0]}', and ONNX "
+            "Runtime here has no GPU ('modelserver doctor' says what is missing): serve it where there is one, or "
+            "allow the CPU in its place with instance_group [ { kind: KIND_CPU } ] or the parameter "
+            f"{ALLOW_CPU_FALLBACK}: true"
+        )
+
+
+def unused_accelerators(context: BackendContext) -> tuple[str, ...]:
+    """The accelerators of GPUs that a config names without an instance on a GPU, as it turned out."""
+    if any(group.kind is InstanceGroupKind.KIND_GPU for group in context.config.instance_group):
+        return ()
+    return _gpu_accelerators(context)
+
+
+def _gpu_accelerators(context: BackendContext) -> tuple[str, ...]:
+    optimization = context.config.optimization
+    if optimization is None or optimization.execution_accelerators is None:
+        return ()
+    return tuple(accelerator.name for accelerator in optimization.execution_accelerators.gpu_execution_accelerator)
 
 
 def available_providers(

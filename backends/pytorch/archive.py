@@ -167,3 +167,10 @@ def _torch_records(read: _Records) -> Iterator[str]:
             if name.startswith(directory) and name.endswith(suffix):
                 payloads = json.loads(read.record(name))["config"].values()
                 yield from (directory + payload["path_name"] for payload in payloads if payload.get("use_pickle"))
+
+
+def first_lines(error: BaseException) -> str:
+    """What an error says, without the pages that torch puts behind it."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    shown = " ".join(line.strip() for line in lines[:3])[:500]
+    return shown if isinstance(error, RuntimeError | ValueError) and shown else f"{type(error).__name__}: {shown}"

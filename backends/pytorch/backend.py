@@ -35,17 +35,16 @@ from modelserver.backend import (
 )
 
 from .aoti import load_package
-from .archive import DAMAGE, FileKind, file_kind, names_tensorrt, refuse_code
+from .archive import DAMAGE, FileKind, file_kind, first_lines, names_tensorrt
 from .binding import bind_inputs, output_positions, positions
 from .instance import TorchInstance
-from .options import ALLOW_NATIVE, ALLOW_PICKLE, TorchOptions, is_allowed, torch_options
+from .options import ALLOW_NATIVE, TorchOptions, torch_options
 from .program import Program, load_checkpoint, load_exported, load_torchscript, prepared
 from .threads import set_interop_threads
+from .trust import NATIVE_PLATFORM, check_trust
 
 _FILENAMES = ("model.pt", "model.pt2")
 _MEMORY_BYTES = "memory_bytes"
-# Triton's name of what runs AOTInductor packages: a config that has it means native code.
-_NATIVE_PLATFORM = "torch_aoti"
 _TORCH_TENSORRT = "torch_tensorrt"
 
 
@@ -79,7 +78,7 @@ class TorchBackend(Backend):
         path = _model_path(context)
         kind = _kind_of(context, path)
         if kind is not FileKind.EXPORTED:
-            _check_trust(context, kind, path)
+            check_trust(context, kind, path)
             if config.input and config.output:
                 return config
             raise ConfigError(
@@ -182,9 +181,9 @@ def _kind_of(context: BackendContext, path: Path) -> FileKind:
         raise InvalidArgumentError(
             f"model '{context.model_name}' version {context.version}: {path} cannot be read: {error.strerror or error}"
         ) from error
-    if context.config.platform == _NATIVE_PLATFORM and kind is not FileKind.PACKAGE:
+    if context.config.platform == NATIVE_PLATFORM and kind is not FileKind.PACKAGE:
         raise InvalidArgumentError(
-            f"model '{context.model_name}': platform {_NATIVE_PLATFORM} expects an AOTInductor package, and {path} is "
+            f"model '{context.model_name}': platform {NATIVE_PLATFORM} expects an AOTInductor package, and {path} is "
             f'a {kind.value}; remove the platform and write backend: "pytorch"'
         )
     return kind
@@ -216,7 +215,7 @@ def _load(context: BackendContext, path: Path, device: str | None) -> Program:
     try:
         if kind in (FileKind.TORCHSCRIPT, FileKind.EXPORTED) and names_tensorrt(path):
             _import_torch_tensorrt(context, path)
-        _check_trust(context, kind, path)
+        check_trust(context, kind, path)
         match kind:
             case FileKind.TORCHSCRIPT:
                 return load_torchscript(path, device)
@@ -231,15 +230,8 @@ def _load(context: BackendContext, path: Path, device: str | None) -> Program:
     except DAMAGE as error:
         raise InvalidArgumentError(
             f"model '{context.model_name}' version {context.version}: PyTorch cannot load the {kind.value} {path} "
-            f"({path.stat().st_size} bytes): {_first_lines(error)}"
+            f"({path.stat().st_size} bytes): {first_lines(error)}"
         ) from error
-
-
-def _first_lines(error: BaseException) -> str:
-    """What an error says, without the pages that torch puts behind it."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    shown = " ".join(line.strip() for line in lines[:3])[:500]
-    return shown if isinstance(error, RuntimeError | ValueError) and shown else f"{type(error).__name__}: {shown}"
 
 
 def _import_torch_tensorrt(context: BackendContext, path: Path) -> None:
@@ -251,34 +243,6 @@ def _import_torch_tensorrt(context: BackendContext, path: Path) -> None:
             f"model '{context.model_name}': {path} was compiled by Torch-TensorRT, and the package torch-tensorrt "
             f"cannot be imported ({error}): pip install torch-tensorrt, in the version that compiled it"
         ) from error
-
-
-def _check_trust(context: BackendContext, kind: FileKind, path: Path) -> None:
-    """Raise UnsupportedError if loading the file would run code that nobody has vouched for."""
-    model = f"model '{context.model_name}' version {context.version}"
-    if kind is FileKind.PACKAGE:
-        if context.config.platform != _NATIVE_PLATFORM and not is_allowed(context, ALLOW_NATIVE):
-            raise UnsupportedError(
-                f"{model}: {path} is an AOTInductor package, a library that can do anything; say in its config that it "
-                f'is meant to be one (platform: "{_NATIVE_PLATFORM}"), or vouch for all models of this server with '
-                f"--backend-config=pytorch,{ALLOW_NATIVE}=true"
-            )
-        return
-    if kind is FileKind.TORCHSCRIPT or is_allowed(context, ALLOW_PICKLE):
-        return
-    advice = (
-        "save the model with torch.export.save, or vouch for all models of this server with "
-        f"--backend-config=pytorch,{ALLOW_PICKLE}=true"
-    )
-    if kind is FileKind.PICKLE:
-        danger = f"{path} is a {kind.value} (torch.save), which can run any code when loaded"
-        raise UnsupportedError(f"{model}: {danger}; {advice}")
-    try:
-        refuse_code(path)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{model}: {error}; {advice}") from error
-    except DAMAGE as error:
-        raise InvalidArgumentError(f"{model}: PyTorch cannot load {path}: {_first_lines(error)}") from error
 
 
 def _refuse_strings(context: BackendContext) -> None:

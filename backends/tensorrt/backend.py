@@ -13,7 +13,6 @@ from pathlib import Path
 from modelserver.backend import (
     Backend,
     BackendContext,
-    ConfigError,
     DeviceKind,
     Finding,
     InstanceGroupKind,
@@ -27,6 +26,7 @@ from modelserver.backend import (
     device_memory,
 )
 
+from .admission import ALLOW_NATIVE, check_devices, check_kinds, check_trust, is_on, plugin_paths
 from .completion import check_against_engine, complete_from_engine, complete_from_onnx
 from .device import Device
 from .driver import find_problem, require_gpu
@@ -34,8 +34,8 @@ from .engine import EngineSettings, LoadedEngine, load_engine
 from .engine_info import EngineInfo
 from .findings import find_state
 from .graph_rules import graph_shapes
-from .instance import InstanceSettings, TensorRTInstance
-from .instance_settings import instance_settings
+from .instance import TensorRTInstance
+from .instance_settings import InstanceSettings, instance_settings
 from .model_build import PreparedEngine, prepare_engine
 from .plan import read_header
 from .profile_choice import listed_profiles
@@ -61,6 +61,7 @@ class TensorRTBackend(Backend):
             "engine-cache-dir",
             "engine-cache-bytes",
             "build-timeout-s",
+            ALLOW_NATIVE,
             # Triton's, which change how its scheduler feeds instances: ours has a thread for each of them.
             "execution-policy",
             "coalesce-request-input",
@@ -72,6 +73,7 @@ class TensorRTBackend(Backend):
             "input.is_shape_tensor",
             "output.is_shape_tensor",
             "instance_group.profile",
+            "instance_group.secondary_devices",
             "optimization.cuda",
             "optimization.priority",
             "optimization.input_pinned_memory",
@@ -94,6 +96,7 @@ class TensorRTBackend(Backend):
             assert source.onnx_path is not None, "one of the two was found"
             onnx = build_source(context, source.onnx_path, plugin_paths(context))
             return complete_from_onnx(context, onnx.onnx, onnx.largest_batch)
+        check_trust(context, source.plan)
         read_header(source.plan)
         info = _known_info(context, source.plan, has_gpu=has_gpu)
         if info is None:
@@ -110,12 +113,13 @@ class TensorRTBackend(Backend):
             # What is wrong with the files is told first: it is wrong on every machine.
             source = find_source(context)
             if source.plan is not None:
+                check_trust(context, source.plan)
                 read_header(source.plan)
             elif source.onnx_path is not None:
                 build_source(context, source.onnx_path, plugin_paths(context))
+        check_devices(context)
         require_gpu(context.model_name)
-        for group in context.config.instance_group:
-            _check_kind(context, group)
+        check_kinds(context)
 
     def create_instance(self, placement: Placement) -> TensorRTInstance:
         if placement.kind is not DeviceKind.GPU:
@@ -165,6 +169,7 @@ class TensorRTBackend(Backend):
 
     def _prepare(self, source: ModelSource, device: Device) -> PreparedEngine:
         if source.plan is not None:
+            check_trust(self.context, source.plan)
             return PreparedEngine(source.plan)
         assert source.onnx_path is not None, "one of the two was found"
         build = build_source(self.context, source.onnx_path, plugin_paths(self.context))
@@ -175,7 +180,9 @@ class TensorRTBackend(Backend):
     ) -> LoadedEngine | None:
         """The engine, or None if a plan that we built ourselves does not load and may be built again."""
         context = self.context
-        num_bytes = plan.stat().st_size
+        num_bytes, settings = plan.stat().st_size, _engine_settings(context, source)
+        if settings.weight_streaming_bytes is not None:
+            num_bytes = min(num_bytes, settings.weight_streaming_bytes)  # the other weights stay with the host
         reservation = device_memory(device.name).reserve(
             num_bytes,
             available=device.free_bytes(),
@@ -184,7 +191,7 @@ class TensorRTBackend(Backend):
             purpose=" for its engine",
         )
         try:
-            loaded = load_engine(plan, device, _engine_settings(context, source), name=context.model_name)
+            loaded = load_engine(plan, device, settings, name=context.model_name)
         except InvalidArgumentError as error:
             reservation.release()
             if is_last or source.plan is not None:
@@ -199,20 +206,11 @@ class TensorRTBackend(Backend):
         return loaded
 
 
-def plugin_paths(context: BackendContext) -> tuple[str, ...]:
-    """Plugin libraries of `--backend-config=tensorrt,plugins=a.so;b.so`. Raises ConfigError if one is missing."""
-    paths = tuple(path for path in context.options.get("plugins", "").split(";") if path)
-    for path in paths:
-        if not Path(path).is_file():
-            raise ConfigError(f"--backend-config=tensorrt,plugins: expected files of libraries, found none at '{path}'")
-    return paths
-
-
 def _engine_settings(context: BackendContext, source: ModelSource) -> EngineSettings:
     budget = context.parameter("weight_streaming_budget")
     return EngineSettings(
         plugin_paths(context),
-        context.options.get("version-compatible", "").lower() in ("true", "1", "yes", "on"),
+        is_on(context, "version-compatible"),
         context.int_parameter("weight_streaming_budget") if budget else None,
         source.onnx_path if context.parameter("weights") == _STRIPPED else None,
     )
@@ -254,14 +252,6 @@ def _group_of(config: ModelConfig, placement: Placement) -> ModelInstanceGroup:
     suffix = f"_{placement.index}_{placement.device_id}"
     name = placement.name.removesuffix(suffix)
     return next((group for group in config.instance_group if group.name == name), ModelInstanceGroup())
-
-
-def _check_kind(context: BackendContext, group: ModelInstanceGroup) -> None:
-    if group.kind in (InstanceGroupKind.KIND_CPU, InstanceGroupKind.KIND_MODEL):
-        raise ConfigError(
-            f"unable to load model '{context.model_name}', TensorRT backend supports only GPU device: instance group "
-            f"'{group.name}' is {group.kind.name}; say kind: KIND_GPU"
-        )
 
 
 def _is_cpu_only(config: ModelConfig) -> bool:

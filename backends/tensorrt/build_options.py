@@ -14,7 +14,8 @@ from .engine_info import Range
 from .plan import Flavour
 
 RUNTIMES = ("auto", Flavour.TENSORRT.value, Flavour.RTX.value)
-PRECISIONS = ("keep", "fp16")
+PRECISIONS = ("keep", "fp16", "bf16")
+_QUANTIZED = ("int8", "fp8", "int4", "fp4")
 HARDWARE = {"none": "NONE", "same-cc": "SAME_COMPUTE_CAPABILITY", "ampere+": "AMPERE_PLUS"}
 WEIGHTS = ("keep", "strip", "refit")
 RTX_TARGETS = ("any", "current", "sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
@@ -47,6 +48,12 @@ class BuildOptions:
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError for values that nobody knows."""
         _check("runtime", self.runtime, RUNTIMES)
+        if self.precision in _QUANTIZED:
+            raise InvalidArgumentError(
+                f"precision: expected one of {', '.join(PRECISIONS)}, got '{self.precision}': TensorRT takes 8 bits "
+                "and fewer from QDQ nodes in the ONNX file (precision keep); those of INT8 come from modelserver "
+                "quantize --for-tensorrt"
+            )
         _check("precision", self.precision, PRECISIONS)
         _check("hardware_compatibility", self.hardware_compatibility, tuple(HARDWARE))
         _check("weights", self.weights, WEIGHTS)

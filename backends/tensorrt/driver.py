@@ -50,7 +50,7 @@ def require_gpu(model_name: str) -> None:
     if problem:
         raise UnavailableError(
             f"unable to load model '{model_name}', TensorRT backend supports only GPU device: {problem}. Serve it on a "
-            'machine with an NVIDIA GPU; its ONNX file runs on a CPU with backend: "onnxruntime"'
+            'machine with an NVIDIA GPU; a CPU serves ONNX files, with backend: "onnxruntime", and no engines'
         )
 
 

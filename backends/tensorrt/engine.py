@@ -53,6 +53,11 @@ class LoadedEngine:
         self.device = device
         self._runtime = runtime  # an engine must not outlive the runtime that made it
 
+    @property
+    def captures_by_itself(self) -> bool:
+        """Whether the library makes CUDA graphs of its executions: TensorRT for RTX does."""
+        return hasattr(self.trt, "CudaGraphStrategy")
+
     def close(self) -> None:
         """Free the engine's memory. Contexts must be gone before."""
         self.engine = None

@@ -257,7 +257,7 @@ def new_context(loaded: LoadedEngine, strategy: str, cuda_graphs: bool, runtime_
     logger = logger_of(trt)
     mark = logger.mark()
     allocation = getattr(trt.ExecutionContextAllocationStrategy, strategy)
-    if hasattr(trt, "CudaGraphStrategy"):
+    if loaded.captures_by_itself:
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(allocation)
         if cuda_graphs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,28 +14,14 @@ from modelserver.backend import (
     TensorInstance,
 )
 
+from .context_memory import reserve_scratch
 from .engine import LoadedEngine
 from .engine_info import IoTensor, Shape
 from .execution import Execution, Streams, as_values, new_context
-from .graph_rules import GraphShape
 from .graphs import Graphs
+from .instance_settings import InstanceSettings
 from .profile_choice import choose_profile, smallest_batch
 from .runtime_cache import RuntimeCache
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceSettings:
-    """What the config says about how instances run; `profiles` are those of the instance's group."""
-
-    profiles: tuple[int, ...] = (0,)
-    allocation_strategy: str = "STATIC"
-    is_urgent: bool = False
-    busy_waits: bool = False
-    has_copy_stream: bool = False
-    is_input_pinned: bool = True
-    is_output_pinned: bool = True
-    captures_graphs: bool = False
-    graphs: tuple[GraphShape, ...] = ()
 
 
 class TensorRTInstance(TensorInstance):
@@ -52,8 +37,19 @@ class TensorRTInstance(TensorInstance):
         is_ragged = bool(config.batch_input) or any(spec.allow_ragged_batch for spec in config.input)
         self._has_rows = self._batches and not is_ragged
         self._smallest_batch = smallest_batch(loaded.info, settings.profiles) if self._has_rows else 0
-        device = loaded.device
         self._graphs = Graphs()
+        self._executions: dict[int, Execution] = {}
+        self._scratch = reserve_scratch(loaded, settings, name=name)
+        try:
+            self._open(cache, name)
+        except BaseException:
+            self._scratch.release()
+            raise
+        self._scratch.settle()
+
+    def _open(self, cache: RuntimeCache, name: str) -> None:
+        """Make streams, contexts and graphs."""
+        loaded, settings, device = self._loaded, self._settings, self._loaded.device
         with device.activate():
             compute = device.new_stream(is_urgent=settings.is_urgent)
             self._streams = Streams(
@@ -73,7 +69,7 @@ class TensorRTInstance(TensorInstance):
                 )
                 for profile in settings.profiles
             }
-            if not hasattr(loaded.trt, "CudaGraphStrategy"):
+            if not loaded.captures_by_itself:
                 self._graphs.capture(loaded, settings.graphs, settings.profiles, self._streams, name)
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -116,6 +112,7 @@ class TensorRTInstance(TensorInstance):
             for execution in self._executions.values():
                 execution.close()
             self._executions.clear()
+        self._scratch.release()
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
         if not self._batches:

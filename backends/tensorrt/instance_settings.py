@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from modelserver.backend import BackendContext, ConfigError, ModelConfig
 
 from .graph_rules import GraphShape
-from .instance import InstanceSettings
 
 _STRATEGY = "execution_context_allocation_strategy"
 _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSettings:
+    """What the config says about how instances run; `profiles` are those of the instance's group."""
+
+    profiles: tuple[int, ...] = (0,)
+    allocation_strategy: str = "STATIC"
+    is_urgent: bool = False
+    busy_waits: bool = False
+    has_copy_stream: bool = False
+    is_input_pinned: bool = True
+    is_output_pinned: bool = True
+    captures_graphs: bool = False
+    graphs: tuple[GraphShape, ...] = ()
 
 
 def instance_settings(

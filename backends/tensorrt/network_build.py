@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelserver.backend import InvalidArgumentError, ServerError, UnsupportedError
+from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from .build_options import HARDWARE, BuildRequest
 from .engine_info import DATATYPES, EngineInfo, IoTensor, Range
 from .onnx_file import read_onnx
 from .plan import Flavour
+from .precision import convert
 from .progress import PhaseTree, progress_monitor
 from .runtime import find_library, initialise_plugins, library_lock, library_version, logger_of
 
@@ -256,26 +257,4 @@ def _converted(request: BuildRequest, scratch: Path) -> Path:
     source = Path(request.onnx)
     if request.options.precision == "keep":
         return source
-    return to_fp16(source, scratch / "model.onnx")
-
-
-def to_fp16(source: Path, target: Path) -> Path:
-    """Write a half-precision twin of an ONNX file, whose inputs and outputs stay as they are; gives back `target`.
-
-    Raises UnsupportedError without the converter (packages onnx and onnxruntime), InvalidArgumentError where it fails.
-    """
-    try:
-        import onnx
-        from onnxruntime.transformers.float16 import convert_float_to_float16
-    except ImportError as error:
-        raise UnsupportedError(
-            f"precision fp16 needs the Python packages onnx and onnxruntime ({error}): pip install onnx onnxruntime"
-        ) from error
-    try:
-        model = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True, disable_shape_infer=False)
-        onnx.save(model, str(target))
-    except ServerError:
-        raise
-    except Exception as error:  # the edge of a request: the converter raises whatever it likes
-        raise InvalidArgumentError(f"{source}: cannot be converted to fp16: {type(error).__name__}: {error}") from error
-    return target
+    return convert(source, scratch / "model.onnx", request.options.precision)

@@ -56,7 +56,8 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self.device_id = 0
-        self.name = "cpu"
+        self.name = "cuda:9"  # its budget is that of a device, and nobody else's
+        self.num_free_bytes = 1 << 30
         self.capturing: Graph | None = None
         cuda = SimpleNamespace(
             stream=lambda stream: contextlib.nullcontext(),
@@ -82,6 +83,9 @@ class CpuDevice(Device):
 
     def new_event(self, *, busy_waits: bool = False) -> Event:
         return Event()
+
+    def free_bytes(self) -> int:
+        return self.num_free_bytes
 
     def empty(self, num_bytes: int) -> Any:
         return torch.empty(max(1, num_bytes), dtype=torch.uint8)
@@ -186,6 +190,9 @@ class Engine:
         self.num_contexts = 0
         self.fails = False
 
+    def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
+        return self.device_memory_size_v2 // (1 + profile)
+
     def create_execution_context(self, strategy: str) -> Context:
         self.num_contexts += 1
         return Context(self)
@@ -199,7 +206,9 @@ TRT = SimpleNamespace(
     __name__="cpu_tensorrt",
     ILogger=_ILogger,
     IOutputAllocator=type("IOutputAllocator", (), {}),
-    ExecutionContextAllocationStrategy=SimpleNamespace(STATIC="static", USER_MANAGED="user"),
+    ExecutionContextAllocationStrategy=SimpleNamespace(
+        STATIC="static", ON_PROFILE_CHANGE="profile", USER_MANAGED="user"
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ from modelserver_backends.onnxruntime.providers import (
     CPU,
     CUDA,
     TENSORRT,
+    TENSORRT_RTX,
     available_providers,
+    check_gpu_wish,
     check_session,
     nodes_by_provider,
     wanted_providers,
@@ -24,6 +27,8 @@ from modelserver.backend import BackendContext, ConfigError, DeviceKind, ModelCo
 from modelserver.config.schema import (
     Accelerator,
     ExecutionAccelerators,
+    InstanceGroupKind,
+    ModelInstanceGroup,
     ModelOptimizationPolicy,
     OptimizationCuda,
 )
@@ -69,6 +74,43 @@ def test_an_accelerators_parameters_are_handed_on() -> None:
         CUDA,
         {"use_tf32": "0", "cudnn_conv_algo_search": "EXHAUSTIVE", "device_id": "1"},
     )
+
+
+def test_the_rtx_plugin_goes_without_cuda() -> None:
+    assert [name for name, _ in wanted_providers(accelerated("gpu", "tensorrt_rtx"), ON_GPU)] == [TENSORRT_RTX]
+
+
+@pytest.mark.parametrize(
+    ("groups", "parameters", "has_gpu", "is_refused"),
+    [
+        ((), {}, False, True),
+        ((ModelInstanceGroup(count=2),), {}, False, True),
+        ((), {}, True, False),
+        ((ModelInstanceGroup(kind=InstanceGroupKind.KIND_CPU),), {}, False, False),
+        ((), FALLBACK, False, False),
+    ],
+)
+def test_a_wish_for_a_gpu_does_not_end_on_the_cpu(
+    groups: tuple[ModelInstanceGroup, ...], parameters: dict[str, str], has_gpu: bool, is_refused: bool
+) -> None:
+    given = context(optimization=accelerators("gpu", "tensorrt"), **parameters)
+    given = replace(given, config=replace(given.config, instance_group=groups))
+    with pytest.raises(UnavailableError, match="GPU accelerator 'tensorrt'") if is_refused else nullcontext():
+        check_gpu_wish(given, has_gpu=has_gpu)
+
+
+@pytest.mark.tool("no-gpu")
+def test_a_cpu_that_was_chosen_makes_accelerators_of_gpus_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = identity_model(tmp_path / "m", ["n", 3])
+    policy = accelerators("gpu", "cuda")
+    with pytest.raises(UnavailableError, match=r"instance_group \[ \{ kind: KIND_CPU \} \]"):
+        loaded(find_backend("onnxruntime"), context_of(directory, config=ModelConfig(optimization=policy)))
+    group = ModelInstanceGroup(kind=InstanceGroupKind.KIND_CPU)
+    config = ModelConfig(optimization=policy, instance_group=(group,))
+    loaded(find_backend("onnxruntime"), context_of(directory, config=config))
+    assert "no instance is on a GPU, so its GPU accelerators have no effect: cuda" in caplog.text
 
 
 def test_cuda_graphs_are_cudas_own() -> None:

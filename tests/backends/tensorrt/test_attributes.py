@@ -35,6 +35,7 @@ VARIABLES = {
         "refitter": "Refitter",
         "refit_parser": "OnnxParserRefitter",
     },
+    "context_memory.py": {"engine": "ICudaEngine"},
     "engine_info.py": {"engine": "ICudaEngine"},
     "execution.py": {
         "_context": "IExecutionContext",

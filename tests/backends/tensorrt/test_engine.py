@@ -101,25 +101,26 @@ def place(backend: TensorRTBackend) -> Any:
 
 def test_an_engine_of_the_cache_that_does_not_load_is_built_once_more(tmp_path: Path, attempts: dict[str, Any]) -> None:
     attempts["failing"] = 1
-    before = device_memory("cpu").reserved_bytes  # of others in this process
+    before = device_memory("cuda:9").reserved_bytes  # of others in this process
     backend = made(tmp_path)
     instance = place(backend)
     assert (attempts["prepared"], attempts["forgotten"]) == (2, 1)
-    place(backend)  # another instance on the same device: no other engine
+    other = place(backend)  # another instance on the same device: no other engine, and contexts of its own
     assert attempts["prepared"] == 2
-    assert device_memory("cpu").reserved_bytes == before + 256
+    assert device_memory("cuda:9").reserved_bytes == before + 256 + 2 * 64
     instance.close()
+    other.close()
     backend.unload()
-    assert device_memory("cpu").reserved_bytes == before
+    assert device_memory("cuda:9").reserved_bytes == before
 
 
 def test_one_that_never_loads_is_an_error(tmp_path: Path, attempts: dict[str, Any]) -> None:
     attempts["failing"] = 9
-    before = device_memory("cpu").reserved_bytes
+    before = device_memory("cuda:9").reserved_bytes
     with pytest.raises(InvalidArgumentError, match="it is of another time"):
         place(made(tmp_path))
     assert attempts["prepared"] == 2
-    assert device_memory("cpu").reserved_bytes == before
+    assert device_memory("cuda:9").reserved_bytes == before
 
 
 def test_a_plan_of_somebody_else_is_not_tried_twice(tmp_path: Path, attempts: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,14 @@ from modelserver_backends.tensorrt.profiles import parse_profile
 from onnx import TensorProto, helper, numpy_helper
 from support.onnx_models import onnx_model, value, write_model
 
-from modelserver.backend import InternalError, InvalidArgumentError, ServerError, UnavailableError, UnsupportedError
+from modelserver.backend import (
+    Datatype,
+    InternalError,
+    InvalidArgumentError,
+    ServerError,
+    UnavailableError,
+    UnsupportedError,
+)
 
 pytestmark = pytest.mark.tool("tensorrt_rtx")
 
@@ -210,6 +216,17 @@ def test_what_the_library_would_ignore_is_refused(tmp_path: Path) -> None:
         build_engine(request_for(path, "x:8x16", hardware_compatibility="ampere+"))
 
 
+@pytest.mark.parametrize("make", [perceptron, convolution, attention])
+def test_half_precisions_build(tmp_path: Path, make: Any) -> None:
+    profile = {perceptron: "x:1x16/4x16/8x16", convolution: "x:1x4x8x8/2x4x8x8/4x4x8x8"}.get(
+        make, "x:1x4x16/2x8x16/4x16x16"
+    )
+    path = saved(tmp_path, make())
+    for precision in ("fp16", "bf16"):
+        built = build_engine(request_for(path, profile, precision=precision))
+        assert {tensor.datatype for tensor in built.info.tensors} == {Datatype.FP32}, "inputs and outputs stay"
+
+
 @pytest.mark.parametrize("content", [b"", b"nothing at all", b"\x08\x08\x12\x04test:\x00"])
 def test_rubbish_is_no_model(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
@@ -235,8 +252,12 @@ def test_a_build_has_a_time_limit_and_can_be_cancelled(tmp_path: Path) -> None:
 def test_a_builder_that_is_killed_is_an_error_with_the_signal(tmp_path: Path) -> None:
     request = request_for(saved(tmp_path, perceptron()), "x:1x16/4x16/8x16")
 
+    killed: list[int] = []
+
     def kill(phase: str, fraction: float) -> None:
-        os.kill(child_of(os.getpid()), signal.SIGKILL)
+        if not killed:  # more may have been told before that
+            killed.append(child_of(os.getpid()))
+            os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(InternalError, match="ended with signal 9"):
         build_engine(request, tell=kill)

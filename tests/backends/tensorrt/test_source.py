@@ -75,7 +75,7 @@ def test_profiles_come_from_parameters(tmp_path: Path) -> None:
         (parameters(profile_0="y:1x1"), "no input 'y' in the model"),
         (parameters(profile_0="x:1x"), "model 'm': model 'm': parameter profile.0: expected input:MIN/OPT/MAX"),
         (parameters(profile_0="x:1x1", opt_level="9"), "opt_level: expected 0 to 5, got 9"),
-        (parameters(profile_0="x:1x1", precision="int3"), "precision: expected one of keep, fp16, got 'int3'"),
+        (parameters(profile_0="x:1x1", precision="int3"), "precision: expected one of keep, fp16, bf16, got 'int3'"),
         (parameters(profile_0="x:1x1", workspace_bytes="lots"), "workspace_bytes: expected a size"),
         (parameters(profile_0="x:1x1", tf32="perhaps"), "tf32: expected true or false"),
     ],
