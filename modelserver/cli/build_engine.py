@@ -40,7 +40,7 @@ def build_engine(
     dim: Annotated[
         list[str] | None, typer.Option(metavar="NAME=MIN/OPT/MAX", help="A symbolic dimension, as seq=1/64/512.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="keep, or fp16: convert the ONNX file before.")] = "keep",
+    precision: Annotated[str, typer.Option(help="keep; fp16 or bf16: convert the ONNX file before.")] = "keep",
     target: Annotated[str, typer.Option(help="TensorRT for RTX: any, current, or as sm86,sm120.")] = "any",
     hardware_compat: Annotated[str, typer.Option(help="TensorRT: none, same-cc or ampere+.")] = "none",
     version_compatible: Annotated[bool, typer.Option(help="Let newer TensorRT versions run it.")] = False,
