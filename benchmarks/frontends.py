@@ -3,11 +3,12 @@
 Frontends, data plane, model and statistics without sockets: a wire that does nothing hands equal requests to
 `HttpFrontend.handle` and `Method.unary`. FP32 [1, 16] through `identity`, executed where it is submitted and by
 turns of the loop, and the digits MLP on ONNX Runtime, executed by a worker thread and on the loop. The best of
-several rounds.
+several rounds. With `--keys` each request has an API key, and callers share the queues, as with --api-keys-file.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import tempfile
@@ -19,10 +20,18 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks import models, requests
+from modelserver.api_keys import KeyRing, Scope, create_key
+from modelserver.caller_limits import NO_LIMITS
+from modelserver.callers import Callers
 from modelserver.dataplane import DataPlane, ServerMetadata
+from modelserver.execution.facilities import Facilities
 from modelserver.frontends.grpc.call import Method, Parts, StreamCall, UnaryCall
+from modelserver.frontends.grpc.codec import GrpcLimits
+from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.frontends.http.keyed import http_frontend
+from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -90,9 +99,9 @@ class NullCall(UnaryCall):
 
     __slots__ = ("_tally",)
 
-    def __init__(self, message: bytes, tally: Tally) -> None:
+    def __init__(self, message: bytes, metadata: dict[str, str | bytes], tally: Tally) -> None:
         self.message = message
-        self.metadata = {}
+        self.metadata = metadata
         self.deadline_ns = None
         self.on_cancel = None
         self._tally = tally
@@ -104,15 +113,16 @@ class NullCall(UnaryCall):
         raise AssertionError(f"{status}: {text}")
 
 
-def http_case(frontend: HttpFrontend, load: Any, tally: Tally) -> Start:
-    head = HttpHead("POST", load.path, {name.lower(): value for name, value in load.headers.items()})
+def http_case(frontend: HttpFrontend, load: Any, headers: dict[str, str], tally: Tally) -> Start:
+    head = HttpHead("POST", load.path, {name.lower(): value for name, value in load.headers.items()} | headers)
     return lambda: frontend.handle(NullExchange(head, load.body, tally))
 
 
-def grpc_case(frontend: GrpcFrontend, load: Any, tally: Tally) -> Start:
+def grpc_case(frontend: GrpcFrontend, load: Any, headers: dict[str, str], tally: Tally) -> Start:
     unary = frontend.methods[load.path].unary
     assert unary is not None
-    return lambda: unary(NullCall(load.body, tally))
+    metadata: dict[str, str | bytes] = {**headers}
+    return lambda: unary(NullCall(load.body, metadata, tally))
 
 
 async def measure(start: Start, tally: Tally, inflight: int) -> float:
@@ -130,7 +140,7 @@ async def measure(start: Start, tally: Tally, inflight: int) -> float:
     return best * 1e6 / REQUESTS
 
 
-async def measure_stream(method: Method, message: bytes, inflight: int) -> float:
+async def measure_stream(method: Method, message: bytes, headers: dict[str, str], inflight: int) -> float:
     """As `measure`, over one ModelStreamInfer call."""
     best = float("inf")
     assert method.stream is not None
@@ -138,7 +148,7 @@ async def measure_stream(method: Method, message: bytes, inflight: int) -> float
         gc.collect()
         tally = Tally()
         began_s = time.process_time()
-        call = StreamCall(_messages(message, tally, inflight), _waiting, send_now=tally.take)
+        call = StreamCall(_messages(message, tally, inflight), _waiting, {**headers}, send_now=tally.take)
         await method.stream(call)
         best = min(best, time.process_time() - began_s)
         assert tally.count == REQUESTS
@@ -156,11 +166,12 @@ async def _waiting(_: Parts) -> None:
     raise AssertionError("there is room all the time")
 
 
-async def run(repository: ModelRepository) -> None:
+async def run(repository: ModelRepository, keys: KeyRing | None, headers: dict[str, str]) -> None:
     await repository.start()
-    dataplane = DataPlane(repository, ServerMetadata("benchmark", "0", ()))
-    http = HttpFrontend(dataplane, cast("Any", None))
-    grpc = GrpcFrontend(dataplane, cast("Any", None))
+    callers = Callers(lambda name: keys.limits_of(name) or NO_LIMITS) if keys is not None else None
+    dataplane = DataPlane(repository, ServerMetadata("benchmark", "0", ()), callers=callers)
+    http = http_frontend(dataplane, cast("Any", None), HttpLimits(), keys)
+    grpc = grpc_frontend(dataplane, cast("Any", None), GrpcLimits(), keys)
     small = np.arange(16, dtype=np.float32).reshape(1, 16)
     digit = np.zeros((1, 64), np.float32)
     infer = grpc.methods[requests.GRPC_INFER]
@@ -179,11 +190,11 @@ async def run(repository: ModelRepository) -> None:
             ("gRPC", requests.grpc_raw(model, name, data)),
         ):
             tally = Tally()
-            start = grpc_case(grpc, load, tally) if form == "gRPC" else http_case(http, load, tally)
+            start = grpc_case(grpc, load, headers, tally) if form == "gRPC" else http_case(http, load, headers, tally)
             figures = [await measure(start, tally, inflight) for inflight in (1, INFLIGHT)]
             _print(f"{title}: {form}", figures)
         message = requests.grpc_raw(model, name, data).body
-        _print(f"{title}: gRPC stream", [await measure_stream(stream, message, n) for n in (1, INFLIGHT)])
+        _print(f"{title}: gRPC stream", [await measure_stream(stream, message, headers, n) for n in (1, INFLIGHT)])
     await repository.stop(5)
 
 
@@ -191,7 +202,17 @@ def _print(title: str, figures: list[float]) -> None:
     print(f"{title:<44} {figures[0]:>12.2f} {figures[1]:>12.2f}", flush=True)
 
 
+def _keys(path: Path) -> tuple[KeyRing, dict[str, str]]:
+    """A file with one key, and what its owner sends."""
+    text, key = create_key("benchmark", frozenset({Scope.INFER}))
+    path.write_text(key.line)
+    return KeyRing(str(path)), {"authorization": f"Bearer {text}"}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="µs of CPU per request, without sockets")
+    parser.add_argument("--keys", action="store_true", help="each request has an API key")
+    has_keys = parser.parse_args().keys
     try:
         import uvloop
 
@@ -208,8 +229,10 @@ def main() -> None:
         with (root / "mlp_inline" / "config.pbtxt").open("a") as config:
             config.write('parameters { key: "inline_execution" value { string_value: "auto" } }')
         options = RepositoryOptions(roots=(root,))
+        keys, headers = _keys(root / "keys.yaml") if has_keys else (None, {})
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(run(ModelRepository(options)))
+            facilities = Facilities(is_fair=has_keys, is_adaptive=True)
+            runner.run(run(ModelRepository(options, facilities=facilities), keys, headers))
 
 
 if __name__ == "__main__":

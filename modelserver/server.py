@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from importlib import metadata
 from ipaddress import ip_address
-from math import inf
-from pathlib import Path
 
 from modelserver.allocator import tune_malloc
 from modelserver.api_keys import open_keys
@@ -28,20 +24,10 @@ from modelserver.callers import Callers
 from modelserver.collector import keep_for_good
 from modelserver.controlplane import ControlPlane
 from modelserver.dataplane import DataPlane, ServerMetadata
-from modelserver.errors import InvalidArgumentError
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.host_policy import HostCores
-from modelserver.frontends.grpc.keyed import grpc_frontend
-from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.access_log import with_access_log
-from modelserver.frontends.http.clouds import sagemaker_frontend, vertex_ai_frontend
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.keyed import http_frontend, keyed_cloud, keyed_metrics
-from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import EXTENSIONS
-from modelserver.frontends.http.routes import HttpFrontend as KServeFrontend
-from modelserver.keyed_planes import keyed_planes
 from modelserver.logs import log_settings
 from modelserver.option_table import ineffective, ineffective_metrics_settings
 from modelserver.options import ServerOptions
@@ -52,20 +38,17 @@ from modelserver.ports import (
     METRICS,
     SAGEMAKER,
     VERTEX_AI,
-    Frontends,
     Wire,
-    grpc_limits,
-    http_limits,
     make_ports,
 )
 from modelserver.repository.backend_settings import unknown_backends
-from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
-from modelserver.repository.devices import gpu_ids
-from modelserver.repository.options import ControlMode, DefinitionOptions, DemandOptions, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
+from modelserver.repository_options import repository_options
 from modelserver.scheduling.rate_limit import RateLimiter
+from modelserver.server_frontends import ServerFrontends
 from modelserver.shared_memory import SharedMemory
 from modelserver.signals import StopSignals, unless
+from modelserver.stop_stages import StopStages
 from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.log_settings import LogControl
@@ -78,10 +61,6 @@ from modelserver.wire.processes.server import FrontedPort
 
 logger = logging.getLogger(__name__)
 
-# What a stage of stopping gets beyond the deadline, to let go of what it holds.
-STAGE_GRACE_S = 5.0
-# What stopping after a start that failed may take: nothing was promised to anyone yet.
-FAILED_START_STOP_S = 1.0
 _DRAIN_POLL_S = 0.005
 # The ports at which models are asked.
 _SERVING = (HTTP, GRPC, SAGEMAKER, VERTEX_AI)
@@ -112,12 +91,15 @@ class Server:
         self._model_metrics = ModelMetricsBoard()
         self.controlplane = ControlPlane(self.repository, LogControl(log_settings(options)))
         self.controlplane.logs.follow(self.dataplane.follow_logs)
-        # Set when a stage of the stop overran or was forced: threads or requests may be left.
-        self.is_abandoned = False
+        self._stages = StopStages()
         self._counts = WireCounts()
         self._wires: dict[str, Wire] = {}
         self._started: AsyncExitStack | None = None
-        self._stop_deadline: float | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether a stage of the stop overran or was forced: threads or requests may be left."""
+        return self._stages.is_abandoned
 
     @property
     def http_port(self) -> int:
@@ -171,22 +153,23 @@ class Server:
             self._model_metrics,
             has_control=self.options.model_control_mode == "explicit",
         )
-        ports = make_ports(self.options, self._frontends(), self._counts)
+        frontends = ServerFrontends(self.options, self.dataplane, self.controlplane, self.keys)
+        ports = make_ports(self.options, frontends.make(self._metrics()), self._counts)
         async with AsyncExitStack() as stack:
             await self._open(stack, ports, METRICS)
             stack.callback(self.dataplane.shared_memory.close)
-            self._on_stop(stack, "traces", lambda _: asyncio.to_thread(self.dataplane.tracer.close))
+            self._stages.add(stack, "traces", lambda _: asyncio.to_thread(self.dataplane.tracer.close))
             if self.answers is not None:
                 stack.push_async_callback(self.answers.close)
-            self._on_stop(stack, "models", self.repository.stop)
-            self._on_stop(stack, "requests in flight", self._drain)
+            self._stages.add(stack, "models", self.repository.stop)
+            self._stages.add(stack, "requests in flight", self._drain)
             if self.options.listen_when_ready:
                 await self.repository.start()
             await self._open(stack, ports, *_SERVING)
             stack.callback(lambda: self.controlplane.logs.tail.close())  # whose readers would hold the ports open
             if not self.options.listen_when_ready:
                 await self.repository.start()
-            self._on_stop(stack, "readiness", self._announce_stop)
+            self._stages.add(stack, "readiness", self._announce_stop)
             self._started = stack.pop_all()
         addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())
         logger.info("serving: %s", addresses)
@@ -199,7 +182,7 @@ class Server:
         if started is None:
             return
         delay_s = self.options.drain_delay_secs
-        self._stop_deadline = asyncio.get_running_loop().time() + delay_s + self.options.exit_timeout_secs
+        self._stages.begin(delay_s + self.options.exit_timeout_secs)
         await started.aclose()
         logger.info("stopped")
 
@@ -220,7 +203,7 @@ class Server:
                 logger.warning("no models in %s", ", ".join(self.options.model_repository))
             await signals.stop.wait()
             if not await unless(signals.force, self.stop()):
-                self.is_abandoned = True
+                self._stages.is_abandoned = True
         return 1 if self.is_abandoned else 0
 
     def _facilities(self) -> Facilities:
@@ -239,64 +222,6 @@ class Server:
         if keys is None:
             return Callers(lambda _: defaults) if self.options.knows_callers or defaults != NO_LIMITS else None
         return Callers(lambda name: keys.limits_of(name) or defaults)
-
-    def _frontends(self) -> Frontends:
-        options = self.options
-        return Frontends(
-            dataplane=self.dataplane,
-            http=with_access_log(self._http(), is_logged=self._logs_access) if options.allow_http else None,
-            grpc=self._grpc() if options.allow_grpc else None,
-            metrics=keyed_metrics(MetricsFrontend(self._metrics().collect), self.keys)
-            if options.allow_metrics
-            else None,
-            sagemaker=with_access_log(self._sagemaker(), is_logged=options.access_log)
-            if options.allow_sagemaker
-            else None,
-            vertex_ai=with_access_log(self._vertex_ai(), is_logged=options.access_log)
-            if options.allow_vertex_ai
-            else None,
-            logs=self.controlplane.logs,
-        )
-
-    def _http(self) -> KServeFrontend:
-        return http_frontend(self.dataplane, self.controlplane, http_limits(self.options), self.keys)
-
-    def _grpc(self) -> GrpcFrontend:
-        limits = grpc_limits(self.options)
-        limits = replace(limits, access=replace(limits.access, is_logged=self._logs_access))
-        return grpc_frontend(self.dataplane, self.controlplane, limits, self.keys)
-
-    @property
-    def _logs_access(self) -> bool:
-        """Whether this process writes the access log; where there are front processes, they do."""
-        return self.options.access_log and self.options.wire_processes == 1
-
-    def _cloud_planes(self) -> tuple[DataPlane, ControlPlane]:
-        """What the endpoints of clouds ask by themselves; the rest they leave to a frontend of KServe's routes."""
-        if self.keys is None:
-            return self.dataplane, self.controlplane
-        return keyed_planes(self.dataplane, self.controlplane, self.keys)
-
-    def _sagemaker(self) -> HttpFrontend:
-        model = os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
-        return keyed_cloud(sagemaker_frontend(self._http(), *self._cloud_planes(), model), self.keys, "/ping")
-
-    def _vertex_ai(self) -> HttpFrontend:
-        paths = [os.environ.get(f"AIP_{name}_ROUTE", "").rstrip("/") for name in ("HEALTH", "PREDICT")]
-        if not all(path.startswith("/") for path in paths):
-            raise InvalidArgumentError(
-                "--allow-vertex-ai needs the environment variables AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE: the paths "
-                "that Vertex AI asks"
-            )
-        health_path, predict_path = paths
-        frontend = vertex_ai_frontend(
-            self._http(),
-            self._cloud_planes()[0],
-            health_path=health_path,
-            predict_path=predict_path,
-            model=self.options.vertex_ai_default_model,
-        )
-        return keyed_cloud(frontend, self.keys, health_path)
 
     def _metrics(self) -> ServerMetrics:
         options = self.options
@@ -341,33 +266,10 @@ class Server:
             finally:
                 late.cancel()
 
-        self._on_stop(stack, " and ".join(name for name, _ in named), stop)
+        self._stages.add(stack, " and ".join(name for name, _ in named), stop)
         for wire in wires:
             await wire.start()
         self._wires.update(named)
-
-    def _on_stop(self, stack: AsyncExitStack, name: str, stop: Callable[[float], Awaitable[object]]) -> None:
-        """Make `stop` a stage of stopping: it is told the seconds left and cut off a little after them."""
-
-        async def stage() -> None:
-            left_s = self._time_left_s()
-            try:
-                async with asyncio.timeout(left_s + STAGE_GRACE_S):
-                    await stop(left_s)
-            except asyncio.CancelledError:
-                # Forced: the stages that follow close what they hold, and wait for nobody.
-                self._stop_deadline = asyncio.get_running_loop().time()
-                raise
-            except TimeoutError:
-                self.is_abandoned = True
-                logger.error("stopping: %s took more than the %.1f s that were left; going on", name, left_s)
-
-        stack.push_async_callback(stage)
-
-    def _time_left_s(self) -> float:
-        if self._stop_deadline is None:
-            return FAILED_START_STOP_S
-        return max(0.0, self._stop_deadline - asyncio.get_running_loop().time())
 
     async def _announce_stop(self, timeout_s: float) -> None:
         """Readiness falls; go on for the delay, for that to be seen, and until the sequences have ended."""
@@ -413,41 +315,8 @@ class Server:
         """The time is over: say once how many requests it was too short for."""
         num_inflight = self._num_inflight()
         if num_inflight and not self.is_abandoned:
-            self.is_abandoned = True
+            self._stages.is_abandoned = True
             logger.error("stopping: %d requests were not answered within --exit-timeout-secs", num_inflight)
-
-
-def repository_options(options: ServerOptions) -> RepositoryOptions:
-    """The repository's part of the options."""
-    return RepositoryOptions(
-        roots=tuple(parse_cloud_uri(path) if is_cloud_uri(path) else Path(path) for path in options.model_repository),
-        control_mode=ControlMode(options.model_control_mode),
-        load_models=options.load_model,
-        model_name=options.model_name,
-        is_exit_on_error=options.exit_on_error,
-        poll_interval_s=float(options.repository_poll_secs),
-        load_thread_count=options.model_load_thread_count,
-        load_retry_count=options.model_load_retry_count,
-        default_max_queue_size=options.max_queue_size,
-        cloud_cache_directory=Path(options.cloud_cache_directory) if options.cloud_cache_directory else None,
-        cloud_cache_bytes=options.cloud_cache_byte_size,
-        has_namespaces=options.model_namespacing,
-        demand=DemandOptions(
-            is_on=options.load_on_demand,
-            keep_alive_s=inf if options.model_keep_alive_secs < 0 else float(options.model_keep_alive_secs),
-            budget_bytes=options.on_demand_memory_budget,
-        ),
-        override_directory=Path(options.override_directory) if options.override_directory else None,
-        definition=DefinitionOptions(
-            config_name=options.model_config_name,
-            backend_directories=tuple(Path(path) for path in options.backend_directory),
-            backend_config=options.backend_options,
-            is_auto_complete_disabled=not options.auto_complete_config,
-            allow_model_backends=options.allow_model_backends,
-            agent_directory=Path(options.repoagent_directory) if options.repoagent_directory else None,
-            gpu_ids=gpu_ids(options.min_supported_compute_capability),
-        ),
-    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -64,7 +64,7 @@ async def test_config_and_files_replace_the_model(
 ) -> None:
     await control.load("a", {"config": CONFIG, "file:7/weights": content})
     assert repository.ready_versions("a") == (7,)
-    (directory,) = {repository._lifecycles["a"]._loaded[7].definition.versions[7]}
+    (directory,) = {repository._lifecycles["a"].loaded[7].definition.versions[7]}
     assert (directory / "weights").read_bytes() == b"weights"
 
 

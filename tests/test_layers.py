@@ -35,6 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "modelserver.scheduling",
         "modelserver.backend",
+        "modelserver.backend_context",
+        "modelserver.backend_instances",
         "modelserver.repoagent",
         "modelserver.source_module",
         "modelserver.discovery",
@@ -57,6 +59,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.frontends",),
     (
         "modelserver.server",
+        "modelserver.server_frontends",
+        "modelserver.stop_stages",
+        "modelserver.repository_options",
         "modelserver.ports",
         "modelserver.signals",
         "modelserver.cli",

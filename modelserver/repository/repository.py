@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from modelserver.backend import ModelConfig, ServerCalls
 from modelserver.errors import (
     InvalidArgumentError,
-    NotFoundError,
     ServerError,
     UnavailableError,
 )
@@ -26,7 +23,7 @@ from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.definition import read_residences, read_unloaded, size_on_disk
 from modelserver.repository.ensembles import Ensembles
-from modelserver.repository.lifecycle import LifecycleContext, ModelLifecycle, ReadyTable
+from modelserver.repository.lifecycles import AS_KEPT, Lifecycles
 from modelserver.repository.load_failure import named_failure
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
@@ -37,23 +34,20 @@ from modelserver.repository.operations import all_of
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
+from modelserver.repository.pools import RepositoryPools
+from modelserver.repository.readiness import obstacles
 from modelserver.repository.residency import RepositoryAccess, Residency
 from modelserver.repository.startup import load_all, names_at_start
 from modelserver.repository.startup_error import StartupError
 from modelserver.repository.state import IndexEntry, LoadCounts
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable
-from modelserver.repository.traffic_store import TrafficStore
+from modelserver.repository.traffic_control import TrafficControl
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-
 # What closing gets after the time to drain is over, before models are left to the end of the process.
 _CLOSE_GRACE_S = 1.5
-_NUM_CLOSE_THREADS = 4
-# By the override that is kept, if there is one, else as it is on disk.
-_AS_KEPT = LoadRequest(is_stored=True)
 
 
 class ModelRepository:
@@ -75,11 +69,9 @@ class ModelRepository:
         self._lifecycles = self._table.lifecycles
         self._ready = self._table.ready  # the hot path of every request
         self._ensembles = Ensembles(self._table, self._ensure_loaded, lambda: self._catalog.scan.names)
-        self._force_close = asyncio.Event()
-        self._load_pool = ThreadPoolExecutor(options.load_thread_count, thread_name_prefix="model-load")
-        self._close_pool = ThreadPoolExecutor(_NUM_CLOSE_THREADS, thread_name_prefix="model-close")
-        self._scan_pool = ThreadPoolExecutor(1, thread_name_prefix="repository-scan")
+        self._pools = RepositoryPools(options.load_thread_count)
         self._catalog = Catalog((), "")
+        self._models: Lifecycles | None = None
         self._loader: ModelLoader | None = None
         self._archives: Archives | None = None
         self._overrides: OverrideStore | None = None
@@ -91,13 +83,13 @@ class ModelRepository:
                 load=self._ensure_loaded,
                 refresh=self._refresh,
                 scan=lambda: self._catalog.scan,
-                describe=functools.partial(self._in_scan_pool, read_residences),
-                size=functools.partial(self._in_scan_pool, size_on_disk),
+                describe=functools.partial(self._pools.in_scan, read_residences),
+                size=functools.partial(self._pools.in_scan, size_on_disk),
                 users=self._ensembles.users,
             ),
         )
         self.traffic = TrafficTable()
-        self._traffic_store: TrafficStore | None = None
+        self._traffic_control: TrafficControl | None = None
         self._is_started = False
         self._is_stopping = False
 
@@ -138,7 +130,7 @@ class ModelRepository:
         if self._options.control_mode is ControlMode.EXPLICIT and self._is_started:
             self._catalog.refresh()
             if not self._is_stopping:
-                self._catalog.list_clouds_later(self._scan_pool, self._options.poll_interval_s)
+                self._catalog.list_clouds_later(self._pools.scan, self._options.poll_interval_s)
         return self.residency.annotate(self._table.index_rows(self._catalog.scan, repository))
 
     async def unloaded_configs(self) -> list[ModelConfig]:
@@ -146,13 +138,12 @@ class ModelRepository:
         if not self.residency.is_active:
             return []
         layouts = [each for each in self._catalog.scan.models.values() if self.residency.can_wake(each.name, None)]
-        return await self._in_scan_pool(read_unloaded, layouts, self._options.definition) if layouts else []
+        return await self._pools.in_scan(read_unloaded, layouts, self._options.definition) if layouts else []
 
     def is_ready(self, strict: bool) -> bool:
         """Whether the start is over and, if `strict`, every model that should serve does.
 
-        A model that was unloaded on request does not count, nor one that is being loaded for the first time, nor one
-        that is loaded on demand: requests for it must not make the server unready.
+        See `obstacles` for those that do not count.
         """
         return next(self._obstacles(strict), None) is None
 
@@ -167,15 +158,10 @@ class ModelRepository:
         if not self._is_started:
             yield "models are being loaded for the first time"
             return
-        if not strict:
-            return
-        if self._options.control_mode is not ControlMode.EXPLICIT:
-            for name, places in self._catalog.scan.duplicates.items():
-                yield f"model '{name}' is in several repositories: {', '.join(map(str, places))}"
-        for name, lifecycle in self._lifecycles.items():
-            if not lifecycle.is_as_wanted and not self.residency.is_on_demand(name):
-                rows = "; ".join(str(row) for row in lifecycle.index())
-                yield f"model '{name}' does not serve: {rows or 'no version of it was loaded'}"
+        if strict:
+            is_explicit = self._options.control_mode is ControlMode.EXPLICIT
+            duplicates = {} if is_explicit else self._catalog.scan.duplicates
+            yield from obstacles(self._lifecycles, duplicates, self.residency.is_on_demand)
 
     def load_counts(self) -> dict[str, LoadCounts]:
         """Loads and failures of every model that was ever asked to load."""
@@ -192,14 +178,11 @@ class ModelRepository:
         options = self._options
         if not options.roots:
             raise InvalidArgumentError("no model repository: give one by --model-repository")
-        roots = await self._in_scan_pool(open_roots, options)
+        roots = await self._pools.in_scan(open_roots, options)
         self._table.namespaces = Namespaces([root.name for root in roots], is_on=options.has_namespaces)
         self._catalog = Catalog(roots, options.definition.config_name)
         if options.override_directory is not None:
-            self._overrides = await self._in_scan_pool(OverrideStore, options.override_directory)
-            self._traffic_store = TrafficStore(options.override_directory)
-            for name, traffic in (await self._in_scan_pool(self._traffic_store.read)).items():
-                self.traffic.set(name, traffic)
+            self._overrides = await self._pools.in_scan(OverrideStore, options.override_directory)
         self._loader = ModelLoader(
             roots,
             options.definition,
@@ -208,9 +191,22 @@ class ModelRepository:
             overrides=self._overrides,
             find_config=self._ensembles.find_config,
         )
-        self._archives = Archives(self._catalog, self._loader, self._table, self._scan_pool, self._lifecycle)
+        self._models = Lifecycles(
+            self._table,
+            self._loader,
+            self._pools,
+            ensembles=self._ensembles,
+            residency=self.residency,
+            traffic=self.traffic,
+            overrides=self._overrides,
+        )
+        self._archives = Archives(self._catalog, self._loader, self._table, self._pools.scan, self._models.of)
+        self._traffic_control = TrafficControl(
+            self.traffic, self._table, self._catalog, self._loader, self._pools, options.override_directory
+        )
+        await self._traffic_control.restore()
         try:
-            survey = await self._in_scan_pool(self._catalog.survey)
+            survey = await self._pools.in_scan(self._catalog.survey)
         except OSError as error:
             raise UnavailableError(f"the model repository cannot be read: {error}") from error
         await self.residency.survey(tuple(survey.scan.models.values()))
@@ -231,6 +227,8 @@ class ModelRepository:
         Raises TimeoutError when a model could not even be closed in time; it is left to the process's end.
         """
         self._is_stopping = True
+        if self._models is not None:
+            self._models.is_stopping = True
         if self._poller is not None:
             await self._poller.stop()
         await self.residency.stop()
@@ -241,7 +239,8 @@ class ModelRepository:
             waiting[asyncio.ensure_future(lifecycle.wait_idle())] = name
         try:
             left = await _wait(waiting, timeout_s)
-            self._force_close.set()
+            if self._models is not None:
+                self._models.force_close.set()
             left = await _wait(left, _CLOSE_GRACE_S)
         finally:
             late = [name for task, name in waiting.items() if not task.done()]
@@ -283,9 +282,9 @@ class ModelRepository:
             keys = await self._keys_to_load(name, repository, is_new=bool(request.files))
             for key in keys:
                 if not request.files and (version is not None or key not in self._lifecycles):
-                    await self._check_exists(key, version)
+                    await self._started.check_exists(key, version)
                 self.residency.keep(key, keep_alive_s)
-            await all_of(asyncio.shield(self._lifecycle(key).load(request)) for key in keys)
+            await all_of(asyncio.shield(self._started.of(key).load(request)) for key in keys)
 
     async def unload(
         self,
@@ -310,7 +309,7 @@ class ModelRepository:
         keys = self._table.namespaces.keys(named, self._lifecycles)
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
-        await all_of(self._unload(key, version, evicts=evicts) for key in dict.fromkeys(keys))
+        await all_of(self._started.unload(key, version, evicts=evicts) for key in dict.fromkeys(keys))
 
     async def set_traffic(self, name: str, traffic: Traffic | None, *, persists: bool = False) -> None:
         """Say which versions of a model answer and see its requests; None: as ever.
@@ -320,17 +319,10 @@ class ModelRepository:
         disk, and where nothing can be kept.
         """
         check_model_name(name)
-        if traffic is not None:
-            await self._check_traffic(name, traffic)
-        if persists and self._traffic_store is None:
-            raise InvalidArgumentError(
-                "'persist': start the server with --override-directory, where traffic is kept as overrides are"
-            )
-        if self._traffic_store is not None and (persists or traffic is None):
-            await self._in_scan_pool(self._traffic_store.save, name, traffic)
-        self.traffic.set(name, traffic)
-        logger.info("model '%s': traffic %s", name, "as ever" if traffic is None else traffic.document)
-        self.traffic.follow(name, self.ready_versions(name))
+        if self._traffic_control is None:
+            raise UnavailableError("the server is starting")
+        await self._refresh()
+        await self._traffic_control.set(name, traffic, persists=persists)
 
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
@@ -360,7 +352,7 @@ class ModelRepository:
         named = self._table.namespaces.named(name, repository)
         if not self._table.namespaces.is_on or self._table.namespaces.split(named)[0]:
             return [named]
-        await self._in_scan_pool(self._catalog.refresh)
+        await self._pools.in_scan(self._catalog.refresh)
         keys = self._table.namespaces.keys(named, {*self._lifecycles, *self._catalog.scan.names})
         if is_new and len(keys) != 1:
             raise InvalidArgumentError(
@@ -369,85 +361,21 @@ class ModelRepository:
             )
         return keys or [named]
 
-    async def _check_traffic(self, name: str, traffic: Traffic) -> None:
-        """Raise for versions that could never answer; those that are not loaded yet may."""
-        assert self._loader is not None, "there are requests after start only"
-        if all(row.name != name for row in self.index()):
-            raise NotFoundError(f"there is no model '{name:.200}' whose requests could be shared by versions")
-        found = {*self.ready_versions(name)}
-        if traffic.versions <= found:
-            return
-        for key in self._table.namespaces.keys(name, {*self._lifecycles, *self._catalog.scan.models}):
-            found |= await self._in_scan_pool(self._loader.versions, key)
-        if absent := sorted(traffic.versions - found):
-            raise InvalidArgumentError(
-                f"traffic: model '{name}' has no version {', '.join(map(str, absent))}; there are: "
-                f"{', '.join(map(str, sorted(found))) or 'none'}"
-            )
-
-    def _publish(self, key: str, table: ReadyTable) -> None:
-        self._table.publish(key, table)
-        self.residency.published(key, table)
-        if self.traffic.splits:
-            name = self._table.namespaces.name_of(key)
-            self.traffic.follow(name, self.ready_versions(name))
-        if not self._is_stopping:  # else every model goes, and ensembles let go of theirs by themselves
-            self._ensembles.published(key)
-
-    async def _unload(self, key: str, version: int | None, *, evicts: bool) -> None:
-        lifecycle = self._lifecycles[key]
-        if evicts:
-            await self.residency.until_served(key)
-        elif version is None:
-            self.residency.withhold(key)  # at once: a load that this supersedes is not to be tried again
-        await asyncio.shield(lifecycle.unload(version))
-        if not evicts and not lifecycle.versions:
-            self.residency.withhold(key)
+    @property
+    def _started(self) -> Lifecycles:
+        assert self._models is not None, "models are loaded after start only"
+        return self._models
 
     async def _ensure_loaded(self, key: str) -> None:
-        """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere.
-
-        A load that is going on is waited for: what asks may be meant for what comes.
-        """
-        if key not in self._lifecycles:
-            await self._check_exists(key)
-        lifecycle = self._lifecycle(key)
-        pending = lifecycle.pending_load
-        if pending is None:
-            if lifecycle.versions:
-                return
-            pending = lifecycle.load(_AS_KEPT)
-        try:
-            await asyncio.shield(pending)
-        except ServerError:
-            if not lifecycle.versions:
-                raise
-
-    def _lifecycle(self, name: str) -> ModelLifecycle:
-        if name not in self._lifecycles:
-            assert self._loader is not None, "models are loaded after start only"
-            if self._is_stopping:  # nobody would close the model
-                raise UnavailableError("the server is shutting down")
-            context = LifecycleContext(
-                self._loader,
-                self._load_pool,
-                self._close_pool,
-                self._publish,
-                self._force_close,
-                self._ensembles.compose,
-                self._ensembles.bind,
-                self._overrides,
-            )
-            self._lifecycles[name] = ModelLifecycle(name, context)
-        return self._lifecycles[name]
+        await self._started.ensure_loaded(key)
 
     async def _load_at_start(self, found: Sequence[str]) -> dict[str, ServerError]:
         keys = names_at_start(self._options, self._table.namespaces, found)
         if self._overrides is not None:
-            keys = sorted({*keys, *await self._in_scan_pool(self._overrides.names)})
+            keys = sorted({*keys, *await self._pools.in_scan(self._overrides.names)})
         if self._options.control_mode is not ControlMode.EXPLICIT:  # what --load-model names is loaded
             keys = [key for key in keys if not self.residency.sleeps_at_start(key)]
-        return await load_all(keys, self._catalog.scan.duplicates, lambda key: self._lifecycle(key).load(_AS_KEPT))
+        return await load_all(keys, self._catalog.scan.duplicates, lambda key: self._started.of(key).load(AS_KEPT))
 
     def _check_explicit(self, verb: str) -> None:
         if not self._is_started or self._is_stopping:
@@ -461,23 +389,19 @@ class ModelRepository:
             )
         check_storable(name)
 
-    async def _check_exists(self, key: str, version: int | None = None) -> None:
-        assert self._loader is not None, "models are loaded after start only"
-        await self._in_scan_pool(self._loader.check_exists, key, version)
-
     async def _poll_scan(self) -> PollScan:
-        return (await self._in_scan_pool(self._catalog.survey)).fingerprints
+        return (await self._pools.in_scan(self._catalog.survey)).fingerprints
 
     async def _refresh(self) -> None:
         """Look for models that were put into the repository."""
         if self._options.control_mode is ControlMode.EXPLICIT:
-            await self._in_scan_pool(self._catalog.refresh)
+            await self._pools.in_scan(self._catalog.refresh)
 
     async def _load_from_disk(self, name: str) -> None:
         lifecycle = self._lifecycles.get(name)
         if (lifecycle is None or not lifecycle.versions) and self.residency.sleeps_at_start(name):
             return  # it is read when it is asked for
-        await asyncio.shield(self._lifecycle(name).load(_AS_KEPT))
+        await asyncio.shield(self._started.of(name).load(AS_KEPT))
 
     async def _unload_gone(self, name: str) -> None:
         logger.info("model '%s' is gone from the repository", name)
@@ -501,12 +425,8 @@ class ModelRepository:
             self._lifecycles[name].cancel()
         if self._loader is not None:
             for loaded in self._loader.abandon():
-                self._close_pool.submit(self._loader.close, loaded)
-        for pool in (self._load_pool, self._close_pool, self._scan_pool):
-            pool.shutdown(wait=not late)
-
-    async def _in_scan_pool(self, function: Callable[..., Result], *args: object) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._scan_pool, function, *args)
+                self._pools.close.submit(self._loader.close, loaded)
+        self._pools.shutdown(waits=not late)
 
 
 async def _wait(tasks: Mapping[asyncio.Future[None], str], timeout_s: float) -> dict[asyncio.Future[None], str]:

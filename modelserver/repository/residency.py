@@ -30,7 +30,7 @@ from modelserver.telemetry.memory import own_memory_bytes
 
 if TYPE_CHECKING:
     from modelserver.repository.layout import ModelLayout
-    from modelserver.repository.lifecycle import ReadyTable
+    from modelserver.repository.lifecycle_context import ReadyTable
     from modelserver.repository.roots import RepositoryScan
     from modelserver.repository.table import ModelTable
 
@@ -179,6 +179,10 @@ class Residency:
     async def wake(self, key: str) -> None:
         """Load the model, once for all that ask; returns when it serves. Raises ServerError."""
         await self._wakes.wake(key)
+
+    def is_awaited(self, key: str) -> bool:
+        """Whether somebody waits for the model to be loaded."""
+        return self._wakes.is_awaited(key)
 
     async def until_served(self, key: str) -> None:
         """Return when nobody waits for the model to be loaded: who did has it now, or knows why not."""

@@ -50,6 +50,11 @@ class Retirement:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Return when those that leave now are closed, or time is up."""
+        if tasks := tuple(self.tasks):
+            await asyncio.wait(tasks, timeout=timeout_s)
+
     async def close_all(self, versions: Iterable[LoadedVersion]) -> None:
         """Close versions that have no requests."""
         loop = asyncio.get_running_loop()

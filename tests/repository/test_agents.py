@@ -88,7 +88,7 @@ async def test_an_agent_puts_another_directory_in_place(bench: Bench, tmp_path: 
         assert repository.ready_versions("m") == (4,)
         model = repository.get("m", None)
         assert model.config.max_batch_size == 5
-        directory = repository._lifecycles["m"]._loaded[4].definition.versions[4]
+        directory = repository._lifecycles["m"].loaded[4].definition.versions[4]
         assert (directory / "weights").read_text() == "decrypted"
         await infer(repository, "m")
         await repository.load("m")

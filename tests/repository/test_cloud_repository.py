@@ -66,7 +66,7 @@ async def test_all_models_are_loaded(cloud: Cloud) -> None:
     async with cloud.open(control_mode=ControlMode.NONE) as repository:
         assert rows(repository) == [("a", 1, "READY"), ("a", 2, "READY"), ("b", 1, "READY")]
         await infer(repository, "b", 7)
-        directory = repository._lifecycles["b"]._loaded[1].definition.versions[1]
+        directory = repository._lifecycles["b"].loaded[1].definition.versions[1]
         assert (directory / "weights").read_text() == "weights of 1"
         assert len(cloud.fetched()) == 5
     async with cloud.open(control_mode=ControlMode.NONE) as repository:
@@ -100,14 +100,14 @@ async def test_a_reload_fetches_and_loads_what_has_changed(cloud: Cloud) -> None
         assert cloud.fetched() == ["m/2/weights"]
         assert repository.get("m", 1) is first
         assert repository.get("m", 2) is not second
-        directory = repository._lifecycles["m"]._loaded[2].definition.versions[2]
+        directory = repository._lifecycles["m"].loaded[2].definition.versions[2]
         assert (directory / "weights").read_text() == "other weights"
 
 
 async def test_what_serves_keeps_its_copy_whatever_the_bound(cloud: Cloud) -> None:
     cloud.bucket.write_model("m", versions=(1, 2), extra=ALL)
     async with cloud.open(load_models=("m",), cloud_cache_bytes=1) as repository:
-        old = repository._lifecycles["m"]._loaded[1].holdings[0].path
+        old = repository._lifecycles["m"].loaded[1].holdings[0].path
         for number in range(3):
             cloud.bucket.write("m/2/weights", f"weights {number}")
             await repository.load("m")

@@ -50,7 +50,7 @@ async def test_models_are_listed_fetched_and_followed(s3: S3Server, tmp_path: Pa
             await repository._poller.poll_once()
             await repository._poller.wait_idle()
         assert repository.get("m", None) is model
-        directory = repository._lifecycles["big"]._loaded[3].definition.versions[3]
+        directory = repository._lifecycles["big"].loaded[3].definition.versions[3]
         assert (directory / "weights").stat().st_size == 3_000_000
         s3.write("models/m/1/weights", "other weights")
         for _ in range(2):

@@ -48,7 +48,7 @@ async def test_the_files_are_kept_too_and_need_no_model_on_disk(tmp_path: Path, 
         await repository.load("fresh", config_json=config(3), files={"5/weights": b"kept"}, persists=True)
     async with open_repository(tmp_path / "models", **options | {"load_models": ()}) as repository:
         assert repository.ready_versions("fresh") == (5,)
-        directory = repository._lifecycles["fresh"]._loaded[5].definition.versions[5]
+        directory = repository._lifecycles["fresh"].loaded[5].definition.versions[5]
         assert (directory / "weights").read_bytes() == b"kept"
         assert "all files: 1 in place of the directory" in reason(repository, "fresh")
         assert "m" not in repository._lifecycles, "nothing asks for it"

@@ -336,7 +336,7 @@ async def test_polling_does_not_unload_what_becomes_a_duplicate(tmp_path: Path) 
         assert "more than one" in rows(repository)[0][3]
         shutil.rmtree(tmp_path / "one" / "a")
         await poll(repository)
-        assert repository._lifecycles["a"]._loaded[1].definition.model_directory == tmp_path / "two" / "a"
+        assert repository._lifecycles["a"].loaded[1].definition.model_directory == tmp_path / "two" / "a"
 
 
 async def test_polling_ignores_a_repository_that_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -386,8 +386,8 @@ async def test_stop_during_a_load_leaves_no_model(tmp_path: Path, caplog: pytest
         with pytest.raises(UnavailableError, match="shutting down"):
             await loading
         loader.release("a")
-        await asyncio.to_thread(repository._load_pool.shutdown)
-        await asyncio.to_thread(repository._close_pool.shutdown)
+        await asyncio.to_thread(repository._pools.load.shutdown)
+        await asyncio.to_thread(repository._pools.close.shutdown)
         assert len(loader.loaded) == 1
 
 
@@ -397,7 +397,7 @@ async def test_a_load_that_meets_the_stop_loads_nothing(tmp_path: Path, monkeypa
     async with open_repository(tmp_path, loader=loader) as repository:
         # While it is looked whether there is such a model, the stop begins.
         def stop_begins(*_: object) -> None:
-            repository._is_stopping = True
+            repository._models.is_stopping = True
 
         monkeypatch.setattr(repository._loader, "check_exists", stop_begins)
         with pytest.raises(UnavailableError, match="shutting down"):

@@ -1,0 +1,123 @@
+"""The lifecycles of a repository's models: made when somebody asks for a model, told of each other's changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from modelserver.errors import ServerError, UnavailableError
+from modelserver.repository.ensembles import Ensembles
+from modelserver.repository.lifecycle import ModelLifecycle
+from modelserver.repository.lifecycle_context import LifecycleContext, ReadyTable
+from modelserver.repository.load_request import LoadRequest
+from modelserver.repository.loader import ModelLoader
+from modelserver.repository.override_store import OverrideStore
+from modelserver.repository.pools import RepositoryPools
+from modelserver.repository.residency import Residency
+from modelserver.repository.table import ModelTable
+from modelserver.repository.traffic import TrafficTable
+
+# By the override that is kept, if there is one, else as it is on disk.
+AS_KEPT = LoadRequest(is_stored=True)
+
+
+class Lifecycles:
+    """Made when the repository starts. Event loop thread only.
+
+    `force_close` is set when waiting for requests in flight must end; `is_stopping` when nothing may come any more.
+    """
+
+    def __init__(
+        self,
+        table: ModelTable,
+        loader: ModelLoader,
+        pools: RepositoryPools,
+        *,
+        ensembles: Ensembles,
+        residency: Residency,
+        traffic: TrafficTable,
+        overrides: OverrideStore | None,
+    ) -> None:
+        self.is_stopping = False
+        self.force_close = asyncio.Event()
+        self._table = table
+        self._loader = loader
+        self._pools = pools
+        self._ensembles = ensembles
+        self._residency = residency
+        self._traffic = traffic
+        self._context = LifecycleContext(
+            loader,
+            pools.load,
+            pools.close,
+            self._publish,
+            self.force_close,
+            ensembles.compose,
+            ensembles.bind,
+            overrides,
+        )
+
+    def of(self, key: str) -> ModelLifecycle:
+        """The model's lifecycle, made if there is none. Raises UnavailableError when the server stops."""
+        lifecycle = self._table.lifecycles.get(key)
+        if lifecycle is None:
+            if self.is_stopping:  # nobody would close the model
+                raise UnavailableError("the server is shutting down")
+            lifecycle = self._table.lifecycles[key] = ModelLifecycle(key, self._context)
+        return lifecycle
+
+    async def check_exists(self, key: str, version: int | None = None) -> None:
+        """Raise NotFoundError for a model, or a version of it, that no root holds."""
+        await self._pools.in_scan(self._loader.check_exists, key, version)
+
+    async def ensure_loaded(self, key: str) -> None:
+        """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere.
+
+        A load that is going on is waited for: what asks may be meant for what comes.
+        """
+        if key not in self._table.lifecycles:
+            await self.check_exists(key)
+        lifecycle = self.of(key)
+        pending = lifecycle.pending_load
+        if pending is None:
+            if lifecycle.versions:
+                return
+            pending = lifecycle.load(AS_KEPT)
+        try:
+            await asyncio.shield(pending)
+        except ServerError:
+            if not lifecycle.versions:
+                raise
+
+    def unload(self, key: str, version: int | None, *, evicts: bool) -> Awaitable[None]:
+        """Unload a model that has a lifecycle. With `evicts` requests load it again, else only a load request does.
+
+        It is in its place among the model's operations when this returns, but for an eviction while somebody waits for
+        the model.
+        """
+        if evicts:
+            return self._evict(key, version) if self._residency.is_awaited(key) else self._submit_unload(key, version)
+        if version is None:
+            self._residency.withhold(key)  # at once: a load that this supersedes is not to be tried again
+        return self._withhold_after(key, self._submit_unload(key, version))
+
+    def _submit_unload(self, key: str, version: int | None) -> Awaitable[None]:
+        return asyncio.shield(self._table.lifecycles[key].unload(version))
+
+    async def _evict(self, key: str, version: int | None) -> None:
+        await self._residency.until_served(key)
+        await self._submit_unload(key, version)
+
+    async def _withhold_after(self, key: str, unloaded: Awaitable[None]) -> None:
+        await unloaded
+        if not self._table.lifecycles[key].versions:
+            self._residency.withhold(key)
+
+    def _publish(self, key: str, table: ReadyTable) -> None:
+        self._table.publish(key, table)
+        self._residency.published(key, table)
+        if self._traffic.splits:
+            name = self._table.namespaces.name_of(key)
+            self._traffic.follow(name, self._table.ready_versions(name))
+        if not self.is_stopping:  # else every model goes, and ensembles let go of theirs by themselves
+            self._ensembles.published(key)

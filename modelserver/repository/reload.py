@@ -1,0 +1,178 @@
+"""One load of a model that may serve already: new versions come up, are swapped in, and the old ones go.
+
+    plan -> load new versions (old ones serve) -> swap in one loop step -> old ones: stop -> drain -> close
+
+It is one transaction: on failure everything is as before. Event loop thread; what blocks goes to the load pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from modelserver.config.residence import ReloadMode, reload_mode
+from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.repository.lifecycle_context import LifecycleContext
+from modelserver.repository.load_failure import VersionsFailedError, describe_failure
+from modelserver.repository.loader import LoadSource
+from modelserver.repository.plan import LoadedVersion, plan_reload
+from modelserver.repository.rolling import Rolling, can_roll
+from modelserver.repository.serving import ServingVersions
+from modelserver.repository.version_states import VersionStates
+
+logger = logging.getLogger(__name__)
+
+# How long the second half of a rolling reload waits for the old version to be closed.
+_ROLLING_PATIENCE_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Reload:
+    """`version` None: of the whole model; else `source` is of that one, and the others stay as they are.
+
+    `check_wanted` raises when the load has become pointless; `is_stopped`: nothing may come up any more.
+    """
+
+    name: str
+    context: LifecycleContext
+    serving: ServingVersions
+    states: VersionStates
+    source: LoadSource
+    version: int | None
+    check_wanted: Callable[[], None]
+    is_stopped: Callable[[], bool]
+    # Whether old versions have left before the new ones come, so that requests had better wait.
+    is_vacated: bool = False
+
+    async def run(self) -> None:
+        """Bring up what the definition asks for and swap it in. Raises ServerError.
+
+        A model that does not fit twice leaves first (`ReloadMode.UNLOAD_FIRST`), and comes back on failure if its
+        files are still there.
+        """
+        serving, definition = self.serving, self.source.definition
+        plan = plan_reload(serving.loaded, definition, keeps_others=self.version is not None)
+        self.states.loading = plan.load
+        replaced = [number for number in plan.load if number in serving.loaded]
+        mode = reload_mode(definition.config)
+        rollings = self._rollings(replaced) if mode is ReloadMode.ROLLING else {}
+        vacated = await self._vacate(replaced) if mode is ReloadMode.UNLOAD_FIRST and replaced else {}
+        try:
+            fresh = await self._load_versions(plan.load, rollings)
+            try:
+                await self._prepare_swap(plan.update, fresh.values())
+            except ServerError:
+                await self._discard(fresh, rollings)
+                raise
+        except ServerError:
+            await self._restore(vacated)
+            self.check_wanted()  # a load that was given up because of an unload is no failure of its own
+            raise
+        finally:
+            self.is_vacated = False
+            self._release_holdings(vacated.values())
+        if self.is_stopped():
+            for loaded in fresh.values():
+                serving.retirement.retire(loaded)
+            raise UnavailableError("the server is shutting down")
+        serving.swap(definition, plan, fresh)
+        for number, rolling in rollings.items():
+            await serving.retirement.wait(_ROLLING_PATIENCE_S)
+            await rolling.finish(fresh[number])
+
+    async def _prepare_swap(self, updated: Iterable[int], fresh: Iterable[LoadedVersion]) -> None:
+        self.check_wanted()
+        await self._update_instances(updated)
+        for loaded in fresh:
+            error = self.context.bind(self.name, loaded) if loaded.model.is_ensemble else None
+            if error is not None:
+                # No ConfigError, after which only a change of the file would help: its models may change.
+                raise error if not isinstance(error, ConfigError) else InvalidArgumentError(error.message)
+
+    async def _load_versions(
+        self, versions: Iterable[int], rollings: Mapping[int, Rolling]
+    ) -> dict[int, LoadedVersion]:
+        """All of `versions`, or none: raises when one fails, with Triton's words about each."""
+        jobs = {
+            version: rollings[version].begin()
+            if version in rollings
+            else self.context.in_load_pool(self.context.loader.load, self.source, version)
+            for version in versions
+        }
+        results = await asyncio.gather(*jobs.values(), return_exceptions=True)
+        loaded: dict[int, LoadedVersion] = {}
+        failures: dict[int, ServerError] = {}
+        for version, result in zip(jobs, results, strict=True):
+            if isinstance(result, ServerError):
+                failures[version] = result
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                loaded[version] = result
+        if failures:
+            await self._discard(loaded, rollings)
+            self.states.unloaded |= loaded.keys() - self.serving.loaded.keys()
+            raise VersionsFailedError(
+                self.name, {version: describe_failure(error) for version, error in failures.items()}
+            )
+        return loaded
+
+    async def _discard(self, fresh: Mapping[int, LoadedVersion], rollings: Mapping[int, Rolling]) -> None:
+        for version, rolling in rollings.items():
+            if version in fresh:
+                await rolling.undo(fresh[version])
+        await self.serving.retirement.close_all(fresh.values())
+
+    async def _update_instances(self, versions: Iterable[int]) -> None:
+        loader, loaded = self.context.loader, self.serving.loaded
+        updated: list[LoadedVersion] = []
+        try:
+            for version in versions:
+                await self.context.in_load_pool(loader.update, loaded[version], self.source.definition)
+                updated.append(loaded[version])
+        except ServerError:
+            for each in updated:
+                await self.context.in_load_pool(loader.update, each, each.definition)
+            raise
+
+    def _rollings(self, versions: Iterable[int]) -> dict[int, Rolling]:
+        """How versions are replaced instance by instance, those that can be."""
+        loaded = self.serving.loaded
+        return {
+            version: Rolling(self.context.in_load_pool, self.context.loader, self.source, loaded[version])
+            for version in versions
+            if can_roll(loaded[version].definition.config, self.source.definition.config)
+        }
+
+    # Versions that leave before their successors come.
+
+    async def _vacate(self, versions: Iterable[int]) -> dict[int, LoadedVersion]:
+        """Unload versions that are replaced, and wait until they are closed. What they need on disk is held."""
+        vacated = {version: self.serving.loaded[version] for version in versions}
+        for loaded in vacated.values():
+            for holding in loaded.holdings:
+                holding.acquire()
+        self.is_vacated = True
+        self.serving.remove(vacated)
+        await self.serving.retirement.wait()
+        return vacated
+
+    async def _restore(self, vacated: Mapping[int, LoadedVersion]) -> None:
+        """Load versions again that have left for others that did not come, if their files are as they were."""
+        for version, loaded in vacated.items():
+            if not self.source.is_wanted():
+                return
+            old = LoadSource(loaded.definition, loaded.holdings)
+            try:
+                self.serving.loaded[version] = await self.context.in_load_pool(self.context.loader.load, old, version)
+            except ServerError as error:
+                logger.error("model '%s' version %d does not come back: %s", self.name, version, error.message)
+            else:
+                logger.info("model '%s' version %d is back", self.name, version)
+
+    def _release_holdings(self, versions: Iterable[LoadedVersion]) -> None:
+        for loaded in versions:
+            for holding in loaded.holdings:
+                self.context.close_pool.submit(holding.release)

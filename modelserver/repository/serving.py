@@ -1,0 +1,106 @@
+"""The loaded versions of one model: those that requests find, and how they come and go. Event loop thread only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from modelserver.errors import ConfigError, ServerError
+from modelserver.repository.definition import ModelDefinition
+from modelserver.repository.lifecycle_context import LifecycleContext
+from modelserver.repository.plan import LoadedVersion, ReloadPlan
+from modelserver.repository.retirement import Retirement
+
+if TYPE_CHECKING:
+    from modelserver.execution.model import Model
+
+logger = logging.getLogger(__name__)
+
+
+class ServingVersions:
+    """`loaded` are those that are up, by version, replaced as a whole; `retirement` has those that leave.
+
+    `mismatched` are ensembles whose models are there and do not fit. `on_closed` hears of each version.
+    """
+
+    def __init__(self, name: str, context: LifecycleContext, on_closed: Callable[[int], None]) -> None:
+        self.loaded: dict[int, LoadedVersion] = {}
+        self.mismatched: set[int] = set()
+        self.retirement = Retirement(
+            name,
+            close_pool=context.close_pool,
+            close=context.loader.close,
+            force_close=context.force_close,
+            on_closed=on_closed,
+        )
+        self._name = name
+        self._context = context
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that are ready, ascending."""
+        return tuple(sorted(version for version, loaded in self.loaded.items() if not loaded.model.fault))
+
+    @property
+    def models(self) -> list[Model]:
+        """The ready models, ascending by version."""
+        return [self.loaded[version].model for version in self.versions]
+
+    @property
+    def ensembles(self) -> list[LoadedVersion]:
+        """The loaded versions that are ensembles, whether or not their models are there."""
+        return [loaded for loaded in self.loaded.values() if loaded.model.is_ensemble]
+
+    def publish(self) -> None:
+        """Let requests find what is ready now."""
+        versions = self.versions
+        table: dict[int | None, Model] = {version: self.loaded[version].model for version in versions}
+        if versions:
+            table[None] = table[versions[-1]]
+        self._context.publish(self._name, table)
+
+    def swap(self, definition: ModelDefinition, plan: ReloadPlan, fresh: Mapping[int, LoadedVersion]) -> None:
+        """From one request to the next, the new versions answer. No await here."""
+        replaced = [self.loaded[version] for version in (*plan.load, *plan.retire) if version in self.loaded]
+        for version in plan.update:
+            loaded = self.loaded[version]
+            if loaded.definition.config.dynamic_batching != definition.config.dynamic_batching:
+                loaded.model.update_scheduling(definition.config)
+                logger.info("model '%s' version %d follows another dynamic_batching in place", self._name, version)
+        for version in (*plan.keep, *plan.update):
+            self.loaded[version].definition = definition
+        gone = {*plan.load, *plan.retire}
+        self.loaded = {version: loaded for version, loaded in self.loaded.items() if version not in gone} | {**fresh}
+        self.mismatched -= gone
+        self.publish()
+        for loaded in replaced:
+            self.retirement.retire(loaded)
+        logger.info("model '%s' serves versions %s", self._name, list(self.versions))
+
+    def remove(self, versions: Iterable[int]) -> None:
+        """These stop at once, as far as they are loaded; they drain and close on their own."""
+        removed = {version: self.loaded[version] for version in versions if version in self.loaded}
+        self.loaded = {version: loaded for version, loaded in self.loaded.items() if version not in removed}
+        self.publish()
+        for loaded in removed.values():
+            self.retirement.retire(loaded)
+
+    def bind(self, loaded: LoadedVersion) -> ServerError | None:
+        """Let an ensemble call the models that serve now; why it cannot."""
+        error = self._context.bind(self._name, loaded)
+        self.mismatched.discard(loaded.version)
+        if isinstance(error, ConfigError):
+            self.mismatched.add(loaded.version)
+        return error
+
+    def rebind(self) -> None:
+        """The models of an ensemble have changed: call the new ones, or do not serve."""
+        for loaded in self.ensembles:
+            before = (loaded.model.fault, loaded.model.composing)
+            self.bind(loaded)
+            if before[0] != loaded.model.fault:
+                verb = f"cannot serve: {loaded.model.fault}" if loaded.model.fault else "serves again"
+                logger.info("ensemble '%s' version %d %s", self._name, loaded.version, verb)
+            if before != (loaded.model.fault, loaded.model.composing):
+                self.publish()
