@@ -23,6 +23,7 @@ from modelserver.bench.options import (
     RequestOptions,
     SharedMemory,
 )
+from modelserver.bench.report_files import check_file
 from modelserver.bench.search import LoadRange, parse_range
 from modelserver.bench.window import Stability
 from modelserver.bench.work import Sequences
@@ -42,12 +43,14 @@ def wants_help(words: Sequence[str]) -> bool:
 
 def parse_arguments(words: Sequence[str]) -> BenchOptions | LlmOptions:
     """The options that the words write. Raises InvalidArgumentError naming the flag and what it expects."""
-    found = make_parser().read(words)
+    parser = make_parser()
+    found = parser.read(words)
     if not found.model:
         raise InvalidArgumentError("-m is missing: say which model to measure")
     if found.llm or found.service_kind == "openai":
         return llm_options(
             found,
+            given={name for name, value in vars(found).items() if value != parser.get_default(name)},
             address=_address(found, is_grpc=False),
             load=_load(found),
             report=_report(found),
@@ -82,6 +85,12 @@ def parse_arguments(words: Sequence[str]) -> BenchOptions | LlmOptions:
 
 
 def _report(found: argparse.Namespace) -> ReportOptions:
+    """Raises InvalidArgumentError for a file that could not be written."""
+    if found.json not in ("", "-"):
+        check_file(Path(found.json), "--json")
+    for path, flag in ((found.csv, "-f"), (found.profile_export_file, "--profile-export-file"), (found.html, "--html")):
+        if path is not None:
+            check_file(path, flag)
     return ReportOptions(
         verbosity=found.verbose,
         csv_file=found.csv,
@@ -166,12 +175,12 @@ def _levels(found: argparse.Namespace) -> tuple[Mode, LoadRange, tuple[int, ...]
 def read_intervals(path: Path) -> tuple[int, ...]:
     """Nanoseconds, from a file of microseconds by line. Raises InvalidArgumentError."""
     try:
-        lines = path.read_text().split()
+        lines = path.read_bytes().split()
     except OSError as error:
         raise InvalidArgumentError(f"--request-intervals: cannot read '{path}': {error.strerror}") from None
     try:
         intervals = tuple(round(float(line) * 1000) for line in lines)
-    except ValueError:
+    except (ValueError, OverflowError):
         intervals = ()
     if not intervals or min(intervals) < 0 or not sum(intervals):
         raise InvalidArgumentError(f"--request-intervals: '{path}' must have numbers of microseconds, one on each line")
@@ -192,6 +201,8 @@ def _sequences(found: argparse.Namespace) -> Sequences:
 def _measurement(found: argparse.Namespace) -> MeasurementOptions:
     if found.percentile != -1 and not 0 < found.percentile < 100:
         raise InvalidArgumentError(f"--percentile expects a number between 0 and 100, got {found.percentile:g}")
+    if found.binary_search and not found.latency_threshold:
+        raise InvalidArgumentError("--binary-search looks for where a latency is passed: say which with -l")
     return MeasurementOptions(
         counts_requests=found.measurement_mode == "count_windows",
         interval_s=found.measurement_interval / 1000,

@@ -22,6 +22,8 @@ from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, S
 from modelserver.pb import grpc_service_pb2 as pb
 
 TIMEOUT_S = 30.0
+# A load may compile, or read tens of gigabytes.
+LOAD_TIMEOUT_S = 300.0
 
 Document = dict[str, Any]
 
@@ -42,6 +44,11 @@ class Control(Protocol):
 
     async def unregister(self, region: str, kind: str) -> None: ...
 
+    async def load(self, model: str, config: Document | None = None) -> None:
+        """Load a model, with `config` in place of its own; it may take long."""
+
+    async def unload(self, model: str) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -59,16 +66,16 @@ class _Call:
     def responded(self, lane: Lane) -> None:
         """Questions have one response."""
 
-    async def ask(self, lane: Lane, request: bytes) -> bytes:
+    async def ask(self, lane: Lane, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
         """The answer. Raises the error that it says."""
         self._done = asyncio.get_running_loop().create_future()
         lane.keeps_answer = True
         lane.send(request)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 failure = await self._done
         except TimeoutError:
-            raise UnavailableError(f"the server does not answer within {TIMEOUT_S:g} s") from None
+            raise UnavailableError(f"the server does not answer within {timeout_s:g} s") from None
         if failure is not None:
             raise _error_of(failure)
         return lane.answer
@@ -118,20 +125,31 @@ class HttpControl:
     async def unregister(self, region: str, kind: str) -> None:
         await self._ask("POST", f"/v2/{kind}sharedmemory/region/{quote(region, safe='')}/unregister", {})
 
+    async def load(self, model: str, config: Document | None = None) -> None:
+        document = {} if config is None else {"parameters": {"config": json.dumps(config)}}
+        await self._ask("POST", f"{_repository_path(model)}/load", document, LOAD_TIMEOUT_S)
+
+    async def unload(self, model: str) -> None:
+        await self._ask("POST", f"{_repository_path(model)}/unload", {}, LOAD_TIMEOUT_S)
+
     def close(self) -> None:
         self._lane.close()
 
-    async def _ask(self, method: str, path: str, document: Document | None = None) -> Any:
+    async def _ask(self, method: str, path: str, document: Document | None = None, timeout_s: float = TIMEOUT_S) -> Any:
         if not self._is_connected:
             await self._lane.connect()
             self._is_connected = True
         body = b"" if document is None else json.dumps(document).encode()
         head = HttpHead(self._address, method, path, self._headers)
-        answer = await self._call.ask(self._lane, head.encode(len(body)) + body)
+        answer = await self._call.ask(self._lane, head.encode(len(body)) + body, timeout_s)
         try:
             return json.loads(answer) if answer else {}
         except ValueError:
             raise ServerError(f"{self._address}{path} does not answer in JSON", code=ErrorCode.INTERNAL) from None
+
+
+def _repository_path(model: str) -> str:
+    return f"/v2/repository/models/{quote(model, safe='')}"
 
 
 class GrpcControl:
@@ -179,16 +197,28 @@ class GrpcControl:
         cuda = pb.CudaSharedMemoryUnregisterRequest(name=region)
         await self._ask("CudaSharedMemoryUnregister", cuda, pb.CudaSharedMemoryUnregisterResponse)
 
+    async def load(self, model: str, config: Document | None = None) -> None:
+        request = pb.RepositoryModelLoadRequest(model_name=model)
+        if config is not None:
+            request.parameters["config"].string_param = json.dumps(config)
+        await self._ask("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse, LOAD_TIMEOUT_S)
+
+    async def unload(self, model: str) -> None:
+        request = pb.RepositoryModelUnloadRequest(model_name=model)
+        await self._ask("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse, LOAD_TIMEOUT_S)
+
     def close(self) -> None:
         for connection, _ in self._lanes.values():
             connection.close()
 
-    async def _ask(self, method: str, request: Message, response: type[Message]) -> Document:
+    async def _ask(
+        self, method: str, request: Message, response: type[Message], timeout_s: float = TIMEOUT_S
+    ) -> Document:
         if method not in self._lanes:
             connection = H2Connection(self._address, GrpcHead(self._address, method, self._headers).fields)
             await connection.connect()
             self._lanes[method] = connection, GrpcLane(connection, self._call)
-        framed = await self._call.ask(self._lanes[method][1], frame(request.SerializeToString()))
+        framed = await self._call.ask(self._lanes[method][1], frame(request.SerializeToString()), timeout_s)
         message = response.FromString(unframe(framed, "none"))
         document: Document = MessageToDict(message, preserving_proto_field_name=True)
         return document

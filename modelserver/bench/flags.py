@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 from modelserver.bench.llm.arguments import add_llm_flags
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import nearest_hint
+from modelserver.wire.http2.frame import DEFAULT_FRAME_BYTES, MAX_FRAME_BYTES
 
 # Taken so that perf_analyzer's command lines work; nothing follows from them here.
 WITHOUT_EFFECT = {
@@ -81,7 +83,11 @@ def _add_service(group: Any) -> None:
     )
     group.add_argument("--grpc-compression-algorithm", default="none", choices=("none", "gzip", "deflate"))
     group.add_argument(
-        "--grpc-max-frame-size", type=_count, default=16384, metavar="BYTES", help="What we announce to accept (16384)."
+        "--grpc-max-frame-size",
+        type=_frame_size,
+        default=DEFAULT_FRAME_BYTES,
+        metavar="BYTES",
+        help="What we announce to accept (16384).",
     )
     group.add_argument("-a", "--async", dest="is_async", action="store_true", help="Accepted; requests always are.")
     group.add_argument("--sync", action="store_true", help="Accepted, see --async.")
@@ -180,7 +186,8 @@ def _number(text: str, least: float, kind: type[int] | type[float]) -> float:
         number = kind(text)
     except ValueError:
         number = None
-    if number is None or number < least:
+    # A float may be infinite, or no number at all.
+    if number is None or not least <= number < math.inf:
         noun = "a whole number" if kind is int else "a number"
         raise argparse.ArgumentTypeError(f"expected {noun} of at least {least:g}, got '{text}'")
     return number
@@ -200,3 +207,12 @@ def _positive(text: str) -> float:
 
 def _percent(text: str) -> float:
     return _number(text, 0, float)
+
+
+def _frame_size(text: str) -> int:
+    size = _count(text)
+    if not DEFAULT_FRAME_BYTES <= size <= MAX_FRAME_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"HTTP/2 has frames of {DEFAULT_FRAME_BYTES} to {MAX_FRAME_BYTES} bytes, got '{text}'"
+        )
+    return size

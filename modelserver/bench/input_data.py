@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,16 +118,19 @@ def _from_directory(interface: Interface, options: DataOptions, directory: Path)
 
 def _file_bytes(spec: TensorSpec, path: Path) -> bytes:
     if spec.datatype is Datatype.BYTES:
-        return encode_bytes_elements(path.read_text().splitlines())
+        return encode_bytes_elements(path.read_bytes().splitlines())
     return path.read_bytes()
 
 
 def _from_raw_file(spec: TensorSpec, shape: tuple[int, ...], path: Path) -> InputTensor:
     raw = _file_bytes(spec, path)
-    expected = len(zeros(spec, shape, ""))
-    if spec.datatype is not Datatype.BYTES and len(raw) != expected:
+    if spec.datatype is Datatype.BYTES:
+        found, expected, unit = len(path.read_bytes().splitlines()), math.prod(shape), "lines"
+    else:
+        found, expected, unit = len(raw), len(zeros(spec, shape, "")), "bytes"
+    if found != expected:
         raise InvalidArgumentError(
-            f"'{path}' has {len(raw)} bytes, expected {expected} for shape {list(shape)} of {spec.datatype.value}"
+            f"'{path}' has {found} {unit}, expected {expected} for shape {list(shape)} of {spec.datatype.value}"
         )
     return InputTensor(spec.name, spec.datatype, shape, raw)
 
@@ -135,15 +139,25 @@ def _from_file(interface: Interface, options: DataOptions, path: Path) -> list[l
     document = _load(path)
     data = document["data"]
     wanted = document.get("validation_data")
+    _check_lengths(f"{path}", data, wanted)
+    if not isinstance(data[0], list):
+        return [_stream(interface, options, f"{path}", data, wanted)]
+    streams = []
+    for number, stream in enumerate(data):
+        where = f"{path}: stream {number}"
+        if not isinstance(stream, list) or not stream:
+            raise InvalidArgumentError(
+                f"{where}: expected a list of requests, as the first one is, got {stream!r:.100}"
+            )
+        expected = wanted[number] if wanted is not None else None
+        _check_lengths(where, stream, expected)
+        streams.append(_stream(interface, options, where, stream, expected))
+    return streams
+
+
+def _check_lengths(where: str, data: Sequence[Any], wanted: Any) -> None:
     if wanted is not None and (not isinstance(wanted, list) or len(wanted) != len(data)):
-        raise InvalidArgumentError(f"{path}: 'validation_data' must have as many entries as 'data' ({len(data)})")
-    pairs = list(zip(data, wanted if wanted is not None else [None] * len(data), strict=True))
-    if isinstance(data[0], list):
-        return [
-            _stream(interface, options, f"{path}: stream {number}", stream, expected)
-            for number, (stream, expected) in enumerate(pairs)
-        ]
-    return [_stream(interface, options, f"{path}", data, wanted)]
+        raise InvalidArgumentError(f"{where}: 'validation_data' must have as many entries as 'data' ({len(data)})")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -194,6 +208,8 @@ def _inputs(interface: Interface, options: DataOptions, place: str, entry: dict[
 def _expected(interface: Interface, place: str, entry: Any) -> dict[str, bytes]:
     specs = {spec.name: spec for spec in interface.outputs}
     found = {}
+    if entry is not None and not isinstance(entry, dict):
+        raise InvalidArgumentError(f"{place}: expected an object of outputs in 'validation_data', got {entry!r:.100}")
     for name, value in (entry or {}).items():
         if name not in specs:
             raise InvalidArgumentError(f"{place}: the model has no output '{name}' (it has {', '.join(specs)})")
@@ -212,9 +228,13 @@ def _in_batches(stream: Sequence[Step], batch_size: int) -> list[Step]:
         rows = [stream[(start + number) % len(stream)] for number in range(batch_size)]
         names = [tensor.name for tensor in rows[0].inputs]
         by_name = [{tensor.name: tensor for tensor in row.inputs} for row in rows]
-        if any(list(row) != names for row in by_name):
-            raise InvalidArgumentError("rows of one batch must have the same inputs; use -b 1, or the same in all")
+        outputs = rows[0].expected.keys()
+        if any(list(row) != names for row in by_name) or any(row.expected.keys() != outputs for row in rows):
+            raise InvalidArgumentError(
+                "rows of one batch must have the same inputs, and the same outputs in 'validation_data'; "
+                "use -b 1, or the same in all"
+            )
         inputs = tuple(stack([row[name] for row in by_name]) for name in names)
-        expected = {name: b"".join(row.expected[name] for row in rows) for name in rows[0].expected}
+        expected = {name: b"".join(row.expected[name] for row in rows) for name in outputs}
         batches.append(Step(inputs, expected))
     return batches

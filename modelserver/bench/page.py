@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
-
-from modelserver.errors import ServerError
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1c2128; --soft: #5c6570; --rule: #e3e6ea;
@@ -77,11 +74,3 @@ def page(title: str, subtitle: str, sections: Sequence[str]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}{_COLORS}</style></head><body><main>"
         f'<h1>{escape(title)}</h1><p class="sub">{escape(subtitle)}</p>{"".join(sections)}</main></body></html>\n'
     )
-
-
-def write_page(path: Path, text: str) -> None:
-    """Raises ServerError."""
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ServerError(f"--html: cannot write '{path}': {error.strerror}") from None

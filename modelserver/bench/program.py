@@ -16,10 +16,10 @@ from modelserver.bench.llm.report_text import LlmTextReport
 from modelserver.bench.llm.results import LlmResults
 from modelserver.bench.llm.session import run_llm
 from modelserver.bench.options import BenchOptions, ReportOptions
-from modelserver.bench.page import write_page
 from modelserver.bench.progress import ProgressBar
 from modelserver.bench.report_csv import write_csv
 from modelserver.bench.report_export import write_export
+from modelserver.bench.report_files import write_file
 from modelserver.bench.report_html import html_report
 from modelserver.bench.report_json import results_document, write_document
 from modelserver.bench.report_text import TextReport
@@ -64,7 +64,7 @@ def _write_files(report: ReportOptions, results: Results) -> None:
     if report.json_file:
         write_document(results_document(results), report.json_file)
     if report.html_file is not None:
-        write_page(report.html_file, html_report(results))
+        write_file(report.html_file, html_report(results), "--html")
 
 
 def _run_llm(options: LlmOptions, out: TextIO, bar: ProgressBar) -> int:
@@ -74,5 +74,5 @@ def _run_llm(options: LlmOptions, out: TextIO, bar: ProgressBar) -> int:
     if options.report.json_file:
         write_document(llm_document(results), options.report.json_file)
     if options.report.html_file is not None:
-        write_page(options.report.html_file, html_llm_report(results))
+        write_file(options.report.html_file, html_llm_report(results), "--html")
     return 0 if results.is_good else 1

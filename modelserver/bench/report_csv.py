@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
 from modelserver.bench.options import Mode
+from modelserver.bench.report_files import write_file
 from modelserver.bench.results import LevelResult, Results
-from modelserver.errors import ServerError
 
 _COLUMNS = (
     "Inferences/Second",
@@ -84,10 +85,8 @@ def _by_gpu(values: Mapping[str, float]) -> str:
 def write_csv(results: Results, path: Path) -> None:
     """Levels by increasing throughput, as perf_analyzer sorts them. Raises ServerError."""
     levels = sorted(results.levels, key=lambda level: level.window.throughput)
-    try:
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(csv_columns(results))
-            writer.writerows(csv_row(results, level) for level in levels)
-    except OSError as error:
-        raise ServerError(f"-f: cannot write '{path}': {error.strerror}") from None
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(csv_columns(results))
+    writer.writerows(csv_row(results, level) for level in levels)
+    write_file(path, text.getvalue(), "-f")

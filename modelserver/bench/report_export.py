@@ -12,9 +12,9 @@ import numpy as np
 
 from modelserver.bench.fleet import Harvest
 from modelserver.bench.options import Mode
+from modelserver.bench.report_files import write_file
 from modelserver.bench.results import LevelResult, Results
 from modelserver.bench.window import END, START
-from modelserver.errors import ServerError
 
 
 def export_document(results: Results, wall_offset_ns: int) -> dict[str, Any]:
@@ -53,7 +53,4 @@ def _requests(harvest: Harvest, offset_ns: int) -> list[dict[str, Any]]:
 def write_export(results: Results, path: Path) -> None:
     """Raises ServerError."""
     document = export_document(results, time.time_ns() - time.monotonic_ns())
-    try:
-        path.write_text(json.dumps(document, separators=(",", ":")))
-    except OSError as error:
-        raise ServerError(f"--profile-export-file: cannot write '{path}': {error.strerror}") from None
+    write_file(path, json.dumps(document, separators=(",", ":")), "--profile-export-file")

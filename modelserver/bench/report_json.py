@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.bench.latency import Latency
+from modelserver.bench.report_files import write_file
 from modelserver.bench.results import LevelResult, Results
 from modelserver.bench.server_statistics import ModelCounts, ServerCounts
 from modelserver.bench.window import Window
-from modelserver.errors import ServerError
 
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
@@ -109,7 +109,4 @@ def write_document(document: dict[str, Any], target: str) -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    try:
-        Path(target).write_text(text)
-    except OSError as error:
-        raise ServerError(f"--json: cannot write '{target}': {error.strerror}") from None
+    write_file(Path(target), text, "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,7 +30,7 @@ def parse_range(text: str, flag: str, *, is_whole: bool) -> LoadRange:
         numbers = [int(part) if is_whole else float(part) for part in parts]
     except ValueError:
         numbers = []
-    if not 1 <= len(numbers) <= 3:
+    if not 1 <= len(numbers) <= 3 or not all(map(math.isfinite, numbers)):
         kind = "whole numbers" if is_whole else "numbers"
         raise InvalidArgumentError(f"{flag} expects <start:end:step> of {kind}, got '{text}'")
     start = numbers[0]

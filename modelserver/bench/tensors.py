@@ -108,7 +108,9 @@ def from_document(spec: TensorSpec, entry: object, default_shape: tuple[int, ...
     try:
         tensor_from_bytes(spec.name, spec.datatype, shape, raw)
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{where}: {error.message}") from None
+        # `where` ends with the tensor's name, with which the message begins.
+        problem = error.message.removeprefix(f"input '{spec.name}': ")
+        raise InvalidArgumentError(f"{where}: {problem}") from None
     return InputTensor(spec.name, spec.datatype, shape, raw)
 
 

@@ -120,6 +120,19 @@ def test_tls(tmp_path: Path) -> None:
         ("--llm --extra-inputs x", "--extra-inputs expects"),
         ("--llm --num-prompts 0", "at least 1"),
         ("--llm --binary-search --concurrency-range 1:4", "goes through all of it"),
+        ("--binary-search --concurrency-range 1:4", "say which with -l"),
+        ("--request-rate-range nan", "of numbers, got 'nan'"),
+        ("--request-rate-range 1:inf", "of numbers, got '1:inf'"),
+        ("-s nan", "at least 0.001"),
+        ("--sequence-length-variation inf", "at least 0"),
+        ("--grpc-max-frame-size 5", "16384 to 16777215"),
+        ("--llm --goodput ttft:nan", "--goodput expects"),
+        ("--llm --goodput itl", "--goodput expects"),
+        ("--llm --input-tokens nan", "--input-tokens expects"),
+        ("--llm --output-tokens 3:inf", "--output-tokens expects"),
+        ("--llm -f o.csv", "-f is not of --llm: use --json"),
+        ("--llm -i grpc", "prompts go over HTTP"),
+        ("--llm --shared-memory system", "prompts are text"),
     ],
 )
 def test_what_is_wrong_is_named(words: str, message: str) -> None:
@@ -144,6 +157,19 @@ def test_a_model_must_be_named() -> None:
 )
 def test_addresses(text: str, expected: Address) -> None:
     assert parse("-u", text).address == expected
+
+
+@pytest.mark.parametrize("content", [b"100\ninf\n", b"100\nnan\n", b"\xff", b"", b"-1\n", b"0\n"])
+def test_intervals_that_are_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "gaps").write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match="numbers of microseconds"):
+        parse("--request-intervals", str(tmp_path / "gaps"))
+
+
+def test_flags_of_tensors_are_without_effect_on_prompts() -> None:
+    options = parse_arguments(["-m", "m", "--llm", "-p", "1000", "--streaming", "-s", "10"])
+    assert isinstance(options, LlmOptions)
+    assert options.notes == ("--measurement-interval has no effect: it is not of --llm",)
 
 
 @pytest.mark.parametrize("words", [["--llm"], ["--service-kind", "openai"]])

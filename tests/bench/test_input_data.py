@@ -117,6 +117,15 @@ def test_rows_of_a_batch_follow_each_other_and_begin_again(tmp_path: Path) -> No
     assert [values(step, "V") for step in stream] == [[[1], [2]], [[3], [1]]]
 
 
+def test_rows_of_a_batch_expect_the_same_outputs(tmp_path: Path) -> None:
+    spec = TensorSpec("V", Datatype.INT32, (1,))
+    document = {"data": [{"V": [1]}, {"V": [2]}], "validation_data": [{"OUT": [1]}, {}]}
+    given = interface(spec, max_batch_size=4, outputs=(TensorSpec("OUT", Datatype.INT32, (1,)),))
+    options = DataOptions(sources=write(tmp_path, document).sources, batch_size=2)
+    with pytest.raises(InvalidArgumentError, match="the same outputs in 'validation_data'"):
+        read_data(given, options)
+
+
 def test_expected_outputs(tmp_path: Path) -> None:
     outputs = (TensorSpec("OUT", Datatype.INT32, (-1,)),)
     document = {"data": [{"V": {"content": [1], "shape": [1]}}], "validation_data": [{"OUT": [4, 5]}]}
@@ -129,6 +138,12 @@ def test_a_directory_has_a_file_for_each_input(tmp_path: Path) -> None:
     (tmp_path / "T").write_text("one\ntwo\n")
     ((step,),) = read_data(interface(FLOATS, TEXT), DataOptions(sources=(str(tmp_path),)))
     assert values(step, "F", "float32") == [[0, 1], [2, 3]]
+    (tmp_path / "T").write_bytes(b"\xff\n\x0c\r\n")
+    ((step,),) = read_data(interface(FLOATS, TEXT), DataOptions(sources=(str(tmp_path),)))
+    assert decode_bytes_elements("T", (2,), step.inputs[1].raw).tolist() == [b"\xff", b"\x0c"]
+    (tmp_path / "T").write_text("one\n")
+    with pytest.raises(InvalidArgumentError, match=r"'.*T' has 1 lines, expected 2 for shape \[2\] of BYTES"):
+        read_data(interface(FLOATS, TEXT), DataOptions(sources=(str(tmp_path),)))
     (tmp_path / "T").unlink()
     with pytest.raises(InvalidArgumentError, match=r"no file '.*T' for input 'T'"):
         read_data(interface(FLOATS, TEXT), DataOptions(sources=(str(tmp_path),)))
@@ -149,6 +164,11 @@ def test_a_directory_has_a_file_for_each_input(tmp_path: Path) -> None:
         ({"data": [3]}, "an object of inputs"),
         ({"data": [{"F": [1, 2, 3, 4]}], "validation_data": []}, "as many entries"),
         ({"data": [{"F": [1, 2, 3, 4]}], "validation_data": [{"NO": [1]}]}, "no output 'NO'"),
+        ({"data": [{"F": [1, 2, 3, 4]}], "validation_data": [3]}, "an object of outputs in 'validation_data', got 3"),
+        ({"data": [[{"F": [1, 2, 3, 4]}], {}]}, "stream 1: expected a list of requests"),
+        ({"data": [[]]}, "stream 0: expected a list of requests"),
+        ({"data": [[{"F": [1, 2, 3, 4]}]], "validation_data": [3]}, "stream 0: 'validation_data' must have as many"),
+        ({"data": [{"F": [1, 2, 3]}]}, r"entry 0, input 'F': expected 16 bytes"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, document: Any, message: str) -> None:

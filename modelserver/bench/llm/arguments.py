@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,35 @@ _TARGETS = {
 }
 
 
+# Flags of tensors that a user would miss the effect of, with what to use instead.
+_REFUSED = {
+    "protocol": ("-i grpc", "prompts go over HTTP; leave it out"),
+    "csv": ("-f", "use --json FILE or --html FILE"),
+    "profile_export_file": ("--profile-export-file", "use --json FILE or --html FILE"),
+    "input_data": ("--input-data", "use --prompt-file FILE"),
+    "batch_size": ("-b", "each prompt is a request; use --concurrency-range"),
+    "shared_memory": ("--shared-memory", "prompts are text; leave it out"),
+    "collect_metrics": ("--collect-metrics", "leave it out, and read the server's metrics port"),
+}
+# Others, of which it is only said that nothing follows from them.
+_WITHOUT_EFFECT = (
+    "latency_threshold",
+    "max_trials",
+    "measurement_interval",
+    "measurement_mode",
+    "measurement_request_count",
+    "model_version",
+    "percentile",
+    "request_parameter",
+    "shape",
+    "stability_percentage",
+    "string_data",
+    "string_length",
+    "verbose",
+    "verbose_csv",
+)
+
+
 def add_llm_flags(group: Any) -> None:
     """Add the flags to the parser of the bench."""
     group.add_argument("--llm", action="store_true", help="Send prompts, measure tokens.")
@@ -49,12 +79,16 @@ def add_llm_flags(group: Any) -> None:
 def llm_options(
     found: argparse.Namespace,
     *,
+    given: Set[str],
     address: Address,
     load: LoadOptions,
     report: ReportOptions,
     headers: Mapping[str, str],
 ) -> LlmOptions:
-    """Raises InvalidArgumentError naming the flag and what it expects."""
+    """`given` names what has not its default. Raises InvalidArgumentError naming the flag and what it expects."""
+    for name, (flag, instead) in _REFUSED.items():
+        if name in given:
+            raise InvalidArgumentError(f"{flag} is not of --llm: {instead}")
     if load.mode is Mode.PERIODIC:
         raise InvalidArgumentError("--periodic-concurrency-range is not of --llm; use --concurrency-range")
     if load.levels.is_endless or load.is_binary:
@@ -82,6 +116,9 @@ def llm_options(
         num_warmup_requests=found.warmup_request_count,
         goodput=dict(_target(text) for text in found.goodput),
         report=report,
+        notes=tuple(
+            f"--{name.replace('_', '-')} has no effect: it is not of --llm" for name in _WITHOUT_EFFECT if name in given
+        ),
     )
 
 
@@ -91,7 +128,7 @@ def _length(text: str, flag: str) -> Length:
         length = Length(float(mean), float(deviation) if colon else 0.0)
     except ValueError:
         raise InvalidArgumentError(f"{flag} expects <mean> or <mean>:<stddev>, got '{text}'") from None
-    if length.mean < 0 or length.deviation < 0:
+    if not (0 <= length.mean < math.inf and 0 <= length.deviation < math.inf):
         raise InvalidArgumentError(f"{flag} expects numbers of at least 0, got '{text}'")
     return length
 
@@ -112,6 +149,9 @@ def _target(text: str) -> tuple[Target, float]:
         known = ", ".join(target.value for target in Target)
         raise InvalidArgumentError(f"--goodput knows {known}, got '{name}'{nearest_hint(name, _TARGETS)}")
     try:
-        return _TARGETS[name], float(limit)
+        limit_ms = float(limit)
     except ValueError:
-        raise InvalidArgumentError(f"--goodput expects <name>:<milliseconds>, got '{text}'") from None
+        limit_ms = math.nan
+    if not 0 < limit_ms < math.inf:
+        raise InvalidArgumentError(f"--goodput expects <name>:<milliseconds>, got '{text}'")
+    return _TARGETS[name], limit_ms

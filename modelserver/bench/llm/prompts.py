@@ -58,29 +58,38 @@ def _output(options: PromptOptions, source: random.Random) -> int | None:
 def _from_file(path: Path, options: PromptOptions, source: random.Random) -> list[Prompt]:
     """A JSON object on each line: `prompt` (or `text_input`, `text`) or `messages`, and perhaps `max_tokens`."""
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InvalidArgumentError(f"--prompt-file: cannot read '{path}': {error.strerror}") from None
-    prompts = [_from_line(line, f"{path}, line {number}", options, source) for number, line in enumerate(lines, 1)]
+    prompts = [
+        _from_line(line, f"{path}, line {number}", options, source)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not prompts:
         raise InvalidArgumentError(f"--prompt-file: '{path}' has no prompts")
     return prompts
 
 
-def _from_line(line: str, where: str, options: PromptOptions, source: random.Random) -> Prompt:
+def _from_line(line: bytes, where: str, options: PromptOptions, source: random.Random) -> Prompt:
     try:
         document = json.loads(line)
     except ValueError as error:
         raise InvalidArgumentError(f"{where}: not JSON: {error}") from None
     document = {"prompt": document} if isinstance(document, str) else document
+    if not isinstance(document, dict):
+        document = {}
     text = next((document[name] for name in ("prompt", "text_input", "text") if name in document), None)
-    messages = document.get("messages")
-    if not isinstance(text, str) and not isinstance(messages, list):
-        raise InvalidArgumentError(f'{where}: expected {{"prompt": "..."}} or {{"messages": [...]}}')
+    messages = document.get("messages", [])
+    has_messages = isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
+    if not has_messages or not (isinstance(text, str) or (text is None and messages)):
+        raise InvalidArgumentError(f'{where}: expected {{"prompt": "..."}} or {{"messages": [{{"role": ...}}, ...]}}')
     if text is None:
-        text = "\n".join(str(message.get("content", "")) for message in messages or ())
+        text = "\n".join(str(message.get("content", "")) for message in messages)
     max_tokens = document.get("max_tokens", document.get("output_tokens"))
-    return Prompt(text, tuple(messages or ()), max_tokens or _output(options, source))
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise InvalidArgumentError(f"{where}: 'max_tokens' must be a whole number of at least 1, got {max_tokens!r}")
+    return Prompt(text, tuple(messages), max_tokens or _output(options, source))
 
 
 def encode_prompts(options: LlmOptions, prompts: list[Prompt], path: str) -> tuple[bytes, ...]:

@@ -41,10 +41,24 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     assert len(prompts[3].messages) == 2
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ('{"x": 1}', "line 1: expected"), ("", "no prompts")])
-def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not JSON"),
+        (b'"\xff"', "line 1: not JSON"),
+        (b'{"x": 1}', "line 1: expected"),
+        (b'\n"one"\n[1]', "line 3: expected"),
+        (b'{"prompt": 1}', "line 1: expected"),
+        (b'{"messages": []}', "line 1: expected"),
+        (b'{"messages": ["hello"]}', "line 1: expected"),
+        (b'{"prompt": "one", "max_tokens": "many"}', "'max_tokens' must be a whole number"),
+        (b'{"prompt": "one", "max_tokens": 0}', "'max_tokens' must be a whole number"),
+        (b"", "no prompts"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text(text)
+    path.write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=message):
         make_prompts(PromptOptions(file=path))
 
