@@ -38,8 +38,9 @@ class Interruption:
         with self._lock:
             self._waiting = set(own)
             self._inner = inner
+        note = self._note  # one bound method, not one per request
         for request in own:
-            request.on_cancel = self._note
+            request.on_cancel = note
         # Those that were cancelled before that moment reported elsewhere, and in vain: they had left the queue.
         gone = [request for request in own if request.is_cancelled]
         with self._lock:

@@ -22,7 +22,9 @@ Shape = tuple[int, ...]
 _INT64 = np.iinfo(np.int64)
 _LEADING_BRACKETS = re.compile(rb"[\[\s]*")
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+_BYTES = Datatype.BYTES  # to look a member up at its class is a call in Python 3.11
 _MAX_PACKED = 1024
+_WITH_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _N = ord("n")  # as a number: looking for it is then a tenth of the time
 # `struct`'s letters, by dtype's kind and size: NumPy's own depend on the system.
 _LETTERS = {"b1": "?", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
@@ -76,16 +78,16 @@ def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
     Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
     """
     data, datatype = tensor.data, tensor.datatype
-    if datatype is Datatype.BYTES:
+    if datatype is _BYTES:
         texts = _decode_strings(tensor)
         return orjson.dumps(np.array(texts, object).reshape(data.shape).tolist() if is_nested else texts)
-    if datatype is Datatype.FP16 or datatype is Datatype.BF16:
+    if datatype in _BINARY_ONLY:
         raise InvalidArgumentError(
             f"output '{tensor.name}': {datatype.value} has no JSON form; request it with 'binary_data': true, "
             "or all outputs with the request parameter 'binary_data_output': true"
         )
     data = np.ascontiguousarray(data).reshape(data.shape) if is_nested else data.ravel()
-    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(data, None, _WITH_NUMPY)
     # What is not finite is null there, and nothing else has an n: finding that costs less than looking at each number.
     if _N in text and data.dtype.kind == "f":
         return dump_non_finite(data.tolist())

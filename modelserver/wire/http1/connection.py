@@ -178,7 +178,7 @@ class Http1Connection(RequestReader):
             outgoing = self._outgoing
             outgoing.add(self._plain_head(response.headers, num_bytes), body, num_bytes)
             self._turn = None
-            if not outgoing.is_collecting and self._has_work():
+            if not (outgoing.is_collecting or outgoing.is_lone) and self._has_work():
                 self._advance()
             return
         start = answer_start(response.status, tuple(response.headers))

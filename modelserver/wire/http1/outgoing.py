@@ -47,11 +47,6 @@ class Outgoing:
         self._room: asyncio.Future[None] | None = None  # of who waits for the peer to read
         self._progress: Progress | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the peer does not read, or something is collected."""
-        return self.is_paused or bool(self._parts)
-
     def add(self, head: bytes, body: Sequence[Buffer], num_body_bytes: int) -> None:
         """Send `head` and the buffers of `body` soon; they are not changed afterwards."""
         if num_body_bytes <= _MAX_JOINED_BYTES:
@@ -66,7 +61,7 @@ class Outgoing:
             self._parts.append(head)
             self._parts += body
         self._num_collected += len(head) + num_body_bytes
-        if self._num_collected > _MAX_COLLECTED_BYTES:
+        if self.is_lone or self._num_collected > _MAX_COLLECTED_BYTES:
             self.flush()
         elif not self.is_collecting and not self._is_in_outbox:
             self._is_in_outbox = True

@@ -129,8 +129,26 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._is_quiet = False
-        if nbytes == self._last_size and self._memory.startswith(self._last_data) and self._is_free():
-            self._take_lone(nbytes)
+        request, outgoing = self._last_head, self._outgoing
+        if (
+            nbytes == self._last_size
+            and request is not None
+            and self._memory.startswith(self._last_data)
+            and self._turn is None
+            and not outgoing.is_paused
+            and self._is_free()
+        ):
+            # Just one whole request that begins as the last one, the usual case and the hot one: as `_receive`.
+            turn: Any = Turn(self, request, self._arena[self._last_len : nbytes].tobytes())
+            self._turn = turn  # until its answer, which may be there when `handle` returns
+            self._head_since_s = None
+            outgoing.is_lone = True
+            self._frontend.handle(turn)
+            outgoing.is_lone = False
+            if self._is_over:
+                self._settle()
+            elif self._turn is None:
+                self._context.lookout.expect(HTTP1_WOKEN_NS)
         elif self._room is not None:
             self._fill(nbytes)
         elif nbytes >= MIN_DIRECT_BYTES:
@@ -139,32 +157,15 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._receive(self._arena[:nbytes].tobytes())
 
     def _is_free(self) -> bool:
-        """Whether what comes is the beginning of a request, and its turn, and no answer is due before its own."""
+        """Whether what comes is the beginning of a request that nothing is to be done before."""
         return not (
-            self._turn is not None
-            or self._rest
+            self._rest
             or self._waiting
             or self._incoming is not None
             or self._is_held
             or self._is_over
             or self._is_draining
-            or self._outgoing.is_busy
         )
-
-    def _take_lone(self, nbytes: int) -> None:
-        """As `_receive`, for just one whole request that begins as the last one: the usual one, and the hot one."""
-        request, outgoing = self._last_head, self._outgoing
-        assert request is not None, "there was a last one"
-        turn: Any = Turn(self, request, self._arena[self._last_len : nbytes].tobytes())
-        self._turn = turn  # until its answer, which may be there when `handle` returns
-        outgoing.is_lone = True
-        self._head_since_s = None
-        self._frontend.handle(turn)
-        outgoing.is_lone = False
-        if self._is_over:
-            self._settle()
-        elif self._turn is None:
-            self._context.lookout.expect(HTTP1_WOKEN_NS)
 
     def _receive(self, data: bytes) -> None:
         """Read what came."""

@@ -156,6 +156,23 @@ async def test_answers_given_elsewhere_leave_at_the_end_of_the_turn() -> None:
     assert dialogue.take().endswith(b"done")
 
 
+async def test_an_answer_given_at_once_stays_behind_one_given_elsewhere_before() -> None:
+    dialogue = Dialogue().begin(GET % 0)
+    dialogue.take()
+    for size in (1, 100_000):
+        dialogue.frontend.answer = later
+        dialogue.send(GET % 0)
+        dialogue.exchanges[-1].respond(HttpResponse(200, [], (b"first",)))
+        assert not dialogue.transport.writes
+        body = b"x" * size
+        dialogue.frontend.answer = lambda exchange, body=body: exchange.respond(HttpResponse(200, [], (body,)))
+        dialogue.send(GET % 0)
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+        assert dialogue.take() == head % 5 + b"first" + head % size + body
+        await _turns()
+        assert not dialogue.take()
+
+
 async def test_answers_keep_the_order_of_the_requests() -> None:
     dialogue = Dialogue(later).begin()
     dialogue.send(b"".join(GET % number for number in range(50)))
