@@ -79,12 +79,20 @@ def run_server(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server, and what it has started: not every server sees to that itself."""
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     try:
         process.wait(20)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _, left = psutil.wait_procs(children, timeout=1)
+    for child in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def http_ready(path: str = "/v2/health/ready", port: str = "http") -> Callable[[Mapping[str, int]], bool]:
