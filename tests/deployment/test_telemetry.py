@@ -6,12 +6,19 @@ import json
 import re
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.deployment import CHART, DOCKER, ROOT, metrics_of, read_yaml
-from support.serving import RunningServer
+from support.model_files import write_identity
+from support.serving import RunningServer, running_server
 from support.tools import run_tool
+from support.waiting import until_true
+
+from modelserver.telemetry.exposition import render_text
+from modelserver.telemetry.gpu import GpuMemory, GpuReading
+from modelserver.telemetry.gpu_metrics import gpu_families
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 GROUPS = read_yaml(CHART / "files" / "alerts.yaml")["groups"]
@@ -30,22 +37,59 @@ def post(server: RunningServer, path: str, document: object) -> None:
         assert answer.status == 200
 
 
-@pytest.fixture(scope="module")
-def scrape(server: RunningServer) -> str:
-    """The metrics of a server that has answered a model and a language model."""
-    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
-    post(server, "/v2/models/identity/infer", {"inputs": [tensor]})
+def ask_tiny_chat(server: RunningServer) -> None:
     message = {"role": "user", "content": "hello"}
     post(server, "/v1/chat/completions", {"model": "tiny_chat", "messages": [message], "max_tokens": 8})
+
+
+def metrics(server: RunningServer) -> str:
     with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 
 @pytest.fixture(scope="module")
-def told(scrape: str) -> dict[str, set[str]]:
+def scrape(server: RunningServer) -> str:
+    """The metrics of a server that has answered a model and a language model."""
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
+    post(server, "/v2/models/identity/infer", {"inputs": [tensor]})
+    ask_tiny_chat(server)
+    return metrics(server)
+
+
+@pytest.fixture(scope="module")
+def second_scrape(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The metrics of a server that has front processes, quotas, a cache, a canary, a shadow, and models on demand."""
+    root = tmp_path_factory.mktemp("second")
+    write_identity(root, "split", versions=(1, 2), more="version_policy { all { } }")
+    write_identity(root, "cached", more="response_cache { enable: true }")
+    for name in ("turn", "about"):
+        words = {"load_on_demand": "true", "resident_bytes": "60"}.items()
+        more = "".join(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in words)
+        write_identity(root, name, more=more)
+    (root / "tiny_chat").symlink_to(ROOT / "model_repository" / "tiny_chat")
+    options: dict[str, Any] = {"on_demand_memory_budget": 100, "cache_config": ("local,size=100000",)}
+    limits = "requests_per_second=1000,tokens_per_second=1000"
+    with running_server(root, callers_by="address", caller_limits=limits, wire_processes=2, **options) as second:
+        post(second, "/v2/repository/models/split/traffic", {"weights": {"1": 1}, "shadows": {"2": 1}})
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
+        for name in ("split", "cached", "cached", "turn", "about"):
+            post(second, f"/v2/models/{name}/infer", {"inputs": [tensor]})
+        ask_tiny_chat(second)
+        until_true(lambda: "modelserver_shadow_requests_total{" in metrics(second), "the copy was compared")
+        return metrics(second)
+
+
+def of_gpus() -> str:
+    """What a server tells of a GPU, which the machine of the test need not have."""
+    reading = GpuReading(0, "GPU-1", "card", GpuMemory(100, 50), 0.5, 70.0, 300.0, 1000.0, (9, 0))
+    return render_text(gpu_families([reading])).decode()
+
+
+@pytest.fixture(scope="module")
+def told(scrape: str, second_scrape: str) -> dict[str, set[str]]:
     """The names of samples and families, each with the labels it has been seen with."""
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(scrape):
+    for family in text_string_to_metric_families(scrape + second_scrape + of_gpus()):
         for suffix in {"counter": ["", "_total"], "histogram": ["_bucket", "_count", "_sum"]}.get(family.type, [""]):
             labels.setdefault(family.name + suffix, set())
         for sample in family.samples:

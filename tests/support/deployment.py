@@ -16,7 +16,9 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _SELECTOR = re.compile(r"\{[^}]*\}")
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 _DURATION = re.compile(r"\[[^\]]*\]")
-_WORDS = frozenset({"and", "or", "unless", "time", "vector", "sum", "min", "max", "avg", "count", "by", "Inf", "NaN"})
+_WORDS = frozenset(
+    {"and", "or", "unless", "time", "vector", "sum", "min", "max", "avg", "count", "by", "group_left", "Inf", "NaN"}
+)
 # What a scrape or a rule makes, not the server.
 _OF_PROMETHEUS = frozenset({"up"})
 
