@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,23 @@ if TYPE_CHECKING:
     from modelserver.toolkit.tuning.session import TuneOptions, TuneResult
     from modelserver.toolkit.tuning.trial import Trial
 
-Url = Annotated[str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of a server in explicit mode.")]
+DEFAULT_GRPC = "localhost:8001"
+
+
+class Protocol(enum.StrEnum):
+    """How requests are sent, and models loaded."""
+
+    HTTP = "http"
+    GRPC = "grpc"
+
+
+Url = Annotated[
+    str,
+    typer.Option(
+        envvar="MODELSERVER_URL",
+        help=f"Address of a server in explicit mode; {DEFAULT_URL} without, with -i grpc {DEFAULT_GRPC}.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +43,10 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    url: Url = DEFAULT_URL,
+    url: Url = "",
+    protocol: Annotated[
+        Protocol, typer.Option("--protocol", "-i", help="What requests are sent by, and settings loaded.")
+    ] = Protocol.HTTP,
     model_repository: Annotated[
         Path | None, typer.Option(help="Start a server of this repository for the run, in place of --url.")
     ] = None,
@@ -70,9 +90,11 @@ def tune(
             raise AlreadyExistsError(f"'{file}' is there already: choose another name, or replace it with --force")
     if serve_flag and model_repository is None:
         raise InvalidArgumentError("--serve-flag is for the server of --model-repository")
+    is_grpc = protocol is Protocol.GRPC
     options = TuneOptions(
         model=model,
-        url=url,
+        url=url or (DEFAULT_GRPC if is_grpc else DEFAULT_URL),
+        is_grpc=is_grpc,
         space=SpaceOptions(
             instances=_numbers(instances, "--instances", 1),
             batch_sizes=_numbers(batch_sizes, "--batch-sizes", 1),
@@ -106,7 +128,7 @@ def _run(options: TuneOptions, repository: Path | None, flags: list[str], report
     if repository is None:
         return run(options, report)
     report.show("starting a server")
-    with private_server(repository, options.model, flags) as url:
+    with private_server(repository, options.model, flags, is_grpc=options.is_grpc) as url:
         return run(with_url(options, url), report)
 
 

@@ -21,14 +21,15 @@ START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.05
 _NUM_LINES = 20
-# The line of the port in what `modelserver serve` prints when it is ready.
-_ADDRESS = re.compile(rb"^http +(?:http://)?(\S+:\d+)\s*$", re.MULTILINE | re.IGNORECASE)
+# The lines of the ports in what `modelserver serve` prints when it is ready.
+_ADDRESS = re.compile(rb"^(http|grpc) +(?:http://)?(\S+:\d+)\s*$", re.MULTILINE | re.IGNORECASE)
 _PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def private_server(repository: Path, model: str, flags: Sequence[str] = ()) -> Iterator[str]:
-    """The URL of a server of `repository` with `model` loaded. `flags` are further ones of `modelserver serve`.
+def private_server(repository: Path, model: str, flags: Sequence[str] = (), *, is_grpc: bool = False) -> Iterator[str]:
+    """The URL of a server of `repository` with `model` loaded, or the address of its gRPC port. `flags` are further
+    ones of `modelserver serve`.
 
     Raises UnavailableError with the last lines of its log when it does not start, or the model does not load.
     """
@@ -48,7 +49,8 @@ def private_server(repository: Path, model: str, flags: Sequence[str] = ()) -> I
             preexec_fn=_die_with_parent,
         )
         try:
-            yield f"http://{_wait(process, log.fileno(), model)}"
+            addresses = _wait(process, log.fileno(), model)
+            yield addresses["grpc"] if is_grpc else f"http://{addresses['http']}"
         finally:
             _stop(process)
 
@@ -59,16 +61,15 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _wait(process: subprocess.Popen[bytes], log: int, model: str) -> str:
-    """The address of its HTTP port, as soon as the model serves."""
+def _wait(process: subprocess.Popen[bytes], log: int, model: str) -> dict[str, str]:
+    """The addresses of its ports by protocol, as soon as the model serves."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         text = os.pread(log, 1 << 20, 0)
-        found = _ADDRESS.search(text)
-        if found is not None:
-            address = found.group(1).decode()
-            _check_model(address, model)
-            return address
+        found = {protocol.decode().lower(): address.decode() for protocol, address in _ADDRESS.findall(text)}
+        if len(found) == 2:
+            _check_model(found["http"], model)
+            return found
         if process.poll() is not None:
             raise UnavailableError(f"the server did not start:\n{_tail(text)}")
         time.sleep(_POLL_S)

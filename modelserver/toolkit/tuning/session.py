@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
-from urllib.parse import urlsplit
 
-from modelserver.bench.address import Address, Tls
 from modelserver.bench.input_data import DataOptions
 from modelserver.bench.options import BenchOptions, LoadOptions, MeasurementOptions, RequestOptions
 from modelserver.bench.results import LevelResult
 from modelserver.bench.session import run_bench
 from modelserver.bench.window import Stability, Window
-from modelserver.cli.client import KEY_VARIABLE, ServerClient
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import ServerError
 from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate
@@ -24,6 +20,7 @@ from modelserver.toolkit.tuning.search import Scores, climb, everything, winner
 from modelserver.toolkit.tuning.space import Space, SpaceOptions, make_space
 from modelserver.toolkit.tuning.trial import Trial, joined, judge, point_of
 from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
+from modelserver.toolkit.tuning.tuned_server import tuned_server
 
 # Requests before the first window of a candidate: what is new warms up.
 NUM_WARMUP = 20
@@ -34,10 +31,13 @@ DEFAULT_CONCURRENCIES = (1, 4, 16)
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """`limit_us` is the latency to stay below (0: none), of `percentile` (None: the mean). Windows last `window_s`."""
+    """`url` is that of the server's HTTP port, or with `is_grpc` of its gRPC port. `limit_us` is the latency to stay
+    below (0: none), of `percentile` (None: the mean). Windows last `window_s`.
+    """
 
     model: str
     url: str
+    is_grpc: bool = False
     space: SpaceOptions = field(default_factory=SpaceOptions)
     limit_us: float = 0.0
     percentile: float | None = 99
@@ -97,9 +97,9 @@ def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
 
     Raises ServerError when the model cannot be changed at all, or cannot be given back.
     """
-    client = ServerClient(options.url)
+    server = tuned_server(options.url, is_grpc=options.is_grpc)
     began_s = time.monotonic()
-    with borrowed(client, options.model) as model:
+    with borrowed(server, options.model) as model:
         space = make_space(model.config, options.space, _num_cpus())
         result = TuneResult(options, model.config, space)
         watcher.run_began(result)
@@ -192,16 +192,11 @@ class _LevelWatcher:
 
 def bench_options(options: TuneOptions) -> BenchOptions:
     """How one candidate is measured: all levels of load, until one is over the limit."""
-    parts = urlsplit(options.url if "://" in options.url else f"http://{options.url}")
-    is_secure = parts.scheme == "https"
-    address = Address(
-        parts.hostname or "localhost", parts.port or (443 if is_secure else 80), Tls() if is_secure else None
-    )
-    key = os.environ.get(KEY_VARIABLE, "")
-    headers: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
+    server = tuned_server(options.url, is_grpc=options.is_grpc)
     return BenchOptions(
         model=options.model,
-        address=address,
+        is_grpc=options.is_grpc,
+        address=server.address,
         load=LoadOptions(values=tuple(float(count) for count in sorted(options.concurrencies)), num_workers=1),
         measurement=MeasurementOptions(
             interval_s=options.window_s,
@@ -209,7 +204,7 @@ def bench_options(options: TuneOptions) -> BenchOptions:
             stability=Stability(percentage=15.0, percentile=options.percentile, latency_limit_us=options.limit_us),
             num_warmup_requests=NUM_WARMUP,
         ),
-        request=RequestOptions(data=options.data, headers=headers),
+        request=RequestOptions(data=options.data, headers=server.headers),
     )
 
 

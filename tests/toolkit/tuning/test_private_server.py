@@ -9,6 +9,7 @@ from support.model_files import write_identity
 from modelserver.cli.client import ServerClient
 from modelserver.errors import UnavailableError
 from modelserver.toolkit.tuning.private_server import private_server
+from modelserver.toolkit.tuning.tuned_server import tuned_server
 
 
 def children() -> set[int]:
@@ -25,6 +26,8 @@ def test_it_serves_one_model_and_ends(tmp_path: Path) -> None:
         assert states["other"] != "READY"
         assert len(children() - before) == 1
     assert children() == before
+    with private_server(tmp_path, "echo", is_grpc=True) as url:
+        assert tuned_server(url, is_grpc=True).config("echo")["name"] == "echo"
 
 
 def test_what_keeps_it_from_serving_is_told(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from modelserver.toolkit.tuning.session import TuneOptions, TuneResult, tune
 from modelserver.toolkit.tuning.space import SpaceOptions
 from modelserver.toolkit.tuning.trial import Trial
 from modelserver.toolkit.tuning.tuned_model import borrowed
+from modelserver.toolkit.tuning.tuned_server import tuned_server
 
 SMALL = SpaceOptions(instances=(1, 2), batch_sizes=(8,), delays_us=(0,))
 
@@ -63,7 +64,7 @@ def options(client: ServerClient, model: str = "slow", **fields) -> TuneOptions:
     from modelserver.bench.input_data import DataOptions
 
     defaults = {"space": SMALL, "concurrencies": (4,), "window_s": 0.1, "data": DataOptions(shapes={"INPUT0": (2,)})}
-    return TuneOptions(model, client.url, **{**defaults, **fields})
+    return TuneOptions(model, **{"url": client.url, **defaults, **fields})
 
 
 def test_batching_wins_and_the_model_is_given_back(client: ServerClient, tmp_path: Path) -> None:
@@ -99,12 +100,19 @@ def test_a_target_that_nobody_meets_and_limits(client: ServerClient) -> None:
     assert tune(options(client, time_limit_s=1e-9), Silent()).trials == []
 
 
-def test_overrides_and_unloaded_models_come_back_too(client: ServerClient) -> None:
+@pytest.mark.parametrize("is_grpc", [False, True])
+def test_overrides_and_unloaded_models_come_back_too(
+    client: ServerClient, server: RunningServer, is_grpc: bool
+) -> None:
     override = client.model_config("slow") | {"max_batch_size": 5}
     client.load("slow", {"config": json.dumps(override)})
     own = client.model_config("slow")
-    quick = {"space": SpaceOptions(), "max_trials": 1}
-    tune(options(client, **quick), Silent())
+    quick = {"space": SpaceOptions(), "max_trials": 1, "is_grpc": is_grpc}
+    if is_grpc:
+        quick["url"] = server.grpc_url
+    (trial,) = tune(options(client, **quick), Silent()).trials
+    assert trial.best is not None
+    assert trial.best.throughput > 0
     assert client.model_config("slow") == own
     client.load("slow", {})
 
@@ -145,7 +153,10 @@ def test_what_cannot_be_tuned_is_said(client: ServerClient, tmp_path: Path, mode
         tune(options(client, "slo"), Silent())
     with pytest.raises(InvalidArgumentError, match="is an ensemble"):
         tune(options(client, "digits_pipeline"), Silent())
-    with pytest.raises(UnavailableError, match="connection refused"), borrowed(ServerClient("localhost:1"), "x"):
+    with (
+        pytest.raises(UnavailableError, match="connection refused"),
+        borrowed(tuned_server("localhost:1", is_grpc=False), "x"),
+    ):
         pass
     with (
         running_server(model_repository, model_control_mode="none", load_model=()) as fixed,
