@@ -35,9 +35,8 @@ class Executor:
         self._finish: Callable[[Sequence[InferRequest], Any], Any]
         # There for instances that can be told to stop.
         self._interruption: Interruption | None = None
+        self.set_interruptible(True)
         if isinstance(instance, TensorInstance):
-            if instance.can_be_interrupted:
-                self._interruption = Interruption(instance)
             self._prepare, self._call, self._finish = assembler.gather, instance.run, assembler.scatter
         elif isinstance(instance, StepInstance):
             self._prepare, self._call = assembler.shape_inputs, partial(_step_to_end, instance)
@@ -46,6 +45,14 @@ class Executor:
         if self.answers_later:
             # Then `responses` below are entries that `Line.settle` understands.
             self._finish = assembler.collect_later
+
+    def set_interruptible(self, is_wanted: bool) -> None:
+        """Whether a batch is ended when all of its clients have left meanwhile, if the instance can be told to stop."""
+        instance = self.instance
+        if is_wanted and isinstance(instance, TensorInstance) and instance.can_be_interrupted:
+            self._interruption = Interruption(instance)
+        else:
+            self._interruption = None
 
     def execute(
         self, requests: Sequence[InferRequest], start_ns: int

@@ -24,25 +24,36 @@ _MAX_BUDGETS = 5
 class BatchRunner:
     """Runs batches on one instance. Called from one thread at a time.
 
-    `is_busy` and `num_executions` may be read from any thread. `guard` watches executions on the event loop.
+    `is_busy` and `num_executions` may be read from any thread.
     """
 
     def __init__(self, executor: Executor, statistics: ModelStatistics, clock: Clock) -> None:
         self.is_busy = False
         self.num_executions = 0
-        self.guard: InlineGuard | None = None
+        self._guard: InlineGuard | None = None
         self._mean_ns = float(_TOGETHER_BUDGET_NS)
         self._takes_several = executor.takes_several_batches
         self._executor = executor
         self._statistics = statistics
         self._now_ns = clock.now_ns
 
+    @property
+    def guard(self) -> InlineGuard | None:
+        """Watches executions on the event loop; None where they are not."""
+        return self._guard
+
+    @guard.setter
+    def guard(self, guard: InlineGuard | None) -> None:
+        self._guard = guard
+        # A client that leaves is noticed by the event loop, which does nothing else while it executes a batch.
+        self._executor.set_interruptible(guard is None)
+
     def run(self, batch: Batch) -> list[Delivery]:
         """Execute the batch, record it, and return what is to be delivered."""
         if len(batch.requests) == 1:
             request = batch.requests[0]
             return [(request, self.run_lone(request, batch.enqueue_ns[0], batch.taken_ns))]
-        guard = self.guard
+        guard = self._guard
         if guard is not None and guard.is_worried:
             guard.begin()
         self.is_busy = True
@@ -56,7 +67,7 @@ class BatchRunner:
 
     def run_lone(self, request: InferRequest, enqueue_ns: int, taken_ns: int) -> InferResponse:
         """As `run`, for a batch of one request, with less around it."""
-        guard = self.guard
+        guard = self._guard
         if guard is not None and guard.is_worried:
             guard.begin()
         self.is_busy = True

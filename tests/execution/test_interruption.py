@@ -20,6 +20,7 @@ from modelserver.core.clock import SystemClock
 from modelserver.errors import CancelledError
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.executor import Executor
+from modelserver.execution.inline_guard import InlineGuard
 from modelserver.execution.runner import BatchRunner
 from modelserver.scheduling.batch import Batch
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics
@@ -148,3 +149,25 @@ async def test_a_client_that_leaves_and_an_unload_that_has_waited_end_a_run() ->
     with pytest.raises(CancelledError):
         await stream.only()
     assert closed == [True], "the instance is abandoned, and its memory with it"
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_on_the_event_loop_nobody_can_leave_meanwhile_and_nobody_is_watched(num_requests: int) -> None:
+    told: list[InferRequest] = []
+    requests = [request() for _ in range(num_requests)]
+    for one in requests:
+        one.on_cancel = told.append
+    watched: list[bool] = []
+
+    class Looking(Waiting):
+        def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+            watched.append(requests[0].on_cancel != told.append)
+            return {"y": inputs["x"]}
+
+    assembler = Assembler(ModelSignature(parse_pbtxt(CONFIG, "config.pbtxt").config))
+    executor = Executor(Looking(), assembler, instance_name="m_0", clock=SystemClock())
+    runner = BatchRunner(executor, ModelStatistics(), SystemClock())
+    for guard in (None, InlineGuard(lambda: None), None):
+        runner.guard = guard
+        runner.run(Batch(requests, [0] * num_requests, num_requests, 0))
+    assert watched == [True, False, True]

@@ -96,7 +96,9 @@ class _JsonTemplate(RequestForm):
         kinds = tuple([item.kind for item in elements if item.kind is not None])
         self.texts = tuple(texts)
         self.kinds = kinds if accelerator.read_call is not None and len(kinds) == len(elements) else None
-        self.items = tuple([(item.name, item.datatype, item.shape, item.dtype) for item in elements])
+        self.items = tuple(
+            [(item.name, item.datatype, item.shape, item.dtype, place) for place, item in enumerate(elements)]
+        )
         self.form = form
         self.id = request.id
         self.outputs = request.outputs
@@ -108,8 +110,9 @@ class _JsonTemplate(RequestForm):
         if self.kinds is not None and accelerator.read_call is not None:
             raws = accelerator.read_call(body, self.texts, self.kinds)
             if raws is not None:
-                for (name, datatype, shape, dtype), raw in zip(self.items, raws, strict=False):
-                    inputs[name] = Tensor(name, datatype, np.ndarray(shape, dtype, raw))
+                for item in self.items:
+                    name, datatype, shape, dtype, place = item
+                    inputs[name] = Tensor(name, datatype, np.ndarray(shape, dtype, raws[place]))
                 return inputs
         at = self.first_len
         end = len(body) - self.last_len
