@@ -25,13 +25,15 @@ _DATATYPES = {
 
 
 class DeviceTensor:
-    """Reads the tensor through PyTorch, which shares its memory. `source` is what the model gave."""
+    """Reads the tensor through PyTorch, which shares its memory. `source` is what the model gave, or PyTorch's view."""
 
-    __slots__ = ("_view", "datatype", "shape", "source")
+    __slots__ = ("_view", "datatype", "device", "shape", "source")
 
-    def __init__(self, name: str, source: Any) -> None:
-        """Raises TritonModelException without PyTorch or its CUDA, and for a type that no datatype carries."""
-        device = tuple(int(part) for part in source.__dlpack_device__())
+    def __init__(self, name: str, source: Any, device: tuple[int, int]) -> None:
+        """`source` is an array of a library that speaks DLPack, or a bare capsule; `device` is DLPack's type and id.
+
+        Raises TritonModelException without PyTorch or its CUDA, and for a type that no datatype carries.
+        """
         try:
             import torch
 
@@ -49,7 +51,9 @@ class DeviceTensor:
         type_name = str(view.dtype).removeprefix("torch.")
         if type_name not in _DATATYPES:
             raise TritonModelException(f"Tensor '{name}': no Triton datatype carries {view.dtype}")
-        self.source = source
+        # A capsule can be used once, and that was it.
+        self.source = source if hasattr(source, "__dlpack__") else view
+        self.device = device
         self.datatype = _DATATYPES[type_name]
         self.shape: tuple[int, ...] = tuple(view.shape)
         self._view = view

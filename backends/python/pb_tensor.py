@@ -17,8 +17,10 @@ from .pb_error import TritonModelException
 
 _DLPACK_CPU = (1, 0)
 _DLPACK_UINT, _DLPACK_BFLOAT = 1, 4
-# In a DLTensor the datatype (code, bits, lanes) lies behind data pointer, device and number of dimensions.
-_DLPACK_DATATYPE_OFFSET = ctypes.sizeof(ctypes.c_void_p) + 8 + 4
+# In a DLTensor the device (type, id: 4 bytes each) lies behind the data pointer, and the datatype (code, bits, lanes)
+# behind that and the number of dimensions.
+_DLPACK_DEVICE_OFFSET = ctypes.sizeof(ctypes.c_void_p)
+_DLPACK_DATATYPE_OFFSET = _DLPACK_DEVICE_OFFSET + 8 + 4
 
 # Of arrays that are taken as they are.
 _DATATYPES: dict[np.dtype[Any], Datatype] = {
@@ -95,9 +97,11 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor that shares memory with a DLPack capsule, or with an array of a library that speaks DLPack."""
-        if hasattr(tensor, "__dlpack_device__"):
-            if int(tensor.__dlpack_device__()[0]) != _DLPACK_CPU[0]:
-                return Tensor._on_device(DeviceTensor(name, tensor), name)
+        is_array = hasattr(tensor, "__dlpack_device__")
+        device = _number_pair(tensor.__dlpack_device__()) if is_array else _capsule_device(tensor)
+        if device[0] != _DLPACK_CPU[0]:
+            return Tensor._on_device(DeviceTensor(name, tensor, device), name)
+        if is_array:
             tensor = tensor.__dlpack__()
         is_bfloat = _datatype_code(tensor) == (_DLPACK_BFLOAT, 16)
         if is_bfloat:
@@ -135,10 +139,7 @@ class Tensor:
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        if self._device_tensor is not None:
-            kind, number = self._device_tensor.source.__dlpack_device__()
-            return int(kind), int(number)
-        return _DLPACK_CPU
+        return _DLPACK_CPU if self._device_tensor is None else self._device_tensor.device
 
 
 def _converted(name: str, array: Array) -> tuple[Datatype, Array]:
@@ -163,18 +164,29 @@ class _Capsule:
         return _DLPACK_CPU
 
 
+def _number_pair(pair: Any) -> tuple[int, int]:
+    first, second = pair
+    return int(first), int(second)
+
+
+def _capsule_device(capsule: Any) -> tuple[int, int]:
+    """Type and id of the device of a DLPack capsule. Raises TritonModelException if it is none or was consumed."""
+    kind, number = (ctypes.c_int32 * 2).from_address(_dltensor_address(capsule) + _DLPACK_DEVICE_OFFSET)
+    return kind, number
+
+
 def _datatype_code(capsule: Any) -> tuple[int, int]:
     """Type code and bits of a DLPack capsule. Raises TritonModelException if it is none or was consumed."""
-    address = _datatype_address(capsule)
+    address = _dltensor_address(capsule) + _DLPACK_DATATYPE_OFFSET
     return ctypes.c_uint8.from_address(address).value, ctypes.c_uint8.from_address(address + 1).value
 
 
 def _set_datatype_code(capsule: Any, code: int) -> None:
     # NumPy has no BF16: the same 16 bits pass through it as UINT16.
-    ctypes.c_uint8.from_address(_datatype_address(capsule)).value = code
+    ctypes.c_uint8.from_address(_dltensor_address(capsule) + _DLPACK_DATATYPE_OFFSET).value = code
 
 
-def _datatype_address(capsule: Any) -> int:
+def _dltensor_address(capsule: Any) -> int:
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype = ctypes.c_void_p
     get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -182,4 +194,4 @@ def _datatype_address(capsule: Any) -> int:
         pointer = get_pointer(capsule, b"dltensor")
     except (ValueError, ctypes.ArgumentError) as error:
         raise TritonModelException(f"expected an unused DLPack capsule or an array, got {capsule!r}") from error
-    return int(pointer) + _DLPACK_DATATYPE_OFFSET
+    return int(pointer)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
+from modelserver_backends.python import pb_tensor
 from modelserver_backends.python import triton_python_backend_utils as pb_utils
 
 from modelserver.core.datatype import Datatype
@@ -98,3 +101,39 @@ def test_bytes_tensors_are_serialized_with_lengths() -> None:
     assert pb_utils.deserialize_bytes_tensor(b"").tolist() == []
     with pytest.raises(pb_utils.TritonModelException, match="invalid datatype int64"):
         pb_utils.serialize_byte_tensor(np.zeros(1, np.int64))
+
+
+class _Elsewhere:
+    """A tensor that says it is on a device, of a kind whose memory PyTorch reads as it reads the host's."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_options: object) -> object:
+        return self._tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 7, 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_on_a_device_stays_there_until_the_server_needs_it(dtype: torch.dtype) -> None:
+    source = torch.arange(6, dtype=dtype).reshape(2, 3)
+    tensor = pb_utils.Tensor.from_dlpack("x", _Elsewhere(source))
+    assert (tensor.is_cpu(), tensor.shape(), tensor.__dlpack_device__()) == (False, [2, 3], (7, 1))
+    with pytest.raises(pb_utils.TritonModelException, match="stored in GPU"):
+        tensor.as_numpy()
+    assert torch.equal(torch.utils.dlpack.from_dlpack(tensor.to_dlpack()), source)
+    sent = tensor.core_tensor()
+    assert torch.equal(torch.from_dlpack(pb_utils.Tensor.of(sent)), source)
+
+
+def test_a_capsule_of_a_device_that_is_not_there_is_told_so() -> None:
+    capsule = torch.utils.dlpack.to_dlpack(torch.zeros(2))
+    address = pb_tensor._dltensor_address(capsule) + pb_tensor._DLPACK_DEVICE_OFFSET
+    ctypes.c_int32.from_address(address).value = 2  # CUDA
+    try:
+        with pytest.raises(pb_utils.TritonModelException, match=r"'x' is on a device \(DLPack type 2\).*to the CPU"):
+            pb_utils.Tensor.from_dlpack("x", capsule)
+    finally:
+        ctypes.c_int32.from_address(address).value = 1
