@@ -380,6 +380,9 @@ def _host_families(host: HostGauges) -> list[Metric]:
         ("nv_cpu_utilization", "Share of the CPUs in use, 0.0 to 1.0", reading.cpu_utilization),
         ("nv_cpu_memory_total_bytes", "Memory that the server may use, in bytes", reading.memory_total_bytes),
         ("nv_cpu_memory_used_bytes", "Memory in use, in bytes", reading.memory_used_bytes),
+        # Triton's dashboards ask for them.
+        ("nv_pinned_memory_pool_total_bytes", "Size of the pool of pinned memory: there is none", 0),
+        ("nv_pinned_memory_pool_used_bytes", "Pinned memory in use of the pool, in bytes", 0),
     )
     families = []
     for name, text, value in values:

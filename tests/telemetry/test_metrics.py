@@ -184,6 +184,7 @@ def test_optional_families_can_be_left_out_and_the_counts_stay() -> None:
 def test_a_server_without_models_has_the_hosts_and_the_process_metrics() -> None:
     found = {name for name, _ in parse_text(metrics(host=HostGauges(1.0)))}
     assert {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"} <= found
+    assert {"nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"} <= found
     assert {"modelserver_build_info", "process_resident_memory_bytes", "process_cpu_seconds_total"} <= found
     assert "nv_cpu_utilization" not in {name for name, _ in parse_text(metrics())}
 

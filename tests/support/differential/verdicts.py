@@ -158,7 +158,6 @@ RULES: tuple[Rule, ...] = (
         "metrics: families",
         facts=("nv_inference_first_response_histogram_ms",),
     ),
-    _different("there is no pinned memory", "metrics: families", facts=("nv_pinned_*",)),
     # Flags.
     _different("forwarded headers have lower case: HTTP/2 has no other", "forwarded: another case (http)"),
     _better("an empty header is empty", "forwarded: an empty one (http)", pair=(" ", "")),
