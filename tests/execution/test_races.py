@@ -154,7 +154,7 @@ async def test_close_under_traffic_answers_everything() -> None:
         model = await asyncio.to_thread(load_model, backend_of(Erratic), config, asyncio.get_running_loop())
         crowd = Crowd(model, seed)
         sending = asyncio.create_task(crowd.send(200))
-        while not any(answers and answers[0].error is None for answers in crowd.answers.values()):
+        while not any(each and each[0].error is None for each in crowd.answers.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await asyncio.to_thread(model.close)
         await sending
