@@ -152,12 +152,7 @@ static int can_run(const Kernels *kernels)
 
 typedef struct Work {
     void (*compute)(const struct Work *work, int64_t part);
-    int64_t num_parts, next;
-    const Geometry *geometry;
-    const Plan *plan;
-    char *layer, *heads, *output;
-    const char *cosines, *sines;
-    int64_t rotated, window;
+    int64_t num_parts, num_threads, next;
 } Work;
 
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
@@ -172,9 +167,7 @@ static void take_parts(void *argument)
 
 static void share(Work *work, int64_t num_values)
 {
-    int64_t num_threads = work->plan->num_threads;
-    if (num_threads > work->num_parts)
-        num_threads = work->num_parts;
+    const int64_t num_threads = work->num_threads < work->num_parts ? work->num_threads : work->num_parts;
     work->next = 0;
     if (num_threads > 1 && num_values > FEW_VALUES && gomp_parallel != NULL)
         gomp_parallel(take_parts, work, (unsigned)num_threads, 0);
@@ -199,41 +192,52 @@ static inline const int64_t *tables_of(const Plan *plan)
     return (const int64_t *)(items_of(plan) + plan->num_items);
 }
 
-/* Tokens that are turned and kept in one part. */
-#define TOKENS_PER_PART 32
+typedef struct {
+    Work work;
+    const Geometry *geometry;
+    const Plan *plan;
+    char *layer, *heads, *output;
+    const char *cosines, *sines;
+    int64_t rotated, window;
+} Layer;
 
-static void turn_and_keep(const Work *work, int64_t part)
+/* Rows that are one part of what is done row by row. */
+#define ROWS_PER_PART 32
+
+static void turn_and_keep(const Work *shared, int64_t part)
 {
-    const Geometry *g = work->geometry;
+    const Layer *layer = (const Layer *)shared;
+    const Geometry *g = layer->geometry;
     const int64_t size = g->is_half ? 2 : 4, num_heads = g->num_heads + 2 * g->num_kv_heads;
-    const int64_t head_bytes = g->head_dim * size, rotated_bytes = work->rotated * size;
-    const int64_t *slots = slots_of(work->plan);
-    int64_t stop = (part + 1) * TOKENS_PER_PART;
-    stop = stop < work->plan->num_tokens ? stop : work->plan->num_tokens;
-    for (int64_t token = part * TOKENS_PER_PART; token < stop; token++) {
-        char *heads = work->heads + token * num_heads * head_bytes;
-        if (work->rotated > 0)
+    const int64_t head_bytes = g->head_dim * size, rotated_bytes = layer->rotated * size;
+    const int64_t *slots = slots_of(layer->plan);
+    int64_t stop = (part + 1) * ROWS_PER_PART;
+    stop = stop < layer->plan->num_tokens ? stop : layer->plan->num_tokens;
+    for (int64_t token = part * ROWS_PER_PART; token < stop; token++) {
+        char *heads = layer->heads + token * num_heads * head_bytes;
+        if (layer->rotated > 0)
             for (int64_t head = 0; head < g->num_heads + g->num_kv_heads; head++)
-                chosen->turn(heads + head * head_bytes, work->cosines + token * rotated_bytes,
-                             work->sines + token * rotated_bytes, work->rotated, (int)g->is_half);
+                chosen->turn(heads + head * head_bytes, layer->cosines + token * rotated_bytes,
+                             layer->sines + token * rotated_bytes, layer->rotated, (int)g->is_half);
         const int64_t block = slots[token] / g->block_size, offset = slots[token] % g->block_size;
         for (int64_t page = 0; page < 2 * g->num_kv_heads; page++) {
             const int64_t row = (block * 2 * g->num_kv_heads + page) * g->block_size + offset;
-            memcpy(work->layer + row * head_bytes, heads + (g->num_heads + page) * head_bytes, (size_t)head_bytes);
+            memcpy(layer->layer + row * head_bytes, heads + (g->num_heads + page) * head_bytes, (size_t)head_bytes);
         }
     }
 }
 
-static void attend_part(const Work *work, int64_t part)
+static void attend_part(const Work *shared, int64_t part)
 {
-    const Geometry *g = work->geometry;
-    const Item *item = items_of(work->plan) + part / g->num_kv_heads;
+    const Layer *layer = (const Layer *)shared;
+    const Geometry *g = layer->geometry;
+    const Item *item = items_of(layer->plan) + part / g->num_kv_heads;
     const int64_t kv_head = part % g->num_kv_heads, num_queries = g->num_heads / g->num_kv_heads;
     const int64_t head_bytes = g->head_dim * (g->is_half ? 2 : 4);
     const Sight sight = {
-        .layer = work->layer,
-        .table = tables_of(work->plan) + item->row * work->plan->width,
-        .first = work->window > 0 && item->length > work->window ? item->length - work->window : 0,
+        .layer = layer->layer,
+        .table = tables_of(layer->plan) + item->row * layer->plan->width,
+        .first = layer->window > 0 && item->length > layer->window ? item->length - layer->window : 0,
         .stop = item->length,
         .kv_head = kv_head,
         .num_kv_heads = g->num_kv_heads,
@@ -244,8 +248,8 @@ static void attend_part(const Work *work, int64_t part)
     };
     const int64_t row = item->token * (g->num_heads + 2 * g->num_kv_heads) + kv_head * num_queries;
     const int64_t output_row = item->token * g->num_heads + kv_head * num_queries;
-    chosen->attend(&sight, work->heads + row * head_bytes, num_queries, (float)g->scale,
-                   work->output + output_row * head_bytes);
+    chosen->attend(&sight, layer->heads + row * head_bytes, num_queries, (float)g->scale,
+                   layer->output + output_row * head_bytes);
 }
 
 /* ---- Arguments ----------------------------------------------------------------------------------------------------- */
@@ -415,7 +419,8 @@ static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t num_
         PyErr_SetString(PyExc_ValueError, "what is turned of a head is not within it");
         return NULL;
     }
-    Work work = {
+    Layer layer = {
+        .work = {.num_threads = step->num_threads},
         .geometry = g,
         .plan = step,
         .layer = (char *)(intptr_t)numbers[0],
@@ -426,54 +431,105 @@ static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t num_
         .rotated = numbers[5],
         .window = numbers[6],
     };
-    const int64_t num_values = step->num_tokens * (g->num_heads + 2 * g->num_kv_heads) * g->head_dim;
     Py_BEGIN_ALLOW_THREADS
-    work.compute = turn_and_keep;
-    work.num_parts = (step->num_tokens + TOKENS_PER_PART - 1) / TOKENS_PER_PART;
-    share(&work, num_values);
-    if (step->num_items > 0) {
-        const Item *items = items_of(step);
-        int64_t num_seen = 0;
-        for (int64_t item = 0; item < step->num_items; item++)
-            num_seen += items[item].length;
-        work.compute = attend_part;
-        work.num_parts = step->num_items * g->num_kv_heads;
-        share(&work, num_seen * g->num_heads * g->head_dim);
-    }
+    layer.work.compute = turn_and_keep;
+    layer.work.num_parts = (step->num_tokens + ROWS_PER_PART - 1) / ROWS_PER_PART;
+    share(&layer.work, step->num_tokens * (g->num_heads + 2 * g->num_kv_heads) * g->head_dim);
+    int64_t num_seen = 0;
+    for (int64_t item = 0; item < step->num_items; item++)
+        num_seen += items_of(step)[item].length;
+    layer.work.compute = attend_part;
+    layer.work.num_parts = step->num_items * g->num_kv_heads;
+    share(&layer.work, num_seen * g->num_heads * g->head_dim);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
-/* ---- normalise(values, weight, output, num_rows, width, is_half, eps); gate(values, output, num_rows, width, is_half) - */
+/* ---- Row by row -----------------------------------------------------------------------------------------------------
+ *
+ * normalise(values, weight, output, num_rows, width, is_half, num_threads, eps)
+ * gate(gates and ups, output, num_rows, width, is_half, num_threads)
+ */
+
+typedef struct {
+    Work work;
+    const char *values, *weight;
+    char *output;
+    int64_t num_rows, width, is_half;
+    double eps;
+} Rows;
+
+static void normalise_rows(const Work *shared, int64_t part)
+{
+    const Rows *rows = (const Rows *)shared;
+    const int64_t row_bytes = rows->width * (rows->is_half ? 2 : 4), stop = (part + 1) * ROWS_PER_PART;
+    for (int64_t row = part * ROWS_PER_PART; row < stop && row < rows->num_rows; row++)
+        chosen->normalise(rows->values + row * row_bytes, rows->weight, rows->output + row * row_bytes, rows->width,
+                          rows->eps, (int)rows->is_half);
+}
+
+static void gate_rows(const Work *shared, int64_t part)
+{
+    const Rows *rows = (const Rows *)shared;
+    const int64_t row_bytes = rows->width * (rows->is_half ? 2 : 4), stop = (part + 1) * ROWS_PER_PART;
+    for (int64_t row = part * ROWS_PER_PART; row < stop && row < rows->num_rows; row++) {
+        const char *gates = rows->values + 2 * row * row_bytes;
+        chosen->gate(gates, gates + row_bytes, rows->output + row * row_bytes, rows->width, (int)rows->is_half);
+    }
+}
+
+/* Few rows are done before another thread of Python would get its turn. */
+static PyObject *share_rows(Rows *rows, int64_t num_threads)
+{
+    const int64_t num_values = rows->num_rows * rows->width;
+    rows->work.num_parts = (rows->num_rows + ROWS_PER_PART - 1) / ROWS_PER_PART;
+    rows->work.num_threads = num_threads;
+    if (num_values > FEW_VALUES) {
+        Py_BEGIN_ALLOW_THREADS
+        share(&rows->work, num_values);
+        Py_END_ALLOW_THREADS
+    } else
+        share(&rows->work, num_values);
+    Py_RETURN_NONE;
+}
 
 static PyObject *normalise(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t numbers[6];
+    int64_t n[7];
     (void)module;
-    if (!read_integers(args, num_args - 1, 6, numbers))
+    if (!read_integers(args, num_args - 1, 7, n))
         return NULL;
-    const double eps = PyFloat_AsDouble(args[6]);
+    const double eps = PyFloat_AsDouble(args[7]);
     if (eps == -1.0 && PyErr_Occurred())
         return NULL;
-    const int64_t width = numbers[4], row_bytes = width * (numbers[5] ? 2 : 4);
-    for (int64_t row = 0; row < numbers[3]; row++)
-        chosen->normalise((const char *)(intptr_t)numbers[0] + row * row_bytes, (const void *)(intptr_t)numbers[1],
-                          (char *)(intptr_t)numbers[2] + row * row_bytes, width, eps, (int)numbers[5]);
-    Py_RETURN_NONE;
+    Rows rows = {
+        .work = {.compute = normalise_rows},
+        .values = (const char *)(intptr_t)n[0],
+        .weight = (const char *)(intptr_t)n[1],
+        .output = (char *)(intptr_t)n[2],
+        .num_rows = n[3],
+        .width = n[4],
+        .is_half = n[5],
+        .eps = eps,
+    };
+    return share_rows(&rows, n[6]);
 }
 
 static PyObject *gate(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t numbers[5];
+    int64_t n[6];
     (void)module;
-    if (!read_integers(args, num_args, 5, numbers))
+    if (!read_integers(args, num_args, 6, n))
         return NULL;
-    const int64_t width = numbers[3], row_bytes = width * (numbers[4] ? 2 : 4);
-    for (int64_t row = 0; row < numbers[2]; row++) {
-        const char *gates = (const char *)(intptr_t)numbers[0] + 2 * row * row_bytes;
-        chosen->gate(gates, gates + row_bytes, (char *)(intptr_t)numbers[1] + row * row_bytes, width, (int)numbers[4]);
-    }
-    Py_RETURN_NONE;
+    Rows rows = {
+        .work = {.compute = gate_rows},
+        .values = (const char *)(intptr_t)n[0],
+        .output = (char *)(intptr_t)n[1],
+        .num_rows = n[2],
+        .width = n[3],
+        .is_half = n[4],
+    };
+    return share_rows(&rows, n[5]);
 }
 
 /* ---- The module ---------------------------------------------------------------------------------------------------- */

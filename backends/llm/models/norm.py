@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
+
+from ..kernels import kernels_for
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
@@ -14,10 +17,11 @@ class RmsNorm:
     """x / rms(x) * weight over the last dimension; of a `weight` [heads, head_dim] each head has its own row."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight
+        self._weight = weight.contiguous() if weight.dim() == 1 else weight
         self._shape = (weight.shape[-1],)
         self._eps = eps
         self._is_shared = weight.dim() == 1
+        self._kernels = kernels_for(weight.device, weight.dtype) if self._is_shared else None
         # On a CPU torch's rms_norm is seven small steps; these are four.
         self._is_split = weight.device.type == "cpu" and weight.dtype == torch.float32
         self._eps_column = torch.full((1, 1), eps)
@@ -28,6 +32,8 @@ class RmsNorm:
         return self._normalised(values)
 
     def _normalised(self, values: torch.Tensor) -> torch.Tensor:
+        if self._kernels is not None and values.dim() == 2 and values.is_contiguous():
+            return self._by_kernel(self._kernels, values)
         if self._is_split and values.dim() == 2:
             norms = torch.linalg.vector_norm(values, 2, -1, True)
             scales = torch.addcmul(self._eps_column, norms, norms, value=1.0 / self._shape[0]).rsqrt_()
@@ -35,6 +41,22 @@ class RmsNorm:
         if self._is_shared:
             return F.rms_norm(values, self._shape, self._weight, self._eps)
         return F.rms_norm(values, self._shape, None, self._eps).mul_(self._weight)
+
+    def _by_kernel(self, kernels: ModuleType, values: torch.Tensor) -> torch.Tensor:
+        num_rows, width = values.shape
+        assert width == self._shape[0], f"rows of {self._shape[0]} are normalised, got {width}"
+        output = torch.empty_like(values)
+        kernels.normalise(
+            values.data_ptr(),
+            self._weight.data_ptr(),
+            output.data_ptr(),
+            num_rows,
+            width,
+            values.dtype is torch.bfloat16,
+            torch.get_num_threads(),
+            self._eps,
+        )
+        return output
 
 
 class LayerNorm:
