@@ -72,6 +72,8 @@ def read_onnx(path: Path) -> OnnxFile:
         model = _Model(memoryview(mapped))
     except FileNotFoundError as error:
         raise NotFoundError(f"unable to find '{path}'") from error
+    except IsADirectoryError as error:
+        raise InvalidArgumentError(f"{path}: expected an ONNX file, got a directory; name the file in it") from error
     except (OSError, ValueError) as error:  # mmap says ValueError of an empty file, and a WireFormatError is one
         raise InvalidArgumentError(f"{path}: expected an ONNX model, got something else: {error}") from error
     inputs = tuple(tensor for tensor in model.inputs if tensor.name not in model.initializers)

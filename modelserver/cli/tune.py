@@ -31,6 +31,8 @@ class Protocol(enum.StrEnum):
 Url = Annotated[
     str,
     typer.Option(
+        "--url",
+        "-u",
         envvar="MODELSERVER_URL",
         help=f"Address of a server in explicit mode; {DEFAULT_URL} without, with -i grpc {DEFAULT_GRPC}.",
     ),

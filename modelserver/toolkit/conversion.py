@@ -17,7 +17,7 @@ from modelserver.repository.layout import CONFIG_FILENAME
 from modelserver.toolkit.comparison import MEASURE_S, Comparison, Difference, compare
 from modelserver.toolkit.config_text import config_text
 from modelserver.toolkit.loaded_model import LoadedModel, define
-from modelserver.toolkit.model_directory import check_target, directory_bytes, new_model_directory
+from modelserver.toolkit.model_directory import check_target, model_bytes, new_model_directory
 from modelserver.toolkit.onnx_file import read_onnx, readable_names, write_onnx
 from modelserver.toolkit.onnx_float16 import to_float16
 from modelserver.toolkit.sample_files import read_samples
@@ -241,7 +241,7 @@ def compare_models(source: Source, made: Path, options: SampleOptions) -> Compar
     """The source beside the new model in `made`. Raises ServerError, also when one of them does not load or answer."""
     with LoadedModel.open(source.directory, version=source.version) as before:
         samples = options.samples(before.config)
-        sizes = (directory_bytes(source.directory / str(source.version)), directory_bytes(made / "1"))
+        sizes = (model_bytes(source.directory / str(source.version)), model_bytes(made / "1"))
         with LoadedModel.open(made) as after:
             return compare(
                 before, after, samples, sizes=sizes, output=options.label_output, measure_s=options.measure_s

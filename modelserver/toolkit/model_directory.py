@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
 from modelserver.repository.layout import looks_like_model
+
+# Where torch.export keeps the inputs that a program was traced with.
+_EXAMPLES = "/data/sample_inputs/"
 
 
 @contextmanager
@@ -21,7 +25,6 @@ def new_model_directory(target: Path, *, force: bool, source: Path | None = None
     """
     target = target.absolute()
     check_target(target, force=force, source=source)
-    target.parent.mkdir(parents=True, exist_ok=True)
     # Hidden, so that a server that watches the repository does not take it for a model.
     staging = target.parent / f".{target.name}.{os.getpid()}.new"
     shutil.rmtree(staging, ignore_errors=True)
@@ -30,7 +33,9 @@ def new_model_directory(target: Path, *, force: bool, source: Path | None = None
         try:
             made.mkdir(parents=True)
         except OSError as error:
-            raise ServerError(f"cannot write in '{target.parent}': {error.strerror}") from None
+            raise ServerError(
+                f"cannot write in '{target.parent}': {error.strerror}; name a place that you own"
+            ) from None
         yield made
         _publish(made, target, staging / "old")
     finally:
@@ -79,6 +84,13 @@ def _publish(made: Path, target: Path, old: Path) -> None:
         raise ServerError(f"cannot write '{target}': {error.strerror}") from None
 
 
-def directory_bytes(directory: Path) -> int:
-    """Bytes of all files in it."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+def model_bytes(directory: Path) -> int:
+    """Bytes of all files in it, but for the example inputs of torch.export programs, which only compilers need."""
+    return sum(path.stat().st_size - _example_bytes(path) for path in directory.rglob("*") if path.is_file())
+
+
+def _example_bytes(path: Path) -> int:
+    if path.suffix != ".pt2" or not zipfile.is_zipfile(path):
+        return 0
+    with zipfile.ZipFile(path) as archive:
+        return sum(entry.compress_size for entry in archive.infolist() if _EXAMPLES in entry.filename)

@@ -1,11 +1,12 @@
 """A model directory appears whole or not at all, and nothing else is ever removed."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
-from modelserver.toolkit.model_directory import directory_bytes, new_model_directory
+from modelserver.toolkit.model_directory import model_bytes, new_model_directory
 
 
 def fill(target: Path, text: str = "x", **options) -> None:
@@ -38,7 +39,7 @@ def test_a_model_is_replaced_only_by_force(tmp_path: Path) -> None:
         fill(tmp_path / "model", "new")
     fill(tmp_path / "model", "newer", force=True)
     assert (tmp_path / "model/1/model.onnx").read_text() == "newer"
-    assert directory_bytes(tmp_path / "model") == 5
+    assert model_bytes(tmp_path / "model") == 5
 
 
 def test_force_replaces_models_only(tmp_path: Path) -> None:
@@ -71,3 +72,14 @@ def test_the_source_is_never_replaced(tmp_path: Path) -> None:
             fill(target, force=True, source=source)
     assert (tmp_path / "source/1/model.onnx").exists()
     fill(tmp_path / "sibling", source=tmp_path / "source")
+
+
+def test_example_inputs_are_not_the_models(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
+        archive.writestr("m/data/sample_inputs/model.pt", b"x" * 5000)
+    empty = (tmp_path / "model.pt2").stat().st_size - 5000
+    with zipfile.ZipFile(tmp_path / "model.pt2", "a") as archive:
+        archive.writestr("m/data/weights/weight_0", b"y" * 1000)
+    assert empty + 1000 < model_bytes(tmp_path) < empty + 1500
+    (tmp_path / "labels.pt2").write_bytes(b"z" * 7)  # no archive
+    assert model_bytes(tmp_path) > empty + 1007
