@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock, SystemClock
@@ -19,39 +18,23 @@ from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, QueueFullError, QueueTimeoutError, ServerError
+from modelserver.scheduling.alarm import Alarm
 from modelserver.scheduling.batch import Batch, FormBatch, can_take, form_batch
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.drain_rate import DrainRate, expected_ns
 from modelserver.scheduling.expiry import ExpiryTimes
 from modelserver.scheduling.fair_queue import FairQueue
 from modelserver.scheduling.limits import PriorityLevels, QueuePolicy
+from modelserver.scheduling.loop_calls import LoopCalls
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.response_order import ResponseOrder
 from modelserver.scheduling.seat import IdleSeats, Seat, ThreadSeat
+from modelserver.scheduling.source import wait_for_batch
 from modelserver.telemetry.statistics import FailureReason, ModelStatistics
 
 logger = logging.getLogger(__name__)
-
-# How long a worker that may not take a batch stays away before it asks again.
-_AWAY_NS = 20_000_000
-
-
-class Timer(Protocol):
-    """What `call_later` returns."""
-
-    def cancel(self) -> None: ...
-
-
-class LoopCalls(Protocol):
-    """The services of an event loop that a batcher needs."""
-
-    def call_soon(self, callback: Callable[[], None], /) -> object: ...
-
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
-
-    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: object) -> object: ...
 
 
 class Batcher:
@@ -102,8 +85,7 @@ class Batcher:
         self._idle = IdleSeats()
         self._is_stopped = False
         self._is_wake_due = False
-        self._timer: Timer | None = None
-        self._timer_ns = 0
+        self._alarm = Alarm(loop, self._on_alarm)
         # One bound method, not one per request; `abort` lets go of it.
         self._cancel_callback: Callable[[InferRequest], None] | None = self._cancel
 
@@ -173,7 +155,7 @@ class Batcher:
         if self._order is not None:
             self._order.expect(request)
         if expires_ns is not None:
-            self._arm(expires_ns, now_ns)
+            self._alarm.set(expires_ns, now_ns)
         return request.stream
 
     def _wake_thread(self) -> None:
@@ -211,17 +193,7 @@ class Batcher:
 
     def take(self, seat: ThreadSeat) -> Batch | None:
         """Wait for the next batch; None once the seat is closed. Called from the seat's worker thread."""
-        while True:
-            if not seat.may_take():
-                self.pass_on(seat)
-                if seat.is_left:
-                    return None
-                seat.sleep(_AWAY_NS)
-                continue
-            batch, wait_until_ns = self.try_take(seat)
-            if batch is not None or seat.is_left:
-                return batch
-            seat.sleep(None if wait_until_ns is None else wait_until_ns - self._now_ns())
+        return wait_for_batch(self, seat, self._now_ns)
 
     def pass_on(self, seat: Seat) -> None:
         """The worker takes nothing for a while: nobody is to wake it, and what it was woken for is another's."""
@@ -442,24 +414,15 @@ class Batcher:
             released = self._order.forget(request) if self._order is not None else []
             self._hand_over([(request, response), *released])
 
-    # The timer for expiry while all workers are busy. Event loop thread only.
+    # Expiry while all workers are busy. Event loop thread only.
 
-    def _arm(self, expires_ns: int, now_ns: int) -> None:
-        if self._timer is not None:
-            if self._timer_ns <= expires_ns:
-                return
-            self._timer.cancel()
-        self._timer_ns = expires_ns
-        self._timer = self._loop.call_later(max(0, expires_ns - now_ns) / 1e9, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_alarm(self) -> None:
         now_ns = self._now_ns()
         with self._lock:
             expired = self._remove_expired(now_ns)
             next_ns = self._expiry.next_ns()
         if next_ns is not None:
-            self._arm(next_ns, now_ns)
+            self._alarm.set(next_ns, now_ns)
         if expired:
             self._answer_expired(expired, now_ns)
 

@@ -13,9 +13,7 @@ from modelserver.core.request import Delivery
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.rate_limit import Claim, RateLimiter
 from modelserver.scheduling.seat import Seat, ThreadSeat
-from modelserver.scheduling.source import BatchSource
-
-_AWAY_NS = 20_000_000
+from modelserver.scheduling.source import BatchSource, wait_for_batch
 
 
 class LimitedSource:
@@ -30,17 +28,7 @@ class LimitedSource:
 
     def take(self, seat: ThreadSeat) -> Batch | None:
         """As `BatchSource.take`."""
-        while True:
-            if not seat.may_take():
-                self.pass_on(seat)
-                if seat.is_left:
-                    return None
-                seat.sleep(_AWAY_NS)
-                continue
-            batch, wait_until_ns = self.try_take(seat)
-            if batch is not None or seat.is_left:
-                return batch
-            seat.sleep(None if wait_until_ns is None else wait_until_ns - self._now_ns())
+        return wait_for_batch(self, seat, self._now_ns)
 
     def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
         """As `BatchSource.try_take`; None and None while the instance waits for resources, whose coming wakes the seat.

@@ -52,10 +52,9 @@ class SequenceAdmission:
     def check_in_time(self, request: InferRequest, now_ns: int) -> None:
         """Raise QueueFullError for a request that would get a slot, or be answered, when it is too late.
 
-        A timeout is about the backlog, a deadline about the answer. Nobody is refused for what is not known yet.
+        Called for those that have a deadline or a timeout: a timeout is about the backlog, a deadline about the answer.
+        Nobody is refused for what is not known yet.
         """
-        if not self.is_adaptive or (request.deadline_ns is None and not request.timeout_us):
-            return
         ahead = self._table.ahead_of(request)
         slot_ns = self._rate.per_request_ns(now_ns) or 0.0
         turn_ns = ahead.rate.per_request_ns(now_ns) if ahead.rate is not None else None
@@ -77,6 +76,7 @@ class SequenceAdmission:
     def note_released(self, now_ns: int) -> None:
         """Slots may have become free since the last time."""
         places = self._table.places
+        if not places.num_released:
+            return
         num_released, places.num_released = places.num_released, 0
-        if num_released:
-            self._rate.note(num_released, len(places.backlog), now_ns)
+        self._rate.note(num_released, len(places.backlog), now_ns)

@@ -24,10 +24,11 @@ from modelserver.errors import (
     ServerError,
     UnavailableError,
 )
-from modelserver.scheduling.batcher import LoopCalls, Timer
+from modelserver.scheduling.alarm import Alarm
 from modelserver.scheduling.bucket import bucket_key
 from modelserver.scheduling.expiry import ExpiryTimes
 from modelserver.scheduling.hold import HeldSequenceTable, Hold
+from modelserver.scheduling.loop_calls import LoopCalls
 from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.sequence import SequenceEntry
 from modelserver.scheduling.sequence_admission import SequenceAdmission
@@ -80,10 +81,10 @@ class SequenceBatcher:
         self.admission = SequenceAdmission(
             self.rules, self.table, config.name, max_queue_size=default_max_queue_size, is_adaptive=is_adaptive
         )
+        self._is_queue_bounded = default_max_queue_size > 0
         self._sources: tuple[InstanceSource, ...] = ()
         self._expiry = ExpiryTimes()
-        self._timer: Timer | None = None
-        self._timer_ns = 0
+        self._alarm = Alarm(loop, self._on_alarm)
         self._cancel_callback = self._cancel
 
     @property
@@ -122,12 +123,14 @@ class SequenceBatcher:
         if request.arrival_ns == 0:
             request.arrival_ns = now_ns
         self._check(request, now_ns)
+        may_be_late = self.admission.is_adaptive and (request.deadline_ns is not None or request.timeout_us > 0)
         displaced: list[SequenceEntry] = []
         problem: ServerError | None = None
         with self.lock:
             try:
-                self.admission.check_in_time(request, now_ns)
-                if self.admission.is_full:
+                if may_be_late:
+                    self.admission.check_in_time(request, now_ns)
+                if self._is_queue_bounded and self.admission.is_full:
                     self.table.check(request)
                     displaced = self.table.make_room(request, now_ns)
                     if not displaced:
@@ -156,9 +159,9 @@ class SequenceBatcher:
             )
         self.inflight += 1
         request.on_cancel = self._cancel_callback
-        self._arm(now_ns + self.rules.idle_ns, now_ns)
+        self._alarm.set(now_ns + self.rules.idle_ns, now_ns)
         if expires_ns is not None:
-            self._arm(expires_ns, now_ns)
+            self._alarm.set(expires_ns, now_ns)
         return request.stream
 
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
@@ -323,18 +326,9 @@ class SequenceBatcher:
         self._statistics.record_failures(reason, _ages([entry for entry, _ in failed], now_ns))
         self._answer([(entry.request, error) for entry, error in failed])
 
-    # The timer, for expiry and for idle sequences. Event loop thread only.
+    # Expiry and idle sequences, while all workers are busy. Event loop thread only.
 
-    def _arm(self, when_ns: int, now_ns: int) -> None:
-        if self._timer is not None:
-            if self._timer_ns <= when_ns:
-                return
-            self._timer.cancel()
-        self._timer_ns = when_ns
-        self._timer = self._loop.call_later(max(0, when_ns - now_ns) / 1e9, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_alarm(self) -> None:
         now_ns = self.now_ns()
         with self.lock:
             expired = self.drop_expired(now_ns)
@@ -343,7 +337,7 @@ class SequenceBatcher:
             times = [self._expiry.next_ns(), self.table.next_idle_ns(now_ns)]
         for when_ns in times:
             if when_ns is not None:
-                self._arm(when_ns, now_ns)
+                self._alarm.set(when_ns, now_ns)
         if expired:
             self.answer_expired(expired, now_ns)
         self.check_idle()

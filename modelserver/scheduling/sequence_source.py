@@ -49,7 +49,10 @@ class InstanceSource:
             if seat.is_closed:
                 batcher.table.close_instance(slots)
             self._batch, wait_until_ns = self._form(now_ns)
-            batcher.admission.note_released(now_ns)
+            if batcher.admission.is_adaptive:
+                batcher.admission.note_released(now_ns)
+                if self._batch is not None and slots.queue is not None:
+                    slots.rate.note(len(slots.taken), len(slots.queue), now_ns)
             ended, slots.ended = slots.ended, []
             if self._batch is None and not ended:
                 seat.is_left = seat.is_closed and slots.num_sequences == 0
@@ -76,7 +79,6 @@ class InstanceSource:
         if not entries:
             return None, wait_until_ns
         if slots.queue is not None:
-            slots.rate.note(len(entries), len(slots.queue), now_ns)
             return SequenceBatch.packed(entries, now_ns), None
         num_rows = 1 + max(slot.index for slot in slots.slots if slot.sequence is not None)
         return SequenceBatch.slotted(entries, num_rows, now_ns), None

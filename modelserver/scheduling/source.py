@@ -9,6 +9,9 @@ from modelserver.core.request import Delivery
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.seat import Seat, ThreadSeat
 
+# How long a worker that may not take a batch stays away before it asks again.
+_AWAY_NS = 20_000_000
+
 
 class BatchSource(Protocol):
     """Batches for one worker: `Batcher`, which all workers share, or one instance's part of a `SequenceBatcher`."""
@@ -33,3 +36,18 @@ class BatchSource(Protocol):
 
     def close_seat(self, seat: Seat) -> None:
         """The seat's worker is to end. From any thread."""
+
+
+def wait_for_batch(source: BatchSource, seat: ThreadSeat, now_ns: Callable[[], int]) -> Batch | None:
+    """The next batch for a worker thread that may be told to leave what there is to others; None once it has left."""
+    while True:
+        if not seat.may_take():
+            source.pass_on(seat)
+            if seat.is_left:
+                return None
+            seat.sleep(_AWAY_NS)
+            continue
+        batch, wait_until_ns = source.try_take(seat)
+        if batch is not None or seat.is_left:
+            return batch
+        seat.sleep(None if wait_until_ns is None else wait_until_ns - now_ns())
