@@ -35,6 +35,7 @@ CYCLED = {
     "python-decoupled": "repeat_py",
     "onnxruntime": "digits_onnx",
     "pytorch": "digits_torchscript",
+    "llm": "tiny_chat",
     "repeat": "repeat",
     "square": "square",
 }
@@ -121,6 +122,7 @@ _ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "digits_onnx": ("infer", _IMAGE),
     "digits_torchscript": ("infer", _IMAGE),
     "repeat_py": ("generate_stream", {"IN": [1, 2, 3, 4]}),
+    "tiny_chat": ("generate", {"text_input": "import", "max_tokens": 4}),
     "sequence": (
         "infer",
         {

@@ -1,12 +1,14 @@
-"""Tells glibc's allocator to keep large buffers.
+"""Tells glibc's allocator to keep large buffers, and when to give them back.
 
 Left alone it gives each buffer over its threshold back to the kernel when freed and page-faults it in
-again when the next request needs one: several times the cost of copying a 1 MiB tensor.
+again when the next request needs one: several times the cost of copying a 1 MiB tensor. What a model had is another
+matter: no request needs it again, and each thread that loads models has a heap of its own to leave it in.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import sys
 
@@ -18,6 +20,24 @@ _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
 # Free memory kept at the top of the heap.
 _TRIM_THRESHOLD_BYTES = 256 << 20
+# Free memory of all heaps that is worth the system calls, and the page faults of requests whose buffers go with it.
+_MUCH_BYTES = 64 << 20
+
+
+class _HeapUse(ctypes.Structure):
+    """`struct mallinfo2`: sums over all heaps, in bytes but for the numbers of blocks."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    )  # fmt: skip
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def tune_malloc() -> bool:
@@ -25,7 +45,7 @@ def tune_malloc() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        mallopt = _c_library().mallopt
     except AttributeError:
         return False
     is_done = bool(
@@ -33,3 +53,18 @@ def tune_malloc() -> bool:
     )
     logger.debug("malloc keeps buffers of up to %d bytes: %s", _MMAP_THRESHOLD_BYTES, is_done)
     return is_done
+
+
+def give_back() -> bool:
+    """Give free memory back to the system, if there is much; True when some went.
+
+    A heap that is being looked through waits, which is milliseconds for 100 MiB. From any thread; False where the C
+    library is not glibc.
+    """
+    library = _c_library()
+    try:
+        count, trim = library.mallinfo2, library.malloc_trim
+    except AttributeError:
+        return False
+    count.restype = _HeapUse
+    return bool(count().fordblks >= _MUCH_BYTES and trim(0))

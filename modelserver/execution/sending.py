@@ -97,6 +97,11 @@ class SenderDesk:
         with self._lock:
             return list(self._open.values())
 
+    def line_of(self, request: InferRequest) -> Line | None:
+        """That of a request, unless it has ended. From any thread."""
+        with self._lock:
+            return self._open.get(request)
+
     def hold(self) -> None:
         """Deliver nothing until `release`: whoever sends much within a short time spares the loop the calls."""
         with self._lock:

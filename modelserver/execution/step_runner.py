@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from modelserver.backend import StepInstance
 from modelserver.core.clock import Clock
@@ -119,14 +118,18 @@ class StepRunner(BatchRunner):
     def _watch(self, line: Line) -> None:
         """From here on a cancel of the request is seen before the next step."""
         request = line.request
-        request.on_cancel = partial(self._on_cancel, line)
+        request.on_cancel = self._on_cancel
         if request.is_cancelled:  # just before
             self._cancelled.append(line)
 
-    def _on_cancel(self, line: Line, _request: InferRequest) -> None:
-        line.reading.cancel()
-        self._cancelled.append(line)
-        self.wake()
+    def _on_cancel(self, request: InferRequest) -> None:
+        # Looked for only now: a request that knew its line, and with it the instance, would keep a model that is
+        # unloaded until the garbage collector comes by.
+        line = self.desk.line_of(request)
+        if line is not None:
+            line.reading.cancel()
+            self._cancelled.append(line)
+            self.wake()
 
     def _abort(self, line: Line) -> None:
         line.abandon()

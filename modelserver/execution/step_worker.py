@@ -38,7 +38,7 @@ class StepWorker:
         self._signal = threading.Event()
         self._is_given_up = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        runner.wake = self.wake
+        runner.wake = self._signal.set  # not `self.wake`, for a circle of references would outlive the model
 
     def start(self) -> None:
         self._thread.start()

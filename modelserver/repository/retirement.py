@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from modelserver.allocator import give_back
 from modelserver.repository.plan import LoadedVersion
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Retirement:
         self.versions.append(loaded)
         task = asyncio.get_running_loop().create_task(self._finish(loaded), name=f"retiring {self._name}")
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._on_finished)
 
     async def wait(self, timeout_s: float | None = None) -> None:
         """Return when those that leave now are closed, or time is up."""
@@ -59,6 +61,12 @@ class Retirement:
         """Close versions that have no requests."""
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(self._close_pool, self._close, loaded) for loaded in versions))
+
+    def _on_finished(self, task: asyncio.Task[None]) -> None:
+        """Nobody holds the version any more: now its memory is free, and can go."""
+        self.tasks.discard(task)
+        with contextlib.suppress(RuntimeError):  # the pool takes nothing more, because the server ends
+            self._close_pool.submit(give_back)
 
     async def _finish(self, loaded: LoadedVersion) -> None:
         await self._drain(loaded.model)

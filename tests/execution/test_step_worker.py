@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from support.batching import batching_config, load_model, request
 from support.gate import until
 from support.instances import backend_of
-from support.stepping import Counting
+from support.stepping import Counting, numbers
 
 from modelserver.backend import InferRequest, InferResponse, Placement, Tensor
 from modelserver.config.schema import (
@@ -70,16 +72,6 @@ async def load() -> AsyncIterator[Load]:
             instance.may_step.set()
         each.model.stop()
         await asyncio.to_thread(each.model.close, 5)
-
-
-async def numbers(stream: ResponseStream) -> list[float]:
-    """What a request is answered; raises its error."""
-    values: list[float] = []
-    async for response in stream:
-        if response.error is not None:
-            raise response.error
-        values += [float(tensor.data.item()) for tensor in response.outputs]
-    return values
 
 
 async def test_a_request_is_answered_step_by_step(load: Load) -> None:
@@ -240,6 +232,24 @@ async def test_unloading_finishes_what_was_accepted(load: Load) -> None:
     await asyncio.to_thread(loaded.model.close)
     assert await asyncio.gather(*map(numbers, streams)) == [[1, 2, 3]] * 3
     assert loaded.instance.is_closed
+
+
+async def test_an_unloaded_instance_is_gone_before_the_garbage_collector_comes(load: Load) -> None:
+    """And its weights with it."""
+    gc.disable()
+    try:
+        loaded = await load()
+        for end in (2, 3):
+            _, stream = loaded.submit(end)
+            assert await numbers(stream) == list(range(1, end + 1))
+            del stream, _
+        instance = weakref.ref(loaded.instance)
+        loaded.model.stop()
+        await asyncio.to_thread(loaded.model.close)
+        loaded.instances.clear()
+        assert instance() is None
+    finally:
+        gc.enable()
 
 
 async def test_closing_ends_what_is_not_finished_in_time(load: Load) -> None:
