@@ -99,7 +99,9 @@ class Lifecycles:
             return self._evict(key, version) if self._residency.is_awaited(key) else self._submit_unload(key, version)
         if version is None:
             self._residency.withhold(key)  # at once: a load that this supersedes is not to be tried again
-        return self._withhold_after(key, self._submit_unload(key, version))
+        is_serving = version is None or version in self._table.lifecycles[key].versions
+        unloaded = self._submit_unload(key, version)
+        return self._withhold_after(key, unloaded) if is_serving else unloaded
 
     def _submit_unload(self, key: str, version: int | None) -> Awaitable[None]:
         return asyncio.shield(self._table.lifecycles[key].unload(version))
@@ -109,6 +111,7 @@ class Lifecycles:
         await self._submit_unload(key, version)
 
     async def _withhold_after(self, key: str, unloaded: Awaitable[None]) -> None:
+        """What is unloaded as a whole, or by its last version, stays so."""
         await unloaded
         if not self._table.lifecycles[key].versions:
             self._residency.withhold(key)

@@ -85,7 +85,7 @@ class Batcher:
         self._idle = IdleSeats()
         self._is_stopped = False
         self._is_wake_due = False
-        self._alarm = Alarm(loop, self._on_alarm)
+        self._alarm = Alarm(loop)
         # One bound method, not one per request; `abort` lets go of it.
         self._cancel_callback: Callable[[InferRequest], None] | None = self._cancel
 
@@ -155,7 +155,7 @@ class Batcher:
         if self._order is not None:
             self._order.expect(request)
         if expires_ns is not None:
-            self._alarm.set(expires_ns, now_ns)
+            self._alarm.set(expires_ns, now_ns, self._on_alarm)
         return request.stream
 
     def _wake_thread(self) -> None:
@@ -422,7 +422,7 @@ class Batcher:
             expired = self._remove_expired(now_ns)
             next_ns = self._expiry.next_ns()
         if next_ns is not None:
-            self._alarm.set(next_ns, now_ns)
+            self._alarm.set(next_ns, now_ns, self._on_alarm)
         if expired:
             self._answer_expired(expired, now_ns)
 

@@ -84,7 +84,7 @@ class SequenceBatcher:
         self._is_queue_bounded = default_max_queue_size > 0
         self._sources: tuple[InstanceSource, ...] = ()
         self._expiry = ExpiryTimes()
-        self._alarm = Alarm(loop, self._on_alarm)
+        self._alarm = Alarm(loop)
         self._cancel_callback = self._cancel
 
     @property
@@ -159,9 +159,9 @@ class SequenceBatcher:
             )
         self.inflight += 1
         request.on_cancel = self._cancel_callback
-        self._alarm.set(now_ns + self.rules.idle_ns, now_ns)
+        self._alarm.set(now_ns + self.rules.idle_ns, now_ns, self._on_alarm)
         if expires_ns is not None:
-            self._alarm.set(expires_ns, now_ns)
+            self._alarm.set(expires_ns, now_ns, self._on_alarm)
         return request.stream
 
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
@@ -337,7 +337,7 @@ class SequenceBatcher:
             times = [self._expiry.next_ns(), self.table.next_idle_ns(now_ns)]
         for when_ns in times:
             if when_ns is not None:
-                self._alarm.set(when_ns, now_ns)
+                self._alarm.set(when_ns, now_ns, self._on_alarm)
         if expired:
             self.answer_expired(expired, now_ns)
         self.check_idle()

@@ -325,6 +325,21 @@ async def test_what_was_unloaded_by_request_stays_so(tmp_path: Path) -> None:
         await wake(repository, "a")
 
 
+async def test_the_unload_of_a_version_withholds_a_model_only_with_its_last_one(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", versions=(1, 2), extra="version_policy { all { } }")
+    async with open_repository(tmp_path, demand=ON) as repository:
+        await repository.load("a")
+        await repository.unload("a", evicts=True)
+        await repository.unload("a", version=2)  # which is not loaded: nothing happens
+        await wake(repository, "a")
+        await repository.unload("a", version=2)
+        assert repository.ready_versions("a") == (1,)
+        await repository.unload("a", version=1)
+        with pytest.raises(UnavailableError) as caught:
+            repository.get("a", None)
+        assert not isinstance(caught.value, ModelAsleepError)
+
+
 async def test_a_load_says_how_long_a_model_stays(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     write_model(tmp_path, "eager", extra=parameter("load_on_demand", "false"))
