@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from modelserver.api_keys import CALLER, ApiKey, KeyRing
+from modelserver.api_keys import CALLER, ApiKey, KeyRing, Scope
 from modelserver.errors import PermissionDeniedError, ServerError, UnauthenticatedError
 from modelserver.telemetry.audit import record
 
@@ -194,6 +194,21 @@ class KeyedControlPlane:
     def archives(self) -> dict[str, str]:
         key = _caller()
         return {name: path for name, path in self._plane.archives().items() if key.allows_model(name)}
+
+
+def check_scope(caller: ApiKey, scope: Scope, what: str) -> None:
+    """Raise PermissionDeniedError for a key without the scope; who asks for more than it may control is recorded.
+
+    `what` was called: a path, with its method where that matters.
+    """
+    try:
+        caller.check_scope(scope)
+    except ServerError as error:
+        if scope is Scope.ADMIN:
+            token = CALLER.set(caller)
+            record(what, "", error)
+            CALLER.reset(token)
+        raise
 
 
 def _caller() -> ApiKey:

@@ -128,7 +128,9 @@ def _shared_memory(options: ServerOptions) -> Iterator[Finding]:
         os.close(os.memfd_create("modelserver-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
         advice = "Python models pass tensors through it: allow memfd_create in the seccomp profile"
-        yield Finding(PROBLEM, "memfd", f"refused: {error.strerror}", advice)
+        yield Finding(PROBLEM, "shared memory", f"memfd_create is refused: {error.strerror}", advice)
+    else:
+        yield Finding(OK, "shared memory", "memfd, for models in processes of their own")
     if not options.allow_client_shm:
         return
     size = shutil.disk_usage(_SHM).total

@@ -173,6 +173,7 @@ def test_doctor_finds_ports_in_use_keys_and_repositories(tmp_path: Path, capsys:
     assert found[f"repository {tmp_path}/none"]["level"] == "problem"
     assert found["API keys"]["level"] == "problem"
     assert found["backend identity"]["level"] == "ok"
+    assert found["shared memory"]["level"] == "ok"
     assert f"problem: repository {tmp_path}/none: see --model-repository" in text.splitlines()
 
 

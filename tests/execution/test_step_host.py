@@ -13,11 +13,12 @@ import support
 from support.batching import batching_config, load_model, request
 from support.gate import until
 from support.instances import backend_of
+from support.stepping import error_of, numbers
 
 from modelserver.backend import InferRequest
 from modelserver.config.schema import ModelTransactionPolicy
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
+from modelserver.errors import CancelledError, InternalError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.execution.process import ProcessInstance
 from modelserver.execution.recipe import ProcessOptions, Recipe
@@ -71,22 +72,6 @@ async def load() -> AsyncIterator[Load]:
             made.cancel()
         each.model.stop()
         await asyncio.to_thread(each.model.close, 10)
-
-
-async def numbers(stream: ResponseStream) -> list[float]:
-    """What a request is answered; raises its error."""
-    values: list[float] = []
-    async for response in stream:
-        if response.error is not None:
-            raise response.error
-        values += [float(tensor.data.item()) for tensor in response.outputs]
-    return values
-
-
-async def error_of(stream: ResponseStream) -> ServerError:
-    with pytest.raises(ServerError) as caught:
-        await numbers(stream)
-    return caught.value
 
 
 async def test_requests_are_answered_counted_measured_and_refused_one_by_one(load: Load) -> None:

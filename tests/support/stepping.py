@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from support.batching import tensor
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Placement, StepInstance
 from modelserver.core.sender import ResponseSender
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import ServerError
 
 
 class _Count:
@@ -79,3 +82,20 @@ class Counting(StepInstance):
     def close(self) -> None:
         assert not self.is_closed, "closed twice"
         self.is_closed = True
+
+
+async def numbers(stream: ResponseStream) -> list[float]:
+    """What a request is answered; raises its error."""
+    values: list[float] = []
+    async for response in stream:
+        if response.error is not None:
+            raise response.error
+        values += [float(tensor.data.item()) for tensor in response.outputs]
+    return values
+
+
+async def error_of(stream: ResponseStream) -> ServerError:
+    """The error that a request ends with."""
+    with pytest.raises(ServerError) as caught:
+        await numbers(stream)
+    return caught.value

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from modelserver.access import KEY_HEADERS
-from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
+from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing
 from modelserver.errors import ServerError
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.codec import GrpcLimits
@@ -14,8 +14,7 @@ from modelserver.frontends.grpc.edge import fail
 from modelserver.frontends.grpc.restricted import group_of
 from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
 from modelserver.frontends.grpc.status import status_of
-from modelserver.keyed_planes import keyed_planes
-from modelserver.telemetry.audit import record
+from modelserver.keyed_planes import check_scope, keyed_planes
 
 if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
@@ -60,7 +59,7 @@ def _guarded(path: str, method: Method, keys: KeyRing) -> Method:
         if is_optional and all(call.metadata.get(name) is None for name in KEY_HEADERS):
             return None
         caller = keys.caller(call.metadata)
-        _check_scope(caller, scope, path)
+        check_scope(caller, scope, path)
         return caller
 
     def check(call: UnaryCall) -> None:
@@ -86,14 +85,3 @@ def _guarded(path: str, method: Method, keys: KeyRing) -> Method:
         await stream(call)
 
     return Method(unary=check) if unary is not None else Method(stream=check_stream)
-
-
-def _check_scope(caller: ApiKey, scope: Scope, path: str) -> None:
-    try:
-        caller.check_scope(scope)
-    except ServerError as error:
-        if scope is Scope.ADMIN:
-            token = CALLER.set(caller)
-            record(path, "", error)
-            CALLER.reset(token)
-        raise
