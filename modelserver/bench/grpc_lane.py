@@ -7,7 +7,7 @@ from urllib.parse import unquote_to_bytes
 
 from modelserver.bench.grpc_messages import PREFIX_BYTES, read_stream_answer, status_name, unframe
 from modelserver.bench.h2_connection import WINDOW_STEP, H2Connection
-from modelserver.bench.h2_stream import Head
+from modelserver.bench.h2_heads import Head
 from modelserver.bench.lane import Answers, Lane
 
 _OK = 0

@@ -6,14 +6,17 @@ Knows nothing of gRPC but that a stream ends with fields. Heads that came before
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic_ns
 from typing import cast
 
 from modelserver.bench.address import Address
-from modelserver.bench.h2_stream import Head, Stream, Upload, code_name
+from modelserver.bench.h2_greeting import greeting
+from modelserver.bench.h2_heads import Head, HeadReader, unpadded
+from modelserver.bench.h2_outgoing import JOIN_BYTES, Outgoing
+from modelserver.bench.h2_stream import Stream, code_name
+from modelserver.bench.h2_uploads import Uploads
 from modelserver.bench.request_head import DEFAULT_TABLE_BYTES, RequestHead
 from modelserver.errors import UnavailableError
 from modelserver.wire.http2.frame import (
@@ -21,7 +24,6 @@ from modelserver.wire.http2.frame import (
     CONTINUATION,
     DATA,
     DEFAULT_FRAME_BYTES,
-    DEFAULT_WINDOW_BYTES,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
@@ -30,29 +32,31 @@ from modelserver.wire.http2.frame import (
     MAX_31_BITS,
     PADDED,
     PING,
-    PREFACE,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    ConnectionFault,
     frame,
+    protocol_fault,
     unpack_head,
 )
-from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
+from modelserver.wire.http2.settings import (
+    HEADER_TABLE_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    read_settings,
+)
 from modelserver.wire.http2.static_table import Field
 
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 3, 4, 5
-
+# Of one SETTINGS frame.
+MAX_SETTINGS = 256
 # What we have read of a window before the peer gets it back.
 WINDOW_STEP = 2**28
-# Of an answer's head, uncompressed.
-MAX_HEAD_BYTES = 2**20
-MAX_REMEMBERED_HEADS = 256
-# Above this, buffers are written one by one instead of being joined.
-JOIN_BYTES = 65536
 RECONNECT_DELAY_S = 0.05
 SETTINGS_TIMEOUT_S = 10.0
 FINISH_POLL_S = 0.005
+
+NO_STATUS = "the stream ended without a gRPC status"
 
 
 class H2Connection(asyncio.Protocol):
@@ -66,8 +70,6 @@ class H2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[Stream, bytes, bool]] = deque()
-        self._out: list[bytes | memoryview] = []
-        self._has_large = False
         self._is_reading = False
         self._is_closed = False
         self._is_lost = asyncio.Event()
@@ -78,23 +80,17 @@ class H2Connection(asyncio.Protocol):
         """The state of a new connection."""
         self._is_ready = asyncio.Event()
         self._is_open = False
-        self._decoder = Decoder(MAX_HEAD_BYTES)
-        self._heads: dict[bytes, Head] = {}
-        self._generation = 0
+        self._heads = HeadReader()
         self._streams: dict[int, Stream] = {}
-        self._uploads: dict[int, Upload] = {}
+        self._out = Outgoing()
+        self._uploads = Uploads(self._out)
         self._next_id = 1
         self._rest = b""
-        self._fragment: tuple[int, int, bytes] | None = None
         self._unacknowledged = 0
-        self._window = DEFAULT_WINDOW_BYTES
-        self._initial_window = DEFAULT_WINDOW_BYTES
-        self._max_frame = DEFAULT_FRAME_BYTES
         self._max_streams = MAX_31_BITS
         self._table_bytes = DEFAULT_TABLE_BYTES
-        self._request_start = b""
-        self._request_head = b""
-        self._first_head: bytes | None = None
+        self._request: RequestHead | None = None
+        self._is_first = True
 
     async def connect(self) -> None:
         """Open the connection and wait for the server's settings. Raises UnavailableError."""
@@ -113,9 +109,7 @@ class H2Connection(asyncio.Protocol):
 
         A server may do badly when many streams vanish at once: a bench that has what it wants leaves politely.
         """
-        for stream_id in [stream_id for stream_id, upload in self._uploads.items() if not upload.parts]:
-            self._frame(DATA, END_STREAM, stream_id, b"")
-            del self._uploads[stream_id]
+        self._uploads.end_all()
         self._flush()
         ends_s = monotonic_ns() / 1e9 + timeout_s
         # Polled, once per run: an event would cost every stream a look at it.
@@ -159,23 +153,26 @@ class H2Connection(asyncio.Protocol):
         self._streams[stream_id] = stream
         raw_id = stream_id.to_bytes(4, "big")
         size = len(data)
-        if self._first_head is not None:
-            start, head, self._first_head = self._frame_start(self._first_head), self._first_head, None
+        request = self._request
+        assert request is not None, "an open connection has settings"
+        if self._is_first:
+            self._is_first = False
+            start, head = request.first_start, request.first
         else:
-            start, head = self._request_start, self._request_head
-        if ends and size <= self._max_frame and size <= self._window and size <= self._initial_window:
-            self._window -= size
+            start, head = request.again_start, request.again
+        out, uploads = self._out, self._uploads
+        if ends and size <= uploads.max_frame and size <= uploads.window and size <= uploads.initial_window:
+            uploads.window -= size
             # A frame of data that ends its stream: length, type 0, flag 1.
             data_start = (size << 16 | END_STREAM).to_bytes(5, "big")
             if size < JOIN_BYTES:
-                self._out.append(b"".join((start, raw_id, head, data_start, raw_id, data)))
+                out.parts.append(b"".join((start, raw_id, head, data_start, raw_id, data)))
             else:
-                self._out += (b"".join((start, raw_id, head, data_start, raw_id)), data)
-                self._has_large = True
+                out.parts += (b"".join((start, raw_id, head, data_start, raw_id)), data)
+                out.has_large = True
         else:
-            self._out.append(b"".join((start, raw_id, head)))
-            self._uploads[stream_id] = Upload(self._initial_window)
-            self._push(stream_id, data, ends=ends)
+            out.parts.append(b"".join((start, raw_id, head)))
+            uploads.begin(stream_id, data, ends=ends)
         if self._next_id > MAX_31_BITS:
             self._is_open = False
         if not self._is_reading:
@@ -184,7 +181,7 @@ class H2Connection(asyncio.Protocol):
 
     def send(self, stream_id: int, data: bytes) -> None:
         """More data of a stream that was opened without `ends`."""
-        self._push(stream_id, data, ends=False)
+        self._uploads.add(stream_id, data, ends=False)
         if not self._is_reading:
             self._flush()
 
@@ -192,52 +189,9 @@ class H2Connection(asyncio.Protocol):
         """Let the server send `num_bytes` more on a stream that stays open for long."""
         self._frame(WINDOW_UPDATE, 0, stream_id, num_bytes.to_bytes(4, "big"))
 
-    @staticmethod
-    def _frame_start(head: bytes) -> bytes:
-        return (len(head) << 16 | HEADERS << 8 | END_HEADERS).to_bytes(5, "big")
-
-    def _push(self, stream_id: int, data: bytes, *, ends: bool) -> None:
-        upload = self._uploads[stream_id]
-        upload.parts.append(memoryview(data))
-        upload.ends = ends
-        self._pump(stream_id, upload)
-
-    def _pump(self, stream_id: int, upload: Upload) -> None:
-        """Send as much as the windows allow."""
-        raw_id = stream_id.to_bytes(4, "big")
-        while upload.parts:
-            part = upload.parts[0]
-            size = min(len(part), self._max_frame, self._window, upload.window)
-            if size <= 0 and len(part):
-                return
-            self._window -= size
-            upload.window -= size
-            if size == len(part):
-                upload.parts.popleft()
-            else:
-                upload.parts[0] = part[size:]
-            self._has_large = self._has_large or size >= JOIN_BYTES
-            is_end = upload.ends and not upload.parts
-            self._out += ((size << 16 | (END_STREAM if is_end else 0)).to_bytes(5, "big") + raw_id, part[:size])
-            if is_end:
-                del self._uploads[stream_id]
-
-    def _pump_all(self) -> None:
-        for stream_id, upload in list(self._uploads.items()):
-            if self._window <= 0:
-                return
-            self._pump(stream_id, upload)
-
     def _flush(self) -> None:
-        out = self._out
-        if not out or self._transport is None:
-            return
-        self._out = []
-        if self._has_large:
-            self._has_large = False
-            self._transport.writelines(out)
-        else:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._transport is not None:
+            self._out.flush(self._transport)
 
     def _reopen(self) -> None:
         """Connect again for what waits, when the last stream of the old connection is over."""
@@ -273,13 +227,8 @@ class H2Connection(asyncio.Protocol):
         # uvloop's transports write like asyncio.Transport without inheriting from it.
         self._transport = cast(asyncio.Transport, transport)
         self._is_lost.clear()
-        self._out.clear()
         self._begin()
-        settings = ((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, MAX_31_BITS), (MAX_FRAME_SIZE, self._frame_bytes))
-        payload = b"".join(struct.pack(">HI", *setting) for setting in settings)
-        self._frame(SETTINGS, 0, 0, payload)
-        self._frame(WINDOW_UPDATE, 0, 0, (MAX_31_BITS - DEFAULT_WINDOW_BYTES).to_bytes(4, "big"))
-        self._out.insert(0, PREFACE)
+        self._out.parts.append(greeting(self._frame_bytes))
         self._flush()
 
     def data_received(self, data: bytes) -> None:  # noqa: C901
@@ -289,7 +238,7 @@ class H2Connection(asyncio.Protocol):
         size = len(buffer)
         offset = 0
         streams = self._streams
-        heads = self._heads
+        heads = self._heads.known
         unpack = unpack_head
         self._is_reading = True
         while size - offset >= 9:
@@ -306,7 +255,7 @@ class H2Connection(asyncio.Protocol):
                     stream.on_data(buffer, start, end, now_ns)
                     if flags & END_STREAM:
                         del streams[stream_id]
-                        stream.on_end(None, now_ns, "the stream ended without a gRPC status")
+                        stream.on_end(None, now_ns, NO_STATUS)
             elif kind == HEADERS and flags & END_HEADERS and not flags & (PADDED | HAS_PRIORITY):
                 head = heads.get(buffer[start:end]) or self._read_head(buffer[start:end])
                 if head is None:
@@ -343,6 +292,11 @@ class H2Connection(asyncio.Protocol):
         if self._waiting:
             self._reopen()
 
+    def _end(self, stream_id: int, head: Head | None, now_ns: int, problem: str | None) -> None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            stream.on_end(head, now_ns, problem)
+
     def _end_all(self, reason: str) -> None:
         streams, self._streams = self._streams, {}
         self._uploads.clear()
@@ -354,20 +308,14 @@ class H2Connection(asyncio.Protocol):
     # What is not the common case
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        self._out.append(frame(kind, flags, stream_id, payload))
+        self._out.parts.append(frame(kind, flags, stream_id, payload))
 
     def _read_head(self, block: bytes) -> Head | None:
         try:
-            head = Head(self._decoder.decode(block))
-        except (HpackError, HeaderListTooLargeError) as error:
-            self._break(str(error))
+            return self._heads.read(block)
+        except ConnectionFault as fault:
+            self._break(fault.text)
             return None
-        if self._decoder.generation != self._generation or len(self._heads) >= MAX_REMEMBERED_HEADS:
-            self._generation = self._decoder.generation
-            self._heads.clear()
-        else:
-            self._heads[block] = head
-        return head
 
     def _break(self, reason: str) -> None:
         """The connection cannot be read any further."""
@@ -379,102 +327,76 @@ class H2Connection(asyncio.Protocol):
 
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes, now_ns: int) -> bool:
         """Any other frame. False when the connection cannot go on."""
+        try:
+            self._take_uncommon(kind, flags, stream_id, payload, now_ns)
+        except ConnectionFault as fault:
+            self._break(fault.text)
+            return False
+        return True
+
+    def _take_uncommon(self, kind: int, flags: int, stream_id: int, payload: bytes, now_ns: int) -> None:
+        """Raises ConnectionFault when the connection cannot be read any further."""
         if kind == SETTINGS and not flags & ACK:
-            self._apply_settings(payload)
+            self._apply_settings(read_settings(payload, MAX_SETTINGS))
             self._frame(SETTINGS, ACK, 0, b"")
         elif kind == PING and not flags & ACK:
             self._frame(PING, ACK, 0, payload)
         elif kind == WINDOW_UPDATE:
-            self._widen(stream_id, int.from_bytes(payload, "big") & MAX_31_BITS)
+            self._uploads.widen(stream_id, int.from_bytes(payload, "big") & MAX_31_BITS)
         elif kind == RST_STREAM:
-            self._uploads.pop(stream_id, None)
-            stream = self._streams.pop(stream_id, None)
-            if stream is not None:
-                stream.on_end(None, now_ns, f"the server reset the stream: {code_name(payload)}")
+            self._uploads.drop(stream_id)
+            self._end(stream_id, None, now_ns, f"the server reset the stream: {code_name(payload)}")
         elif kind == GOAWAY:
             self._go_away(payload, now_ns)
-        elif kind in (DATA, HEADERS, CONTINUATION):
-            return self._take_uncommon(kind, flags, stream_id, payload, now_ns)
+        elif kind == DATA:
+            self._take_padded(flags, stream_id, payload, now_ns)
+        elif kind in (HEADERS, CONTINUATION):
+            self._take_part(kind, flags, stream_id, payload, now_ns)
         elif kind == PUSH_PROMISE:
-            self._break("the server pushes, which it was told not to do")
-            return False
-        return True
+            raise protocol_fault("the server pushes, which it was told not to do")
 
-    def _take_uncommon(self, kind: int, flags: int, stream_id: int, payload: bytes, now_ns: int) -> bool:
-        """Padded frames, and heads in several frames."""
-        size = len(payload)
-        if kind == DATA:
-            self._unacknowledged += size
-        if flags & PADDED and kind != CONTINUATION:
-            payload = payload[1 : size - payload[0]]
-        if kind == DATA:
-            stream = self._streams.get(stream_id)
-            if stream is not None:
-                stream.on_data(payload, 0, len(payload), now_ns)
-            is_end = bool(flags & END_STREAM)
-            if is_end and (stream := self._streams.pop(stream_id, None)) is not None:
-                stream.on_end(None, now_ns, "the stream ended without a gRPC status")
-            return True
-        if kind == HEADERS:
-            block = payload[5:] if flags & HAS_PRIORITY else payload
-            self._fragment = (stream_id, flags & END_STREAM, block)
-        elif self._fragment is None or self._fragment[0] != stream_id:
-            self._break("a CONTINUATION frame that continues nothing")
-            return False
-        else:
-            self._fragment = (stream_id, self._fragment[1], self._fragment[2] + payload)
-        if not flags & END_HEADERS:
-            return True
-        _, ends, block = self._fragment
-        self._fragment = None
-        head = self._read_head(block)
-        if head is None:
-            return False
-        if ends and (stream := self._streams.pop(stream_id, None)) is not None:
-            stream.on_end(head, now_ns, None)
-        elif not ends and stream_id in self._streams:
+    def _take_part(self, kind: int, flags: int, stream_id: int, payload: bytes, now_ns: int) -> None:
+        """A head in several frames, or with padding."""
+        complete = self._heads.read_part(kind, flags, stream_id, payload)
+        if complete is None:
+            return
+        head, ends = complete
+        if ends:
+            self._end(stream_id, head, now_ns, None)
+        elif stream_id in self._streams:
             self._streams[stream_id].on_head(head, now_ns)
-        return True
 
-    def _apply_settings(self, payload: bytes) -> None:
+    def _take_padded(self, flags: int, stream_id: int, payload: bytes, now_ns: int) -> None:
+        self._unacknowledged += len(payload)
+        data = unpadded(flags, payload)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.on_data(data, 0, len(data), now_ns)
+        if flags & END_STREAM:
+            self._end(stream_id, None, now_ns, NO_STATUS)
+
+    def _apply_settings(self, settings: list[tuple[int, int]]) -> None:
         is_new_table = not self._is_ready.is_set()
-        for key, value in struct.iter_unpack(">HI", payload):
+        for key, value in settings:
             if key == HEADER_TABLE_SIZE:
                 self._table_bytes = min(self._table_bytes, value)
                 is_new_table = True
             elif key == MAX_CONCURRENT_STREAMS:
                 self._max_streams = value
-            elif key == INITIAL_WINDOW_SIZE:
-                for upload in self._uploads.values():
-                    upload.window += value - self._initial_window
-                self._initial_window = value
-            elif key == MAX_FRAME_SIZE:
-                self._max_frame = value
-        self._pump_all()
+        self._uploads.apply(settings)
         if is_new_table:
-            head = RequestHead(self._fields, table_bytes=self._table_bytes)
-            self._first_head, self._request_head = head.first, head.again
-            self._request_start = self._frame_start(head.again)
+            self._request, self._is_first = RequestHead(self._fields, table_bytes=self._table_bytes), True
         if not self._is_ready.is_set():
             self._is_open = True
             self._is_ready.set()
-
-    def _widen(self, stream_id: int, increment: int) -> None:
-        if not stream_id:
-            self._window += increment
-            self._pump_all()
-        elif (upload := self._uploads.get(stream_id)) is not None:
-            upload.window += increment
-            self._pump(stream_id, upload)
 
     def _go_away(self, payload: bytes, now_ns: int) -> None:
         """No new streams here; those that the server has not taken fail, the others are finished."""
         self._is_open = False
         last_id = int.from_bytes(payload[:4], "big") & MAX_31_BITS
-        code = payload[4:8]
+        reason = f"the server is going away, {code_name(payload[4:8])}: {payload[8:108].decode(errors='replace')}"
         for stream_id in [stream_id for stream_id in self._streams if stream_id > last_id]:
-            self._uploads.pop(stream_id, None)
-            reason = f"the server is going away, {code_name(code)}"
-            self._streams.pop(stream_id).on_end(None, now_ns, f"{reason}: {payload[8:108].decode(errors='replace')}")
+            self._uploads.drop(stream_id)
+            self._end(stream_id, None, now_ns, reason)
         if self._waiting:
             self._reopen()

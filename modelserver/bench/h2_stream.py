@@ -1,13 +1,11 @@
-"""What an HTTP/2 connection of the bench says of its streams, and what it keeps of them."""
+"""What an HTTP/2 connection of the bench says to the owners of its streams."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from typing import Protocol
 
+from modelserver.bench.h2_heads import Head
 from modelserver.wire.http2.frame import ErrorCode
-from modelserver.wire.http2.static_table import Field
 
 
 class Stream(Protocol):
@@ -22,31 +20,6 @@ class Stream(Protocol):
 
     def on_end(self, head: Head | None, now_ns: int, problem: str | None) -> None:
         """The stream is over: with its last fields, or for a problem of the connection."""
-
-
-class Head:
-    """Decoded fields of an answer's head or end."""
-
-    __slots__ = ("grpc_message", "grpc_status", "http_status")
-
-    def __init__(self, fields: Sequence[Field]) -> None:
-        found = dict(fields)
-        status = found.get(b":status", b"")
-        self.http_status = int(status) if status.isdigit() else None
-        code = found.get(b"grpc-status", b"")
-        self.grpc_status = int(code) if code.isdigit() else None
-        self.grpc_message = found.get(b"grpc-message", b"")
-
-
-class Upload:
-    """What of a stream's data waits for the peer's windows."""
-
-    __slots__ = ("ends", "parts", "window")
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.parts: deque[memoryview] = deque()
-        self.ends = False
 
 
 def code_name(payload: bytes) -> str:

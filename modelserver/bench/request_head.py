@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelserver.wire.http2.frame import END_HEADERS, HEADERS
 from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.static_table import STATIC_TABLE, Field
 
@@ -32,7 +33,14 @@ class RequestHead:
             again.append(_number(index, 7, 0x80) if is_kept else first[-1])
             index -= 1
         self.first = shrink + b"".join(first)
+        self.first_start = _frame_start(self.first)
         self.again = b"".join(again)
+        self.again_start = _frame_start(self.again)
+
+
+def _frame_start(block: bytes) -> bytes:
+    """A HEADERS frame up to its stream's id."""
+    return (len(block) << 16 | HEADERS << 8 | END_HEADERS).to_bytes(5, "big")
 
 
 def _kept_literal(name: bytes, value: bytes) -> bytes:

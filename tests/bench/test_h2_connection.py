@@ -221,6 +221,37 @@ async def test_what_is_no_answer_is_told(respond: Respond, failure: str) -> None
         assert await told.next() is None
 
 
+@pytest.mark.parametrize(
+    ("raw", "failure"),
+    [
+        (b"\0\0\5\4\0\0\0\0\0" + bytes(5), "SETTINGS of 5 bytes"),
+        (b"\0\0\0\0\x08\0\0\0\1", "a padded frame without the length"),
+        (b"\0\0\0\x09\4\0\0\0\1", "continues nothing"),
+        (b"\0\0\0\5\4\0\0\0\1", "the server pushes"),
+        (b"\0\0\1\1\4\0\0\0\1\xff", "an index is beyond the table"),
+    ],
+    ids=["settings", "padding", "continuation", "push", "head"],
+)
+async def test_frames_that_are_broken_end_the_connection_and_not_the_lane(raw: bytes, failure: str) -> None:
+    told = Told()
+    num_asked = 0
+
+    def once(peer: Peer, stream_id: int, body: bytes) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            peer.transport.write(raw)
+        else:
+            echo(peer, stream_id, body)
+
+    async with connected(once) as connection:
+        lane = GrpcLane(connection, told)
+        lane.send(frame(b"four"))
+        assert failure in (await told.next() or "")
+        lane.send(frame(b"four"))
+        assert await told.next() is None
+
+
 async def test_a_server_that_goes_away_politely_costs_no_call() -> None:
     told = Told()
     num_asked = 0

@@ -99,7 +99,7 @@ class GrpcCall(UnaryCall, Http2Stream):
         if frames is None:
             frames = _join_answer(stream_id, parts, size)
         sender.frames.append(frames)
-        # What `Http2Connection.close` does, for a stream that both sides have ended.
+        # What `Http2Connection.finish` does with a stream that both sides have ended.
         self.phase = DONE
         self.on_cancel = None
         del connection.streams[stream_id]

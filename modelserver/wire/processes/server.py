@@ -88,9 +88,9 @@ class WireProcesses:
     async def start(self) -> None:
         """Listen, start the fronts and wait until all serve.
 
-        Raises UnavailableError, naming the flag, when an address cannot be had, and InvalidArgumentError when a file
-        of a certificate is no good; else the ServerError that kept a
-        front from starting; then `stop` need not be called. Does nothing once it is started.
+        Raises UnavailableError, naming the flag, when an address cannot be had, InvalidArgumentError when a file of a
+        certificate is no good, or the ServerError that kept a front from starting; then `stop` need not be called.
+        Does nothing once it is started.
         """
         if self._is_listening:
             return
