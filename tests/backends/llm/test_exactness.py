@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from modelserver_backends.llm import kernels
+from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from support.generations import generate, loaded_engine, random_prompts
 from support.tiny_checkpoints import FAMILIES, FOREIGN_FAMILIES, reference_logprobs, reference_tokens
 
@@ -47,6 +49,23 @@ def test_small_blocks_chunks_and_preemptions_change_nothing(family: str, checkpo
         results = generate(engine, prompts_of(family), NUM_TOKENS)
         # Where all layers have windows, sequences hold so little that there is room for all.
         assert (engine.statistics.num_preemptions > 0) == (engine.runner.window is None)
+    assert [tokens for tokens, _ in results] == reference(directory)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in ("llama", "gemma2") else pytest.mark.slow)
+        for family in (*FAMILIES, *FOREIGN_FAMILIES)
+    ],
+)
+def test_without_the_kernels_in_c(family: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "KERNELS", None)
+    directory = checkpoint(family)
+    options = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 16, "num_gpu_blocks_override": 55}
+    with loaded_engine(directory, max_model_len=LENGTHS.get(family, 128), **options) as engine:
+        assert type(engine.runner._attention) is SdpaAttention
+        results = generate(engine, prompts_of(family), NUM_TOKENS)
     assert [tokens for tokens, _ in results] == reference(directory)
 
 

@@ -175,8 +175,9 @@ if KERNELS is not None:
             KERNELS.attend(others, plan)
         with pytest.raises(ValueError, match="int64"):
             KERNELS.plan(others, step.batch.lens.astype(np.int32), LENS, step.tables, step.slots, 1, 1)
-        with pytest.raises(AssertionError, match="heads of"):
-            attention.turn_and_attend(0, step.heads[:, 1:].contiguous(), None, attention.prepare(step.batch))
+        for heads in (step.heads[:, 1:].contiguous(), step.heads[1:]):
+            with pytest.raises(AssertionError, match="heads of a step"):
+                attention.turn_and_attend(0, heads, None, attention.prepare(step.batch))
 
     def test_it_is_chosen_where_it_can_be() -> None:
         spec = AttentionSpec(num_heads=4, windows=(None,), scale=0.3)
