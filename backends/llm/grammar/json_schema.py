@@ -21,13 +21,14 @@ from .multiples import multiples
 from .number_ranges import integers, numbers
 from .pace import Pace
 from .program import ROOT
+from .schema_conditions import has_conditions
 from .schema_containers import array_expression, object_expression
-from .schema_overlap import may_overlap
+from .schema_flattening import ALTERNATIVES, FlatSchemas, listed_schemas
+from .schema_flattening import MAX_DEPTH as _MAX_DEPTH
 from .schema_strings import string_expression
-from .schema_terms import APPLICATORS, CONSTRAINTS, Schema, checked, has_type, is_equal, merge, types_of, wrong
+from .schema_terms import APPLICATORS, CONDITIONS, CONSTRAINTS, Schema, checked, types_of, wrong
+from .schema_values import is_valid
 
-# Schemas inside of each other without an object or a list between them.
-_MAX_DEPTH = 60
 _MAX_RULES = 10_000
 
 
@@ -51,6 +52,7 @@ class SchemaCompiler:
         self._waiting: deque[tuple[str, Any, str]] = deque()
         self._names: set[str] = set()
         self._num_names = 0
+        self._terms = FlatSchemas(self._target, self.look)
 
     def compile(self) -> dict[str, Expression]:
         self._rules = json_rules()
@@ -76,27 +78,27 @@ class SchemaCompiler:
 
     def expression(self, schema: Any, path: str, depth: int = 0) -> Expression:
         """What matches a schema."""
-        if self._pace is not None:
-            self._pace.look()
+        self.look()
         if isinstance(schema, bool):
             return VALUE if schema else NEVER
         if depth > _MAX_DEPTH:
             raise wrong(path, f"schemas refer to each other more than {_MAX_DEPTH} deep, or in a circle")
-        schema = checked(schema, path)
-        rest = {key: value for key, value in schema.items() if key in CONSTRAINTS}
+        rest = {key: value for key, value in checked(schema, path).items() if key in CONSTRAINTS}
         if "$ref" in rest and len(rest) == 1:
             return self._rule(str(schema["$ref"]), self._target(schema["$ref"], path), str(schema["$ref"]))
-        if "$ref" in rest:
-            target = self._target(rest.pop("$ref"), path)
-            return self.expression(merge(self._flat(target, path), rest, path), path, depth + 1)
-        if "allOf" in rest:
-            return self.expression(self._merged(rest, path), path, depth + 1)
-        for keyword in ("anyOf", "oneOf"):
+        if "$ref" in rest or "allOf" in rest or has_conditions(rest):
+            return self.expression(self.flat(rest, path), path, depth + 1)
+        for keyword in ALTERNATIVES:
             if keyword in rest:
                 return self._alternatives(rest, keyword, path, depth)
         if "enum" in rest or "const" in rest:
             return self._listed(rest, path)
         return choice(self._of_type(kind, rest, path) for kind in types_of(rest))
+
+    def look(self) -> None:
+        """InvalidArgumentError when compiling has taken too long."""
+        if self._pace is not None:
+            self._pace.look()
 
     def _of_type(self, kind: str, schema: Schema, path: str) -> Expression:
         if kind == "object":
@@ -104,7 +106,7 @@ class SchemaCompiler:
         if kind == "array":
             return array_expression(self, schema, path)
         if kind == "string":
-            return string_expression(schema, path)
+            return string_expression(schema, path, self._new_name(path), self._rules.__setitem__, self._pace)
         if kind in ("number", "integer"):
             return self._number(kind, schema, path)
         return literal("null") if kind == "null" else choice([literal("true"), literal("false")])
@@ -112,8 +114,8 @@ class SchemaCompiler:
     def _number(self, kind: str, schema: Schema, path: str) -> Expression:
         factor = _factor(schema, path)
         if factor is None:
-            return _number(kind, schema, path)
-        low, high = _whole_bounds(schema, path)
+            return _number(kind, schema)
+        low, high = _whole_bounds(schema)
         found = multiples(factor, low, high, self._rules.__setitem__)
         if found is None:
             raise wrong(
@@ -125,71 +127,23 @@ class SchemaCompiler:
 
     def _listed(self, schema: Schema, path: str) -> Expression:
         """`enum` and `const`."""
-        others = schema.keys() - {"enum", "const", "type"}
-        if others:
-            raise wrong(path, f"keyword {min(others)!r} beside enum or const is not supported")
         values = schema.get("enum", [schema.get("const")])
-        if not isinstance(values, list):
-            raise wrong(path, f"enum must be a list, it is {values!r}")
-        if "const" in schema:
-            values = [value for value in values if is_equal(value, schema["const"])]
-        if "type" in schema:
-            values = [value for value in values if has_type(value, types_of(schema))]
-        return one_of(json_literal(value, path).text for value in values)
+        kept = [value for value in values if is_valid(value, schema, path, lambda inner: self.flat(inner, path))]
+        return one_of(json_literal(value, path).text for value in kept)
 
     def _alternatives(self, schema: Schema, keyword: str, path: str, depth: int) -> Expression:
         rest = {key: value for key, value in schema.items() if key != keyword}
-        options = schema[keyword]
-        if not isinstance(options, list) or not options:
-            raise wrong(path, f"{keyword} must be a list of at least one schema")
-        if rest.keys() & APPLICATORS:
-            raise wrong(path, f"{keyword} beside {min(rest.keys() & APPLICATORS)} is not supported")
-        whole = [merge(rest, self._flat(option, path), path) if rest else option for option in options]
+        options = listed_schemas(schema, keyword, path)
+        whole = [self._terms.joined(rest, option, path) for option in options] if rest else options
         if keyword == "oneOf":
-            self._check_exclusive(whole, path)
+            whole = self._terms.exclusive(whole, path)
         return choice(
             self.expression(option, f"{path}/{keyword}/{place}", depth + 1) for place, option in enumerate(whole)
         )
 
-    def _check_exclusive(self, options: list[Any], path: str) -> None:
-        flat = [self._flat(option, path) for option in options]
-        for place, first in enumerate(flat):
-            for other in range(place + 1, len(flat)):
-                if self._pace is not None:
-                    self._pace.look()
-                if may_overlap(first, flat[other], lambda schema: self._flat(schema, path)):
-                    raise wrong(
-                        path,
-                        f"oneOf: alternatives {place} and {other} may match the same value, which no automaton rules "
-                        "out; use anyOf, or a property that is required in both with a const of its own in each",
-                    )
-
-    def _merged(self, schema: Schema, path: str, depth: int = 0) -> Any:
-        """A schema without its `allOf`."""
-        parts = schema["allOf"]
-        if not isinstance(parts, list):
-            raise wrong(path, "allOf must be a list of schemas")
-        merged: Any = {key: value for key, value in schema.items() if key != "allOf"}
-        for part in parts:
-            merged = merge(merged, self._flat(part, path, depth + 1), path)
-        return merged
-
-    def _flat(self, schema: Any, path: str, depth: int = 0) -> Any:
-        """A schema without `$ref` and `allOf` of its own."""
-        while not isinstance(schema, bool):
-            if depth > _MAX_DEPTH:
-                raise wrong(path, f"schemas refer to each other more than {_MAX_DEPTH} deep, or in a circle")
-            depth += 1
-            schema = checked(schema, path)
-            if "$ref" in schema:
-                rest = {key: value for key, value in schema.items() if key != "$ref" and key in CONSTRAINTS}
-                target = self._target(schema["$ref"], path)
-                schema = merge(self._flat(target, path, depth), rest, path) if rest else target
-            elif "allOf" in schema:
-                schema = self._merged(schema, path, depth)
-            else:
-                return schema
-        return schema
+    def flat(self, schema: Any, path: str) -> Any:
+        """A schema without `$ref`, `allOf` and conditions of its own."""
+        return self._terms.flat(schema, path)
 
     def _target(self, reference: Any, path: str) -> Any:
         """What a `$ref` leads to: a JSON pointer into this document."""
@@ -228,7 +182,11 @@ class SchemaCompiler:
         return Ref(name)
 
 
-_COMPOUND = APPLICATORS | {"properties", "items", "prefixItems", "additionalProperties", "patternProperties"}
+_COMPOUND = (
+    APPLICATORS
+    | CONDITIONS
+    | {"properties", "items", "prefixItems", "additionalProperties", "patternProperties", "not", "contains"}
+)
 
 
 def _factor(schema: Schema, path: str) -> int | None:
@@ -244,30 +202,28 @@ def _factor(schema: Schema, path: str) -> int | None:
     return None if given == 1 and is_whole else int(given)
 
 
-def _number(kind: str, schema: Schema, path: str) -> Expression:
-    low, high, is_low_open, is_high_open = _bounds(schema, path)
+def _number(kind: str, schema: Schema) -> Expression:
+    low, high, is_low_open, is_high_open = _bounds(schema)
     if low is None and high is None:
         return ANY_INTEGER if kind == "integer" else ANY_NUMBER
     if kind == "integer":
-        return integers(*_whole_bounds(schema, path))
+        return integers(*_whole_bounds(schema))
     return numbers(low, high, is_low_open=is_low_open, is_high_open=is_high_open)
 
 
-def _whole_bounds(schema: Schema, path: str) -> tuple[int | None, int | None]:
+def _whole_bounds(schema: Schema) -> tuple[int | None, int | None]:
     """The least and the largest integer."""
-    low, high, is_low_open, is_high_open = _bounds(schema, path)
+    low, high, is_low_open, is_high_open = _bounds(schema)
     least = None if low is None else _ceil(low) + (is_low_open and low == _ceil(low))
     most = None if high is None else -_ceil(-high) - (is_high_open and high == _ceil(high))
     return least, most
 
 
-def _bounds(schema: Schema, path: str) -> tuple[Decimal | None, Decimal | None, bool, bool]:
+def _bounds(schema: Schema) -> tuple[Decimal | None, Decimal | None, bool, bool]:
     """The lower and the upper bound, and whether each is open."""
     bounds: dict[str, Decimal | None] = {}
     for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         value = schema.get(keyword)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong(path, f"{keyword} must be a number, it is {value!r}")
         bounds[keyword] = None if value is None else Decimal(str(value))
     low, is_low_open = bounds["minimum"], False
     if (above := bounds["exclusiveMinimum"]) is not None and (low is None or above >= low):

@@ -20,6 +20,7 @@ from .expression import (
 )
 from .json_text import COLON, COMMA, SPACE, STRING, VALUE, in_braces, in_brackets, json_literal, listed, string_of
 from .pattern import parse_search
+from .schema_contains import ContainedItems, ListLayout, counted_list
 from .schema_terms import Schema, count, has_type, is_equal, pointer_step, types_of, wrong
 
 # Characters of a name that keys of other properties are kept apart from it by.
@@ -175,9 +176,14 @@ def array_expression(inner: InnerSchemas, schema: Schema, path: str) -> Expressi
         raise wrong(path, f"prefixItems must be a list of schemas, it is {first!r}")
     if most is not None and most < least:
         return NEVER
+    contains = ContainedItems.of(schema, path)
     if schema.get("uniqueItems") and (most is None or most > 1):
+        if contains is not None:
+            raise wrong(path, "uniqueItems beside contains is not supported")
         return _distinct(inner, items, least, most, path)
     first = first[:most]
+    if contains is not None:
+        return counted_list(inner, ListLayout(first, rest, least, most), contains, path)
     if rest is None and first and least <= len(first):
         rest = False  # more may follow, and need not
     item = VALUE if rest is None else inner.inner(rest, f"{path}/items")

@@ -1,12 +1,16 @@
-"""Strings of JSON schemas: their length, a pattern, or a format."""
+"""Strings of JSON schemas: their length, patterns, formats, and what they must not be."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from .character_automaton import CharacterAutomaton, combined
 from .character_sets import JSON_CHARACTER, written_in_json, written_plainly
-from .expression import NEVER, Expression, Repeat, length_bounds
+from .expression import LAST_CHARACTER, NEVER, Characters, Expression, Literal, Repeat, choice, length_bounds
 from .json_text import STRING, string_of
+from .pace import Pace
 from .pattern import parse_search
-from .schema_terms import Schema, count, wrong
+from .schema_terms import Excluded, Schema, count, wrong
 
 _YEAR_MONTH_DAY = (
     r"(\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8])))"
@@ -32,37 +36,54 @@ FORMATS = {
 }
 
 
-def string_expression(schema: Schema, path: str) -> Expression:
-    """A string with its quotes."""
+def string_expression(
+    schema: Schema, path: str, name: str, add_rule: Callable[[str, Expression], None], pace: Pace | None = None
+) -> Expression:
+    """A string with its quotes; rules that it needs are given to `add_rule`, their names begin with `name`."""
     least, most = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
-    pattern, form = schema.get("pattern"), schema.get("format")
-    for keyword, value in (("pattern", pattern), ("format", form)):
-        if value is not None and not isinstance(value, str):
-            raise wrong(path, f"{keyword} must be a string, it is {value!r}")
-    known = FORMATS.get(form) if isinstance(form, str) else None
-    if pattern is not None and known is not None:
-        raise wrong(path, f"pattern beside format {form!r} is not supported")
     if most is not None and most < least:
         return NEVER
-    regex = pattern if pattern is not None else known
-    if regex is not None:
-        _check_length(regex, least, most, "pattern" if pattern is not None else f"format {form!r}", path)
-        return string_of(parse_search(regex, written_in_json))
-    if least == 0 and most is None:
-        return STRING
-    return string_of(Repeat(JSON_CHARACTER, least, most))
+    patterns, excluded = _patterns(schema, path), schema.get("not")
+    length: Expression = Repeat(Characters(((0, LAST_CHARACTER),)), least, most)
+    if not patterns and excluded is None:
+        return STRING if least == 0 and most is None else string_of(Repeat(JSON_CHARACTER, least, most))
+    if len(patterns) == 1 and excluded is None and _keeps_length(patterns[0], least, most):
+        return string_of(parse_search(patterns[0], written_in_json))
+    required = [*(parse_search(pattern, written_plainly) for pattern in patterns), length]
+    barred = [] if excluded is None else _barred(excluded)
+    return string_of(combined(required, barred, written_in_json, name, add_rule, pace))
 
 
-def _check_length(regex: str, least: int, most: int | None, what: str, path: str) -> None:
-    """A pattern and a length are two automata, unless the pattern itself sees to the length."""
-    if least == 0 and most is None:
-        return
-    shortest, longest = length_bounds(parse_search(regex, written_plainly))
-    if shortest < least:
-        raise wrong(
-            path, f"minLength {least} beside a {what} that can be shorter is not supported; say it in the pattern"
-        )
-    if most is not None and (longest is None or longest > most):
-        raise wrong(
-            path, f"maxLength {most} beside a {what} that can be longer is not supported; say it in the pattern"
-        )
+def is_string_valid(schema: Schema, text: str, path: str) -> bool:
+    """Whether a string is what `string_expression` describes."""
+    least, most = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
+    if len(text) < least or (most is not None and len(text) > most):
+        return False
+    excluded = schema.get("not")
+    barred = [] if excluded is None else _barred(excluded)
+    patterns = (parse_search(pattern, written_plainly) for pattern in _patterns(schema, path))
+    return all(CharacterAutomaton(pattern).matches(text) for pattern in patterns) and not any(
+        CharacterAutomaton(each).matches(text) for each in barred
+    )
+
+
+def _patterns(schema: Schema, path: str) -> list[str]:
+    """All that a string must match: `pattern`, which merged schemas may have several of, and `format`."""
+    pattern, form = schema.get("pattern", ()), schema.get("format", "")
+    for keyword, value in (("pattern", pattern), ("format", form)):
+        if not isinstance(value, str | tuple):
+            raise wrong(path, f"{keyword} must be a string, it is {value!r}")
+    forms = (form,) if isinstance(form, str) else form
+    known = [FORMATS[each] for each in forms if each in FORMATS]
+    return [*((pattern,) if isinstance(pattern, str) else pattern), *known]
+
+
+def _barred(excluded: Excluded) -> list[Expression]:
+    values = [choice(Literal(value.encode()) for value in excluded.values)] if excluded.values else []
+    return values + [parse_search(pattern, written_plainly) for pattern in excluded.patterns]
+
+
+def _keeps_length(pattern: str, least: int, most: int | None) -> bool:
+    """Whether a pattern itself sees to the length."""
+    shortest, longest = length_bounds(parse_search(pattern, written_plainly))
+    return shortest >= least and (most is None or (longest is not None and longest <= most))

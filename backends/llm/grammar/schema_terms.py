@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from modelserver.backend import InvalidArgumentError
@@ -16,23 +17,36 @@ TYPE_OF_KEYWORD = {
     "properties": "object", "required": "object", "additionalProperties": "object", "minProperties": "object",
     "maxProperties": "object", "patternProperties": "object", "propertyNames": "object",
     "items": "array", "prefixItems": "array", "additionalItems": "array", "minItems": "array", "maxItems": "array",
-    "uniqueItems": "array",
+    "uniqueItems": "array", "contains": "array", "minContains": "array", "maxContains": "array",
     "minLength": "string", "maxLength": "string", "pattern": "string", "format": "string",
     "minimum": "number", "maximum": "number", "exclusiveMinimum": "number", "exclusiveMaximum": "number",
     "multipleOf": "number",
 }  # fmt: skip
 APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
-CONSTRAINTS = frozenset(TYPE_OF_KEYWORD) | APPLICATORS | {"type", "enum", "const"}
+# What is said anew in terms of the others (`schema_conditions`).
+CONDITIONS = frozenset({"if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"})
+CONSTRAINTS = frozenset(TYPE_OF_KEYWORD) | APPLICATORS | CONDITIONS | {"type", "enum", "const", "not"}
 # What says something about a value that our automata cannot say, or that only a whole value tells.
-REFUSED = frozenset(
-    {
-        "$anchor", "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas",
-        "else", "if", "maxContains", "minContains", "not", "then", "unevaluatedItems",
-        "unevaluatedProperties",
-    }
+REFUSED = frozenset({"$anchor", "$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"})
+_COUNTS = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
 )  # fmt: skip
-# The same as not being there.
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Of these null is the same as not being there; and so are some values of others.
+_NULLABLE = frozenset({*_BOUNDS, *_COUNTS, "pattern", "format"})
 _VACUOUS: tuple[tuple[str, Any], ...] = (("uniqueItems", False),)
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """The `not` that is left when all others have been said positively: strings that are none of `values` and match
+    none of `patterns`. It stands in a schema beside the type string, and no request can send it."""
+
+    values: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+    def __or__(self, other: Excluded) -> Excluded:
+        return Excluded(self.values + other.values, self.patterns + other.patterns)
 
 
 def wrong(path: str, what: str) -> InvalidArgumentError:
@@ -55,7 +69,35 @@ def checked(schema: Any, path: str) -> Schema:
     for one in types if isinstance(types, list) else [] if types is None else [types]:
         if one not in TYPES:
             raise wrong(path, f"type {one!r} is none of {', '.join(TYPES)}")
-    return {key: value for key, value in schema.items() if (key, value) not in _VACUOUS}
+    kept = {
+        key: value
+        for key, value in schema.items()
+        if (key, value) not in _VACUOUS and not (value is None and key in _NULLABLE)
+    }
+    _check_shapes(kept, path)
+    if "contains" in kept:
+        kept.setdefault("minContains", 1)
+        return kept
+    return {key: value for key, value in kept.items() if key not in ("minContains", "maxContains")}
+
+
+def _check_shapes(schema: Schema, path: str) -> None:
+    """Whatever is read of schemas or merged without another look."""
+    for keyword in ("properties", "patternProperties"):
+        if keyword in schema and not isinstance(schema[keyword], Mapping):
+            raise wrong(path, f"{keyword} must be an object, it is {schema[keyword]!r}")
+    for keyword in ("anyOf", "oneOf", "allOf", "enum", "prefixItems"):
+        if keyword in schema and not isinstance(schema[keyword], list):
+            raise wrong(path, f"{keyword} must be a list, it is {schema[keyword]!r}")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise wrong(path, f"required must be a list of names, it is {required!r}")
+    for keyword in _BOUNDS:
+        bound = schema.get(keyword, 0)
+        if isinstance(bound, bool) or not isinstance(bound, int | float):
+            raise wrong(path, f"{keyword} must be a number, it is {bound!r}")
+    for keyword in _COUNTS:
+        count(schema, keyword, path)
 
 
 def count(schema: Schema, keyword: str, path: str) -> int | None:
@@ -107,7 +149,10 @@ def merge(first: Any, second: Any, path: str) -> Any:
     if first is True or second is True:
         return second if first is True else first
     one, other = checked(first, path), checked(second, path)
-    _check_additional(one, other, path)
+    _check_parts(one, other, path)
+    one, other = _with_additional(one, other), _with_additional(other, one)
+    if _lists_values(one) and _lists_values(other):
+        one, other = _with_enum(one), _with_enum(other)
     merged = {**one, **other}
     for keyword in one.keys() & other.keys() & (CONSTRAINTS | {"$defs"}):
         if one[keyword] != other[keyword]:
@@ -118,20 +163,48 @@ def merge(first: Any, second: Any, path: str) -> Any:
     return False if merged.get("type") == [] or merged.get("enum") == [] else merged
 
 
-def _check_additional(one: Schema, other: Schema, path: str) -> None:
-    """`additionalProperties` sees the properties beside it only."""
+def _lists_values(schema: Schema) -> bool:
+    return "const" in schema or isinstance(schema.get("enum"), list)
+
+
+def _with_enum(schema: Schema) -> Schema:
+    """The same with `enum` in place of `const`."""
+    if "const" not in schema:
+        return schema
+    const = schema["const"]
+    values = [value for value in schema.get("enum", [const]) if is_equal(value, const)]
+    return {**{key: value for key, value in schema.items() if key != "const"}, "enum": values}
+
+
+def _check_parts(one: Schema, other: Schema, path: str) -> None:
+    """What a keyword sees of those beside it cannot be said for several parts at once."""
     for closed, beside in ((one, other), (other, one)):
-        is_open = closed.get("additionalProperties", True) is True
-        if not is_open and beside.get("properties", {}).keys() - closed.get("properties", {}).keys():
-            raise wrong(
-                path,
-                "allOf (or a $ref with siblings) with additionalProperties in one part and properties in another "
-                "is not supported",
-            )
+        first = closed.get("prefixItems", closed.get("items"))
+        if isinstance(first, list) and beside.keys() & {"items", "prefixItems", "additionalItems"}:
+            raise wrong(path, "allOf with first entries of a list in one part and entries in another is not supported")
+        names = beside.keys() & {"properties", "patternProperties"}
+        if closed.get("additionalProperties", True) is not True and (
+            "patternProperties" in names or ("patternProperties" in closed and names)
+        ):
+            raise wrong(path, "allOf with additionalProperties and patternProperties in two parts is not supported")
+
+
+def _with_additional(schema: Schema, beside: Schema) -> Schema:
+    """`additionalProperties` of one part also holds for properties that only the other one names."""
+    additional, known = beside.get("additionalProperties", True), beside.get("properties", {})
+    if additional is True or "properties" not in schema:
+        return schema
+    properties = {
+        name: value if name in known else _both(value, additional) for name, value in schema["properties"].items()
+    }
+    return {**schema, "properties": properties}
 
 
 def _both(first: Any, second: Any) -> Any:
-    return {"allOf": [first, second]}
+    if first is False or second is False:
+        return False
+    is_joined = isinstance(first, Mapping) and first.keys() == {"allOf"} and isinstance(first["allOf"], list)
+    return {"allOf": [*(first["allOf"] if is_joined else [first]), second]}
 
 
 def _common_types(first: Any, second: Any) -> list[str]:
@@ -140,6 +213,12 @@ def _common_types(first: Any, second: Any) -> list[str]:
     if ("number" in one and "integer" in other) or ("number" in other and "integer" in one):
         common.append("integer")
     return list(dict.fromkeys(common))
+
+
+def _several(first: Any, second: Any) -> tuple[Any, ...]:
+    """All patterns, or formats; one that is malformed is kept, to be refused where it is read."""
+    one, other = (given if isinstance(given, tuple) else (given,) for given in (first, second))
+    return tuple(dict.fromkeys((*one, *other)))
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -151,6 +230,9 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "enum": lambda one, other: [value for value in one if any(is_equal(value, same) for same in other)],
     "items": _both,
     "additionalProperties": _both,
+    "pattern": _several, "format": _several,
+    "not": lambda one, other: one | other,
+    "minContains": max, "maxContains": min,
     "minimum": max, "exclusiveMinimum": max, "minLength": max, "minItems": max, "minProperties": max,
     "maximum": min, "exclusiveMaximum": min, "maxLength": min, "maxItems": min, "maxProperties": min,
     "allOf": lambda one, other: [*one, *other],

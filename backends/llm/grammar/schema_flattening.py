@@ -1,0 +1,159 @@
+"""Schemas without `$ref`, `allOf` and conditions: several joined to one, alternatives that contradict it left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from modelserver.backend import InvalidArgumentError
+
+from .schema_conditions import has_conditions, negated, without_conditions
+from .schema_overlap import may_overlap
+from .schema_terms import CONSTRAINTS, Schema, checked, merge, wrong
+from .schema_values import is_valid
+
+ALTERNATIVES = ("anyOf", "oneOf")
+# Schemas inside of each other without an object or a list between them.
+MAX_DEPTH = 60
+# Alternatives that alternatives of several parts come to together.
+_MAX_ALTERNATIVES = 512
+
+
+def listed_schemas(schema: Schema, keyword: str, path: str) -> list[Any]:
+    """The value of a keyword that has a list of schemas."""
+    options = schema[keyword]
+    if not isinstance(options, list) or not options:
+        raise wrong(path, f"{keyword} must be a list of at least one schema")
+    return options
+
+
+class FlatSchemas:
+    """Of one document. `target` says what a `$ref` at some place leads to; `look` raises when time is over."""
+
+    def __init__(self, target: Callable[[Any, str], Any], look: Callable[[], None]) -> None:
+        self._target = target
+        self._look = look
+
+    def flat(self, schema: Any, path: str, depth: int = 0) -> Any:
+        """A schema without `$ref`, `allOf` and conditions of its own."""
+        while not isinstance(schema, bool):
+            if depth > MAX_DEPTH:
+                raise wrong(path, f"schemas refer to each other more than {MAX_DEPTH} deep, or in a circle")
+            depth += 1
+            schema = checked(schema, path)
+            if has_conditions(schema):
+                schema = without_conditions(schema, path, lambda reference: self._target(reference, path))
+            elif "$ref" in schema:
+                rest = {key: value for key, value in schema.items() if key != "$ref" and key in CONSTRAINTS}
+                target = self._target(schema["$ref"], path)
+                schema = self.joined(target, rest, path, depth) if rest else target
+            elif "allOf" in schema:
+                schema = self._merged(schema, path, depth)
+            else:
+                return schema
+        return schema
+
+    def _merged(self, schema: Schema, path: str, depth: int) -> Any:
+        parts = schema["allOf"]
+        if not isinstance(parts, list):
+            raise wrong(path, "allOf must be a list of schemas")
+        merged: Any = {key: value for key, value in schema.items() if key != "allOf"}
+        for part in parts:
+            merged = self.joined(merged, part, path, depth)
+        return merged
+
+    def joined(self, first: Any, second: Any, path: str, depth: int = 0) -> Any:
+        """A schema for both."""
+        self._look()
+        one, other = self.flat(first, path, depth + 1), self.flat(second, path, depth + 1)
+        if not (_has_alternatives(one) and _has_alternatives(other)):
+            return merge(one, other, path)
+        ways, other_ways = self._ways(one, path, depth), self._ways(other, path, depth)
+        found: list[Any] = []
+        for way in ways:
+            for other_way in other_ways:
+                self._look()
+                both = self._settled(merge(way, other_way, path), path)
+                if both is not False:
+                    found.append(both)
+            if len(found) > _MAX_ALTERNATIVES:
+                raise wrong(path, f"alternatives (anyOf, oneOf, if) come to more than {_MAX_ALTERNATIVES} together")
+        return {"anyOf": found} if found else False
+
+    def _ways(self, schema: Any, path: str, depth: int) -> list[Any]:
+        """A flat schema as several without alternatives, one of which must hold."""
+        if not _has_alternatives(schema):
+            settled = self._settled(schema, path)
+            return [] if settled is False else [settled]
+        keyword = next(each for each in ALTERNATIVES if each in schema)
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        options = listed_schemas(schema, keyword, path)
+        if keyword == "oneOf":
+            options = self.exclusive(options, path)
+        ways: list[Any] = []
+        for option in options:
+            ways += self._ways(self.joined(rest, option, path, depth + 1), path, depth + 1)
+        return ways
+
+    def _settled(self, schema: Any, path: str) -> Any:
+        """A flat schema whose required properties are flat, too, where they were joined; False if they contradict."""
+        if isinstance(schema, bool):
+            return schema
+        try:
+            if "enum" in schema or "const" in schema:
+                values = schema.get("enum", [schema.get("const")])
+                is_possible = any(
+                    is_valid(value, schema, path, lambda inner: self.flat(inner, path)) for value in values
+                )
+                return schema if is_possible else False
+            return self._with_settled_properties(schema, path)
+        except InvalidArgumentError:  # which is told where it matters
+            return schema
+
+    def _with_settled_properties(self, schema: Schema, path: str) -> Any:
+        properties = schema.get("properties", {})
+        changed: dict[str, Any] = {}
+        for name in schema.get("required", ()):
+            value = properties.get(name, True)
+            if isinstance(value, Mapping) and "allOf" in value:
+                value = changed[name] = self._settled(self.flat(value, path), path)
+            if value is False:
+                return False
+        return {**schema, "properties": {**properties, **changed}} if changed else schema
+
+    def exclusive(self, options: list[Any], path: str) -> list[Any]:
+        """Alternatives of which a value matches one at most: what matches the others too is taken from each."""
+        flat = [self.flat(option, path) for option in options]
+        clash = self._clash(flat, path)
+        if clash is None:
+            return options
+        try:
+            apart = [self._apart(options, place, path) for place in range(len(options))]
+        except InvalidArgumentError:
+            apart = []
+        if all(option is False for option in apart):
+            raise wrong(
+                path,
+                f"oneOf: alternatives {clash[0]} and {clash[1]} may match the same value, which no automaton rules "
+                "out; use anyOf, or a property that is required in both with a const of its own in each",
+            )
+        return apart
+
+    def _clash(self, flat: list[Any], path: str) -> tuple[int, int] | None:
+        for place, first in enumerate(flat):
+            for other in range(place + 1, len(flat)):
+                self._look()
+                if may_overlap(first, flat[other], lambda schema: self.flat(schema, path)):
+                    return place, other
+        return None
+
+    def _apart(self, options: list[Any], place: int, path: str) -> Any:
+        others = [option for other, option in enumerate(options) if other != place]
+        apart = options[place]
+        for other in others:
+            apart = self.joined(apart, negated(other, path, lambda reference: self._target(reference, path)), path)
+        return apart
+
+
+def _has_alternatives(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and any(keyword in schema for keyword in ALTERNATIVES)
