@@ -3,6 +3,7 @@
 #   make serve ARGS="--http-port 9000"    more flags for the server
 #   make test  ARGS="tests/config -x"     arguments for pytest
 #   make nightly                          all of the tests, those marked slow too
+#   make kernels                          the tests of kernels for GPUs, without a GPU (a gigabyte more on disk)
 #   make serve PYTHON=python3.12          the Python that the virtual environment is made from
 #   make serve TORCH_INDEX=<url>          where to get the CPU build of torch, to spare a laptop the CUDA packages
 
@@ -22,7 +23,7 @@ RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c backends/llm/_
 
 TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile
 
-.PHONY: serve test nightly check format bench clean
+.PHONY: serve test nightly kernels check format bench clean
 
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
@@ -34,6 +35,10 @@ test: $(VENV)/.dev
 # The long ones too: soaks, wide differentials, foreign toolchains.
 nightly: $(VENV)/.dev
 	$(TESTS) $(ARGS)
+
+# The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it.
+kernels: $(VENV)/.kernels
+	$(BIN)/python -m pytest -n logical --maxprocesses=8 tests/backends/llm/attention/test_triton_kernels.py $(ARGS)
 
 # What is checked without running the server: manner, types, the direction of imports.
 check: $(VENV)/.dev
@@ -66,3 +71,7 @@ $(VENV)/.serve: $(RECIPE) $(VENV)/.torch
 $(VENV)/.dev: $(RECIPE) $(VENV)/.torch
 	$(PIP) install --editable '.[$(EXTRAS),dev]'
 	@touch $@ $(VENV)/.serve
+
+$(VENV)/.kernels: $(VENV)/.dev
+	$(PIP) install "triton>=3.3"
+	@touch $@
