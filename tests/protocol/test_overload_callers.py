@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from support.async_clients import AsyncClient
 from support.clients import ClientError
-from support.gate import BACKEND_DIRECTORY, GatedModel, write_gated
+from support.gate import BACKEND_DIRECTORY, GatedModel, until, write_gated
 from support.keys import KeyFile
 from support.repositories import write_model
+from support.sequences import write_sequence_model
 from support.serving import RunningServer, running_server
 
 from modelserver.api_keys import Scope
@@ -46,6 +47,7 @@ def keys(layout: str, tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
 def write_models(root: Path) -> Path:
     for protocol in ("http", "grpc"):
         write_gated(root, f"gated_{protocol}", max_batch_size=1, more=QUEUE)
+        write_sequence_model(root, f"slots_{protocol}", "direct { }", max_batch_size=1)
     write_model(root, "plain")
     return root
 
@@ -106,6 +108,36 @@ async def test_a_full_queue_takes_from_who_has_most_in_it(
             await waiting.pop()
         model.gate.release()
         await asyncio.gather(welcome, *waiting)
+
+
+async def test_slots_of_sequences_are_shared(client: AsyncClient, shared: RunningServer, keys: KeyFile) -> None:
+    """One slot, and the hog's sequence in it: of those that wait, the guest's begins before the hog's second one."""
+    model = f"slots_{protocol_of(client)}"
+
+    async def send(name: str, number: int, *, is_start: bool = True, is_end: bool = True) -> None:
+        await client.infer(
+            model,
+            {"INPUT": np.ones((1, 1), np.int32)},
+            sequence_id=number,
+            sequence_start=is_start,
+            sequence_end=is_end,
+            headers={"x-api-key": keys.texts[name]},
+        )
+
+    def depth() -> int:
+        return sum(each.queue_depth for each in shared.server.repository.models() if each.name == model)
+
+    await send("hog", 1, is_end=False)
+    waiting = []
+    for name, number in (("hog", 2), ("hog", 3), ("guest", 4)):
+        waiting.append(asyncio.create_task(send(name, number, is_end=name == "hog")))
+        await until(lambda: shared.call(depth) == len(waiting), "it waits for a slot")
+    await send("hog", 1, is_start=False)
+    first, second, guest = waiting
+    await asyncio.gather(first, guest)
+    assert shared.call(depth) == 1, "the hog's second one waits on"
+    await send("guest", 4, is_start=False)
+    await second
 
 
 async def test_requests_per_second_are_counted_by_key(client: AsyncClient, keys: KeyFile) -> None:
