@@ -439,6 +439,12 @@ def test_a_start_that_takes_too_long_is_given_up(caplog: pytest.LogCaptureFixtur
     assert "in hang_at_start" in caplog.text
 
 
+def test_a_start_that_nobody_wants_any_more_is_ended() -> None:
+    answers = iter([True, False])
+    with pytest.raises(UnavailableError, match="hang_0 is not wanted any more"):
+        ProcessInstance("hang_0", recipe("hang_at_start"), ProcessOptions(is_wanted=lambda: next(answers)))
+
+
 def test_an_unknown_recipe_is_raised_here() -> None:
     with pytest.raises(InternalError, match="ModuleNotFoundError: No module named 'no_such_module'"):
         ProcessInstance("unknown_0", Recipe("no_such_module:function"))
