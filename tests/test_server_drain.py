@@ -25,9 +25,9 @@ from modelserver.errors import ErrorCode
 DELAY_S = 1.5
 
 
-@pytest.fixture(params=["native", "native-processes"])
+@pytest.fixture(params=["native", "native-processes", "grpcio"])
 def ports(request: pytest.FixtureRequest) -> str:
-    """Each layout of our own wire that stops in its own way."""
+    """Each layout that stops in its own way."""
     name: str = request.param
     return name
 

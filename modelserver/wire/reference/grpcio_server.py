@@ -14,13 +14,16 @@ import grpc.aio
 
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Frontend, Method, Parts, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import PUSHBACK
+from modelserver.frontends.grpc.status import PUSHBACK, Status
 from modelserver.wire.address import Address, authority
+from modelserver.wire.context import DISMISSAL
 from modelserver.wire.limits import WireLimits
 
 _logger = logging.getLogger(__name__)
 
 _INT32_MAX = (1 << 31) - 1
+# For what was given up, to be told so.
+_LAST_WORDS_S = 1.0
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 # `--grpc-infer-response-compression-level` -> grpc_compression_level; the core picks an algorithm the client accepts.
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
@@ -58,6 +61,7 @@ class GrpcioServer:
         self._address = address
         self._limits = limits or WireLimits()
         self._server: grpc.aio.Server | None = None
+        self._open = _OpenCalls()
 
     @property
     def port(self) -> int:
@@ -71,7 +75,7 @@ class GrpcioServer:
             self._address.bind().close()
         reuse_port = self._address.reuse_port
         server = grpc.aio.server(options=channel_arguments(self._limits, reuse_port=reuse_port))
-        server.add_generic_rpc_handlers((_MethodTable(self._frontend.methods),))
+        server.add_generic_rpc_handlers((_MethodTable(self._frontend.methods, self._open),))
         try:
             port = server.add_insecure_port(authority(self._address.host, self.port))
         except RuntimeError as error:
@@ -85,32 +89,55 @@ class GrpcioServer:
         _logger.info("gRPC listens on %s", authority(self._address.host, port))
 
     def retire(self) -> None:
-        """The reference has no way to say so before it stops."""
+        """No answer can say so; when it stops, grpcio sends GOAWAY."""
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls at once, give those in flight `grace_s` seconds to finish, then cancel them."""
+        """Refuse new calls at once, let those in flight finish for `grace_s`, then tell the rest that it will not."""
         server, self._server = self._server, None
         if server is None:
             return
         self._frontend.drain()
-        await server.stop(grace_s)
+        stopping = asyncio.ensure_future(server.stop(grace_s + _LAST_WORDS_S))
+        try:
+            await asyncio.wait({stopping}, timeout=grace_s)
+            self._open.dismiss()
+            await stopping
+        finally:
+            stopping.cancel()
+
+
+class _OpenCalls:
+    """The calls that are not answered, so that they can be told when they will not be."""
+
+    def __init__(self) -> None:
+        self.unary: set[_Call] = set()
+        self.streams: set[asyncio.Future[Any]] = set()
+
+    def dismiss(self) -> None:
+        """End all of them with UNAVAILABLE."""
+        for call in [call for call in self.unary if not call.is_answered]:
+            call.fail(Status.UNAVAILABLE, DISMISSAL)
+            if call.on_cancel is not None:
+                call.on_cancel()
+        for serving in list(self.streams):
+            serving.cancel()
 
 
 class _MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
     """Finds the handler of a path; what is not in the table is UNIMPLEMENTED."""
 
-    def __init__(self, methods: Mapping[str, Method]) -> None:
-        self._handlers = {path: _rpc_method_handler(method) for path, method in methods.items()}
+    def __init__(self, methods: Mapping[str, Method], calls: _OpenCalls) -> None:
+        self._handlers = {path: _rpc_method_handler(method, calls) for path, method in methods.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._handlers.get(handler_call_details.method)
 
 
-def _rpc_method_handler(method: Method) -> grpc.RpcMethodHandler:
+def _rpc_method_handler(method: Method, calls: _OpenCalls) -> grpc.RpcMethodHandler:
     if method.unary is not None:
-        return grpc.unary_unary_rpc_method_handler(_unary_behaviour(method.unary))
+        return grpc.unary_unary_rpc_method_handler(_unary_behaviour(method.unary, calls.unary))
     assert method.stream is not None, "a method is unary or a stream"
-    return grpc.stream_stream_rpc_method_handler(_stream_behaviour(method.stream))
+    return grpc.stream_stream_rpc_method_handler(_stream_behaviour(method.stream, calls.streams))
 
 
 class _ContextMetadata(Mapping[str, str | bytes]):
@@ -161,10 +188,13 @@ class _Call(UnaryCall):
         return str(self._context.peer()).partition(":")[2]
 
     def reply(self, parts: Parts) -> None:
-        self.answer = parts
-        self._give()
+        if not self.is_answered:  # else it was given up
+            self.answer = parts
+            self._give()
 
     def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
+        if self.is_answered:
+            return
         self.status = status
         self.text = text
         self.retry_ms = retry_ms
@@ -182,11 +212,14 @@ class _Call(UnaryCall):
             self._waiter.set_result(None)
 
 
-def _unary_behaviour(handle: Callable[[UnaryCall], None]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _unary_behaviour(
+    handle: Callable[[UnaryCall], None], unanswered: set[_Call]
+) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def behave(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         call = _Call(message, context)
         handle(call)
         if not call.is_answered:
+            unanswered.add(call)
             try:
                 await call.answered()
             except asyncio.CancelledError:
@@ -194,6 +227,8 @@ def _unary_behaviour(handle: Callable[[UnaryCall], None]) -> Callable[[bytes, An
                 if call.on_cancel is not None:
                     call.on_cancel()
                 raise
+            finally:
+                unanswered.discard(call)
         if call.status:
             pushback = ((PUSHBACK, str(call.retry_ms)),) if call.retry_ms else ()
             await context.abort(_STATUS[call.status], call.text, pushback)
@@ -203,15 +238,28 @@ def _unary_behaviour(handle: Callable[[UnaryCall], None]) -> Callable[[bytes, An
 
 
 def _stream_behaviour(
-    handle: Callable[[StreamCall], Awaitable[Any]],
+    handle: Callable[[StreamCall], Awaitable[Any]], streams: set[asyncio.Future[Any]]
 ) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
     async def behave(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         async def send(parts: Parts) -> None:
             await context.write(_join(parts))
 
+        peer = str(context.peer()).partition(":")[2]
+        call = StreamCall(messages, send, _ContextMetadata(context), _deadline_ns(context), peer=peer)
+        serving = asyncio.ensure_future(handle(call))
+        streams.add(serving)
         try:
-            peer = str(context.peer()).partition(":")[2]
-            await handle(StreamCall(messages, send, _ContextMetadata(context), _deadline_ns(context), peer=peer))
+            await asyncio.wait({serving})
+        except asyncio.CancelledError:  # the client left, or its deadline passed
+            serving.cancel()
+            await asyncio.wait({serving})
+            raise
+        finally:
+            streams.discard(serving)
+        if serving.cancelled():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, DISMISSAL)
+        try:
+            serving.result()
         except RpcError as error:
             await context.abort(_STATUS[error.status], error.message)
 

@@ -21,6 +21,7 @@ from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead
 from modelserver.frontends.http.status import error_response, message_response
 from modelserver.wire.address import Address, peer_of
 from modelserver.wire.body import BodyCollector
+from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S
 from modelserver.wire.http1.head import content_length, json_length
 from modelserver.wire.limits import WireLimits
 
@@ -30,6 +31,9 @@ _Send = Callable[[Any], Awaitable[None]]
 _BACKLOG = 2048
 _ABORT_WAIT_S = 1.0
 _TASKS_WAIT_S = 1.0
+# For what was given up, to be told so.
+_LAST_WORDS_S = 1.0
+_CLOSE = ("Connection", "close")
 
 
 class UvicornServer:
@@ -59,19 +63,25 @@ class UvicornServer:
         )
 
     def retire(self) -> None:
-        """The reference has no way to say so before it stops."""
+        """Make each answer the last of its connection."""
+        self._app.is_retiring = True
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more, let requests in flight finish for `grace_s`, then cut what is left."""
+        """Accept no more, let requests in flight finish for `grace_s`, then tell the rest that it will not."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
         listener.close()
+        self.retire()
         connections = cast("set[_Connection]", self._state.connections)
         for connection in list(connections):
             connection.shutdown()
         if connections:
             await asyncio.wait([connection.closed for connection in connections], timeout=grace_s)
+        if connections:
+            for connection in list(connections):
+                connection.dismiss()
+            await asyncio.wait([connection.closed for connection in connections], timeout=_LAST_WORDS_S)
         left = list(connections)
         for connection in left:
             connection.abort()
@@ -109,7 +119,7 @@ class _Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {}, loop)
         self.closed: asyncio.Future[None] = loop.create_future()
-        self.on_lost: Callable[[], None] | None = None
+        self.exchange: _Exchange | None = None  # that is not answered
         # Bytes received since a request line began; None while no header section is open.
         self._head_bytes: int | None = None
         self._max_head_bytes = limits.head.max_http1_bytes
@@ -156,6 +166,20 @@ class _Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status] + head.encode() + bytes(body))
         self.transport.close()
 
+    def shutdown(self) -> None:
+        """Close behind the answer that is due; without one, a request may be on its way."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(FIRST_WORDS_S, super().shutdown)
+        else:
+            super().shutdown()
+
+    def dismiss(self) -> None:
+        """Answer what is not answered with the news that it will not be."""
+        if self.exchange is None:
+            self.abort()
+        else:
+            self.exchange.dismiss()
+
     def abort(self) -> None:
         self.transport.abort()
 
@@ -163,8 +187,8 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if not self.closed.done():
             self.closed.set_result(None)
-        if self.on_lost is not None:
-            self.on_lost()
+        if self.exchange is not None:
+            self.exchange.lost()
 
 
 class _App:
@@ -172,6 +196,7 @@ class _App:
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
+        self.is_retiring = False
 
     async def __call__(self, scope: _Message, receive: Callable[[], Awaitable[Any]], send: _Send) -> None:
         connection: _Connection
@@ -183,28 +208,29 @@ class _App:
         if body.error is None:
             query = scope["query_string"].decode("latin-1")
             head = HttpHead(scope["method"], scope["path"], headers, query)
-            await _Exchange(head, body.body(), connection, send).run(self._frontend)
+            await _Exchange(head, body.body(), connection, send, self).run(self._frontend)
             return
         # The connection stays open and the rest of the body is dropped as it comes: a client that
         # sends all of it before it reads gets the answer and not a reset. One that asked first may not
         # send it at all, and then nobody knows where its next request begins.
         response = error_response(body.error)
-        if "expect" in headers:
-            response.headers = (*response.headers, ("Connection", "close"))
-        await _write(response, send)
+        is_last = "expect" in headers or self.is_retiring
+        await _write(response, send, (*response.headers, _CLOSE) if is_last else response.headers)
 
 
 class _Exchange(HttpExchange):
     """One request and its way back: a future for the answer, and the writer of an answer in pieces."""
 
-    __slots__ = ("_answer_head", "_connection", "_done", "_send")
+    __slots__ = ("_answer_head", "_app", "_connection", "_done", "_has_begun", "_send")
 
-    def __init__(self, head: HttpHead, body: Buffer, connection: _Connection, send: _Send) -> None:
+    def __init__(self, head: HttpHead, body: Buffer, connection: _Connection, send: _Send, app: _App) -> None:
         self.head = head
         self.body = body
         self.on_disconnect = None
         self._connection = connection
         self._send = send
+        self._app = app
+        self._has_begun = False
         # The complete answer, or None when it was written in pieces or the client left.
         self._done: asyncio.Future[HttpResponse | None] = connection.loop.create_future()
         self._answer_head: _Message | None = None  # of an answer in pieces, until it is sent
@@ -216,23 +242,39 @@ class _Exchange(HttpExchange):
     async def run(self, frontend: Frontend) -> None:
         """Let the frontend answer, and send what it says."""
         frontend.handle(self)
-        self._connection.on_lost = self._lost
+        self._connection.exchange = self
         try:
             response = await self._done
         finally:
-            self._connection.on_lost = None
+            self._connection.exchange = None
         if response is not None:
-            await _write(response, self._send)
+            await _write(response, self._send, self._last(response.headers))
 
     def respond(self, response: HttpResponse | None) -> None:
         if not self._done.done():  # else the client has left
             self._done.set_result(response)
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-        self._answer_head = _head(status, headers)
+        self._answer_head = _head(status, self._last(headers))
         return self
 
-    def _lost(self) -> None:
+    def dismiss(self) -> None:
+        """Answer that it will not be answered; what has begun cannot be told any more, the missing end does."""
+        if self._done.done():
+            return
+        if self._has_begun:
+            self._connection.abort()
+            return
+        self.respond(message_response(503, DISMISSAL))
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+    def _last(self, headers: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+        """With the news that the connection ends, if the server is about to."""
+        return (*headers, _CLOSE) if self._app.is_retiring else headers
+
+    def lost(self) -> None:
+        """The client has left."""
         self.respond(None)
         if self.on_disconnect is not None:
             self.on_disconnect()
@@ -253,6 +295,7 @@ class _Exchange(HttpExchange):
     async def _send_head(self) -> None:
         head, self._answer_head = self._answer_head, None
         if head is not None:
+            self._has_begun = True
             await self._send(head)
 
 
@@ -261,8 +304,8 @@ def _head(status: int, headers: Sequence[tuple[str, str]]) -> _Message:
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
-async def _write(response: HttpResponse, send: _Send) -> None:
-    head = _head(response.status, response.headers)
+async def _write(response: HttpResponse, send: _Send, headers: Sequence[tuple[str, str]]) -> None:
+    head = _head(response.status, headers)
     head["headers"].append((b"content-length", b"%d" % sum(map(len, response.body))))
     await send(head)
     body = response.body or (b"",)
