@@ -85,7 +85,8 @@ class SequenceBatcher:
         self._sources: tuple[InstanceSource, ...] = ()
         self._expiry = ExpiryTimes()
         self._alarm = Alarm(loop)
-        self._cancel_callback = self._cancel
+        # One bound method, not one per request; `abort` lets go of it.
+        self._cancel_callback: Callable[[InferRequest], None] | None = self._cancel
 
     @property
     def queue_depth(self) -> int:
@@ -208,6 +209,7 @@ class SequenceBatcher:
         now_ns = self.now_ns()
         with self.lock:
             self.is_stopped = True
+            self._cancel_callback = None
             dropped = self.table.clear()
             self.wake_touched()
         if dropped:
