@@ -78,7 +78,7 @@ def test_what_is_no_picture_fails_alone(preprocess: Any) -> None:
     good = (PICTURES / "digit-7.png").read_bytes()
     bad, fine = preprocess.execute([picture_request(b"GIF89a"), picture_request(good)])
     error = getattr(bad, "error", None) or bad
-    assert "cannot decode 6 bytes as a PNG or JPEG picture" in str(error)
+    assert "cannot decode 6 bytes as a PNG or JPEG picture: it is neither" in str(error)
     assert fine.error is None
 
 

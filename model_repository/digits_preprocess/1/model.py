@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 SIZE = (8, 8)
 # A few kilobytes of PNG can claim gigabytes of pixels; digits need none of that.
@@ -32,6 +32,8 @@ def digit_pixels(picture: bytes) -> np.ndarray:
             if opened.width * opened.height > MAX_PIXELS:
                 raise ValueError(f"picture of {opened.width}x{opened.height} pixels is too large")
             gray = opened.convert("L").resize(SIZE, Image.Resampling.BOX)
+    except UnidentifiedImageError:  # whose text names an address in memory
+        raise ValueError(f"cannot decode {len(picture)} bytes as a PNG or JPEG picture: it is neither") from None
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot decode {len(picture)} bytes as a PNG or JPEG picture: {error}") from error
     pixels = np.asarray(gray, dtype=np.float32) / 255
