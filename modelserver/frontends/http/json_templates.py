@@ -110,8 +110,7 @@ class _JsonTemplate(RequestForm):
         if self.kinds is not None and accelerator.read_call is not None:
             raws = accelerator.read_call(body, self.texts, self.kinds)
             if raws is not None:
-                for item in self.items:
-                    name, datatype, shape, dtype, place = item
+                for name, datatype, shape, dtype, place in self.items:
                     inputs[name] = Tensor(name, datatype, np.ndarray(shape, dtype, raws[place]))
                 return inputs
         at = self.first_len
