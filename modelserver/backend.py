@@ -138,6 +138,14 @@ class Backend(abc.ABC):
         self.context = context
 
     @classmethod
+    def check_written(cls, context: BackendContext) -> None:
+        """Raise ServerError for a config that asks for what this machine has not got, by what its author left out.
+
+        Called first of all, off the event loop, also where auto-completion is switched off: later, defaults stand
+        where nothing was written. The default finds nothing.
+        """
+
+    @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         """The config of `context` with what the model's files say filled in (inputs, outputs, batching).
 

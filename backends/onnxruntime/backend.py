@@ -116,8 +116,11 @@ class OnnxBackend(Backend):
         self._options: Any = None
 
     @classmethod
-    def complete_config(cls, context: BackendContext) -> ModelConfig:
+    def check_written(cls, context: BackendContext) -> None:
         check_gpu_wish(context, has_gpu=cls.supports_gpu and bool(visible_gpus()))
+
+    @classmethod
+    def complete_config(cls, context: BackendContext) -> ModelConfig:
         options = bare_options(context)
         # Only the signature is wanted: no time for optimizing what is thrown away.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -226,7 +226,7 @@ class _Reading:
         unsupported = unsupported_problems(self._config, self._source, acts_on)
         served = self._settle_versions()
         completed = backend_class is not None and bool(served) and not self._problems
-        if completed and not unsupported and not is_ensemble and not self._options.is_auto_complete_disabled:
+        if completed and not unsupported and not is_ensemble:
             assert backend_class is not None, "completed says so"
             self._complete(backend_class, served)
             unsupported = unsupported_problems(self._config, self._source, acts_on)
@@ -336,6 +336,7 @@ class _Reading:
         return missing_versions(self._config.version_policy, tuple(self._layout.versions))
 
     def _complete(self, backend_class: type[Backend], served: Mapping[int, Path]) -> None:
+        """Let the backend look at the config as it was written, and fill in what its files say."""
         version = max(served)
         context = BackendContext(
             model_name=self._layout.name,
@@ -347,7 +348,9 @@ class _Reading:
             is_uploaded=self._is_uploaded,
         )
         try:
-            self._config = complete_config(backend_class, context)
+            backend_class.check_written(context)
+            if not self._options.is_auto_complete_disabled:
+                self._config = complete_config(backend_class, context)
         except ConfigError as error:
             found = [problem for problem in error.problems if isinstance(problem, Problem)]
             for problem in found:

@@ -11,7 +11,8 @@ _KNOWN = ("failed to load", "load failed for model")
 
 
 class CompletionError(InvalidArgumentError):
-    """The backend could not read the files by which it completes a config that is right as it is written.
+    """The backend could not read the files by which it completes a config that is right as it is written, or the
+    config asks for what the machine has not got.
 
     `versions` are those that would serve, `reason` is what there is to say of each. `needs_change`: trying again does
     not help before the files are changed.

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from support.onnx_models import identity_model
 from support.repositories import IDENTITY_CONFIG, write_model
 
 from modelserver.discovery import backend_for_model_files
@@ -97,6 +98,23 @@ def test_without_config_the_backend_is_found_by_its_file_and_completes(model_rep
 def test_without_auto_completion_inputs_must_be_there(model_repository: Path) -> None:
     problems = problems_of(model_repository / "digits_versions", is_auto_complete_disabled=True)
     assert "backend" in problems
+
+
+@pytest.mark.tool("no-gpu")
+@pytest.mark.parametrize("is_auto_complete_disabled", [False, True])
+def test_a_wish_for_a_gpu_is_read_as_it_was_written(tmp_path: Path, is_auto_complete_disabled: bool) -> None:
+    """Once defaults are filled in, groups that were left out say that they are on the CPU."""
+    directory = identity_model(tmp_path / "m", ["n", 3])
+    tensors = [
+        f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: 3 }}' for kind, name in (("input", "x"), ("output", "y"))
+    ]
+    wish = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
+    written = "\n".join(['backend: "onnxruntime" max_batch_size: 8', *tensors, wish])
+    (directory / "config.pbtxt").write_text(written)
+    with pytest.raises(CompletionError, match="GPU accelerator 'tensorrt', and ONNX Runtime here has no GPU"):
+        read(directory, is_auto_complete_disabled=is_auto_complete_disabled)
+    (directory / "config.pbtxt").write_text(f"{written}\ninstance_group {{ kind: KIND_CPU }}")
+    assert read(directory, is_auto_complete_disabled=is_auto_complete_disabled).config.optimization is not None
 
 
 def test_no_config_and_no_known_file(tmp_path: Path) -> None:

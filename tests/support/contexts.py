@@ -38,6 +38,7 @@ def context_of(
 
 def loaded(backend_class: type[Backend], context: BackendContext) -> Backend:
     """A backend after completion and load, as the server would have it."""
+    backend_class.check_written(context)
     backend = backend_class(replace(context, config=backend_class.complete_config(context)))
     backend.load()
     return backend
