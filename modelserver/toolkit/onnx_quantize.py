@@ -115,6 +115,20 @@ def _prepare(path: Path, model: Any, prepared: Path) -> None:
     except Exception:  # a best effort of a library that raises whatever it meets
         logging.getLogger(__name__).debug("the model is quantized as it is", exc_info=True)
         prepared.write_bytes(model.SerializeToString())
+    _forget_weight_shapes(prepared)
+
+
+def _forget_weight_shapes(path: Path) -> None:
+    """Take away what is said twice: the quantizer transposes the weights of a Gemm, and not the shapes beside them,
+    and then finds that the two differ.
+    """
+    model = read_onnx(path)
+    weights = {weight.name for weight in model.graph.initializer}
+    kept = [value for value in model.graph.value_info if value.name not in weights]
+    if len(kept) < len(model.graph.value_info):
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(kept)
+        path.write_bytes(model.SerializeToString())
 
 
 def _quantize_dynamic(library: Any, prepared: Path, made: Path, options: OnnxQuantizeOptions) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 from support.digit_samples import write_digit_samples
-from support.onnx_models import identity_model
+from support.onnx_models import identity_model, onnx_model, value, write_model
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 from modelserver.toolkit.conversion import Outcome, SampleOptions
@@ -43,6 +44,17 @@ def test_static_and_dynamic_onnx(model_repository: Path, tmp_path: Path, files: 
     assert quantized_ops(read_onnx(tmp_path / "static/1/model.onnx")) == {"Gemm": 3}
     assert quantized_ops(read_onnx(tmp_path / "dynamic/1/model.onnx")) == {"MatMulInteger": 3}
     assert fixed.notes == ("in integers: 3 Gemm", "in floating point: 1 ArgMax, 1 Softmax")
+
+
+def test_shapes_of_weights_that_a_file_tells_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    """As torch's exporter writes a linear layer: its weight transposed, and the shape of that beside it."""
+    weight = numpy_helper.from_array(np.ones((3, 8), np.float32), "weight")
+    layer = helper.make_node("Gemm", ["x", "weight"], ["y"], transB=1)
+    model = onnx_model([value("x", ["n", 8])], [value("y", ["n", 3])], [layer])
+    model.graph.initializer.append(weight)
+    model.graph.value_info.append(value("weight", [3, 8]))
+    run(write_model(tmp_path / "m", model), tmp_path / "made", onnx=OnnxQuantizeOptions(is_static=False))
+    assert quantized_ops(read_onnx(tmp_path / "made/1/model.onnx")) == {"MatMulInteger": 1}
 
 
 @pytest.mark.parametrize(
