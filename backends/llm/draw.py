@@ -27,8 +27,8 @@ def draw_on_host(logits: Row, params: SamplingParams, noise: float) -> int:
     """A token of one row of logits [vocabulary]; `noise` in [0, 1). Greedy rows do not come here."""
     weights = logits / np.float32(params.temperature)
     best = weights.max()
-    if best == -np.inf:  # all are forbidden
-        return 0
+    if not np.isfinite(best):  # all are forbidden, or the network overflowed: no share can be told, others must go on
+        return int(weights.argmax())
     weights -= best
     np.exp(weights, out=weights)  # of the most probable token: 1
     floor = min_weight(weights, params)

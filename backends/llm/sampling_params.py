@@ -11,6 +11,10 @@ from .structured_outputs import ALIASES, check_structured_outputs, from_aliases
 
 MAX_N = 128
 MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+# Beyond these the float32 that they become, or the logits that they scale, would be infinite or 0.
+MAX_TEMPERATURE = 1_000_000
+MIN_REPETITION, MAX_REPETITION = 0.001, 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +150,14 @@ NEUTRAL: dict[str, bool | int] = {
 NULLABLE = frozenset({"allowed_token_ids", "seed", "max_tokens", "logprobs", "prompt_logprobs", "structured_outputs"})
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda value: 1 <= value <= MAX_N, f"from 1 to {MAX_N}"),
-    "temperature": (lambda value: value >= 0, "at least 0"),
-    "top_k": (lambda value: value >= -1, "at least 1, or 0 or -1 for all tokens"),
+    "temperature": (lambda value: 0 <= value <= MAX_TEMPERATURE, f"from 0 to {MAX_TEMPERATURE}"),
+    "top_k": (lambda value: -1 <= value <= MAX_TOP_K, f"from 1 to {MAX_TOP_K}, or 0 or -1 for all tokens"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
-    "repetition_penalty": (lambda value: value > 0, "above 0"),
+    "repetition_penalty": (
+        lambda value: MIN_REPETITION <= value <= MAX_REPETITION,
+        f"from {MIN_REPETITION} to {MAX_REPETITION}",
+    ),
     "frequency_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
     "presence_penalty": (lambda value: -2 <= value <= 2, "from -2 to 2"),
     "allowed_token_ids": (bool, "a list of at least one token id"),

@@ -124,6 +124,7 @@ WRONG_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"stop": 1}, "stop"),
+    ({"stop": ""}, "stop"),
     ({"stop": [""]}, "stop[0]"),
     ({"stop": ["a", 1]}, "stop[1]"),
     ({"stop": ["a"] * 65}, "stop"),

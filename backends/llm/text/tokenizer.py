@@ -155,6 +155,8 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], spec
 
 
 def _missing(directory: Path) -> str:
+    if not directory.is_dir():
+        return f"there is no directory {directory}: name the one that a checkpoint is in; nothing is downloaded"
     others = [f"{name} ({what})" for name, what in _SLOW_FILES.items() if (directory / name).is_file()]
     if not others:
         return f"{directory} has no tokenizer.json, so text cannot become tokens: copy it from the checkpoint"

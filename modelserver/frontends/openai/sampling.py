@@ -112,7 +112,9 @@ def read_choices(fields: Fields, limits: OpenAiLimits) -> int:
 def _read_stop(fields: Fields, limits: OpenAiLimits) -> list[str] | None:
     value = fields.document.get("stop")
     if isinstance(value, str):
-        return [value] if value else None
+        if not value:
+            raise fields.wrong("stop", "a string that is not empty", value)
+        return [value]
     if value is not None and not isinstance(value, list):
         raise fields.wrong("stop", "a string or an array of strings", value)
     stops = fields.texts("stop", limits.max_stops) or []

@@ -107,7 +107,10 @@ def test_a_conversation_is_taken_apart() -> None:
         ({"text_input": "a", "sampling_parameters": "{"}, "input 'sampling_parameters' must be a JSON object"),
         ({"text_input": "a", "sampling_parameters": [1]}, "input 'sampling_parameters' must be a JSON object, got"),
         ({"text_input": "a", "sampling_parameters": {"temprature": 1}}, "did you mean 'temperature'?"),
-        ({"text_input": "a", "sampling_parameters": {"temperature": -1}}, "'temperature' must be at least 0, got -1"),
+        (
+            {"text_input": "a", "sampling_parameters": {"temperature": -1}},
+            "'temperature' must be from 0 to 1000000",
+        ),
         ({"text_input": "a", "sampling_parameters": {"top_p": "x"}}, "parameter 'top_p' must be a number"),
         ({"text_input": "a", "sampling_parameters": {"n": 0}}, "parameter 'n' must be from 1 to"),
         ({"text_input": "a", "sampling_parameters": {"priority": 2**40}}, "'priority' must be an integer of 32 bits"),

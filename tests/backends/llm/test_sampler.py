@@ -226,6 +226,36 @@ def test_every_token_forbidden_still_gives_a_token() -> None:
         assert 0 <= token_id < 12
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("fields", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 0.0}])
+def test_a_row_that_the_network_could_not_compute_harms_no_other(wrong: float, fields: dict[str, Any]) -> None:
+    logits = torch.stack([_logits(200), _logits(200)])
+    logits[0, 7] = wrong
+    broken, whole = Sampler().sample(logits.clone(), [make_sequence(**fields), make_sequence(**fields)])
+    assert 0 <= broken.token_id < 200
+    assert whole == Sampler().sample(logits[1:].clone(), [make_sequence(**fields)])[0]
+    params, noise = [SamplingParams(**fields)] * 2, [0.5, 0.5]
+    assert all(0 <= token_id < 200 for token_id in draw_on_device(logits, DrawInputs.of(params, noise, logits.device)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1e6},
+        {"temperature": 1e-5, "top_k": 2**31 - 1},
+        {"repetition_penalty": 0.001},
+        {"repetition_penalty": 1000, "temperature": 1e-5, "top_p": 1e-300},
+        {"repetition_penalty": 0.001, "frequency_penalty": -2, "min_p": 1e-300},
+    ],
+)
+def test_the_ends_of_every_range_can_be_computed(fields: dict[str, Any]) -> None:
+    logits = _logits(200) * 6e4  # as large as float16 has them
+    sequence = make_sequence(output=(4, 4, 7), **fields)
+    with np.errstate(all="raise", under="ignore"):
+        sampled = Sampler().sample(logits.unsqueeze(0), [sequence])
+    assert 0 <= sampled[0].token_id < 200
+
+
 def test_tokens_that_the_model_has_not_are_no_trouble() -> None:
     sequence = make_sequence(min_tokens=2, stop_token_ids=(3, 5000), temperature=0.0)
     logits = torch.zeros(1, 12)

@@ -109,6 +109,11 @@ def test_what_is_missing_is_said(tmp_path: Path, files: dict[str, str], message:
         Tokenizer.from_directory(tmp_path)
 
 
+def test_a_directory_that_is_not_there_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"there is no directory .*nothing is downloaded"):
+        Tokenizer.from_directory(tmp_path / "org" / "model")
+
+
 @pytest.mark.parametrize(("name", "content"), [("tokenizer_config.json", "{"), ("generation_config.json", "[1]")])
 def test_files_that_are_no_objects_are_named(tmp_path: Path, name: str, content: str) -> None:
     directory = write_tokenizer(tmp_path, byte_level())
