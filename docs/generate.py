@@ -185,6 +185,8 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "nesting of JSON, also in load requests", f"{http.max_json_depth} levels", "", "400"
     yield "inputs, and requested outputs, of an HTTP request", str(http.max_tensors), "", "413"
     assert http.max_name_len == head.MAX_NAME_LEN, "both protocols have the same limit"
+    assert http.max_parameters == DEFAULT_LIMITS.max_parameters, "both protocols have the same limit"
+    yield "parameters of a request, and of each tensor", str(http.max_parameters), "", "400, INVALID_ARGUMENT"
     yield "name of an input", f"{http.max_name_len} characters", "", "400, INVALID_ARGUMENT"
     yield "dimensions of a shape", str(http.max_rank), "", "400, INVALID_ARGUMENT"
     yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"

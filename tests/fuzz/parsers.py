@@ -172,7 +172,7 @@ def infer_envelope(data: bytes) -> None:
         if whole is None:
             return
         assert [bytes(raw) for raw in split.raws] == list(whole.raw_input_contents)
-        assert split.has_parameters or not whole.parameters
+        assert split.num_parameters or not whole.parameters
         del whole.raw_input_contents[:]
         assert head.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
 

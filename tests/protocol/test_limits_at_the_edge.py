@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -52,19 +53,74 @@ def test_a_shape_has_32_dimensions_at_most(client: ProtocolClient) -> None:
     assert "at most 32" in refusal(client, "INPUT0", (1,) * 33)
 
 
+@pytest.mark.parametrize("value", ["1", "[,:{"])
+def test_a_request_has_1024_parameters_at_most(client: ProtocolClient, value: str) -> None:
+    """Those of gRPC, and of a long text of JSON, are counted before they are parsed."""
+    data = np.ones((1, 1), np.float32)
+    parameters = {f"p{number}": value * 8 for number in range(1024)}
+    assert client.infer("echo", {"INPUT0": data}, ["OUTPUT0"], parameters=parameters)["OUTPUT0"] == data
+    with pytest.raises(ClientError, match="the request has more than 1024 parameters") as refused:
+        client.infer("echo", {"INPUT0": data}, ["OUTPUT0"], parameters={**parameters, "p": "1"})
+    assert refused.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+def post(running: RunningServer, path: str, document: object) -> tuple[int, str]:
+    """POST a document; the status and the answer's text."""
+    connection = http.client.HTTPConnection(ADDRESS, running.server.http_port, timeout=20)
+    connection.request("POST", path, json.dumps(document, separators=(",", ":")))
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+@pytest.mark.parametrize("owner", ["request", "inputs", "outputs"])
+@pytest.mark.parametrize("value", [1, "[,:{" * 8])
+@pytest.mark.parametrize("excess", [0, 1])
+def test_parameters_of_json_are_counted(bounded: RunningServer, owner: str, value: int | str, excess: int) -> None:
+    """In short texts and in long ones."""
+    parameters = {f"{number}": value for number in range(1024 + excess)}
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    document: dict[str, Any] = {"inputs": [tensor], "outputs": [{"name": "OUTPUT0"}]}
+    (document if owner == "request" else document[owner][0])["parameters"] = parameters
+    status, text = post(bounded, "/v2/models/echo/infer", document)
+    assert (status, "more than 1024 parameters" in text) == ((400, True) if excess else (200, False))
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_parameters_of_generate_are_counted(bounded: RunningServer, excess: int) -> None:
+    document = {"INPUT0": 1, "parameters": {f"p{number}": 1 for number in range(1024 + excess)}}
+    status, text = post(bounded, "/v2/models/echo/generate", document)
+    assert (status, "more than 1024 parameters" in text) == ((400, True) if excess else (200, False))
+
+
+@pytest.mark.parametrize("owner", ["inputs", "outputs"])
+def test_parameters_of_tensors_in_messages_are_counted(bounded: RunningServer, owner: str) -> None:
+    request = pb.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(4)])
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 1])
+    request.outputs.add(name="OUTPUT0")
+    parameters = getattr(request, owner)[0].parameters
+    for number in range(1024):
+        parameters[f"p{number}"].int64_param = 1
+    with grpc.insecure_channel(bounded.grpc_url) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        answer = infer(request.SerializeToString(), timeout=20)
+        assert pb.ModelInferResponse.FromString(answer).raw_output_contents == [bytes(4)]
+        parameters["p"].int64_param = 1
+        with pytest.raises(grpc.RpcError) as refused:
+            infer(request.SerializeToString(), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "more than 1024 parameters" in refused.value.details()
+
+
 @pytest.mark.parametrize(("excess", "status"), [(0, 200), (4, 413)])
 def test_numbers_of_json_have_the_memory_of_a_body(bounded: RunningServer, excess: int, status: int) -> None:
     """A number of two bytes in JSON takes four as FP32, eight as FP64: what counts is what it becomes."""
     num_elements = (MAX_BYTES + excess) // 4
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, num_elements], "data": [0] * num_elements}
-    body = json.dumps({"inputs": [tensor]}, separators=(",", ":"))
-    assert len(body) < MAX_BYTES
-    connection = http.client.HTTPConnection(ADDRESS, bounded.server.http_port, timeout=20)
-    connection.request("POST", "/v2/models/echo/infer", body)
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    assert answer.status == status
+    assert 2 * num_elements < MAX_BYTES * 0.9, "the body itself is within the limit"
+    answer_status, text = post(bounded, "/v2/models/echo/infer", {"inputs": [tensor]})
+    assert answer_status == status
     assert ("--http-max-input-size" in text) is bool(excess)
 
 

@@ -27,6 +27,7 @@ from modelserver.pb import grpc_service_pb2 as pb
 # Heads up to this size are remembered; parameters make a head vary from request to request.
 _REMEMBERED_BYTES = 1024
 _REGION = REGION.encode()
+_MALFORMED = "the message is not a serialized inference.ModelInferRequest"
 
 # Serialized `parameters` entries; fields of a message may come in any order, so they simply follow the others.
 _IS_FINAL = parameter_fields({"triton_final_response": True})
@@ -37,10 +38,12 @@ _IS_NOT_FINAL = parameter_fields({"triton_final_response": False})
 class GrpcLimits:
     """Bounds of the gRPC frontend; message sizes are the wire's.
 
-    `max_stream_inflight` requests of one ModelStreamInfer call are in flight before it reads no further.
+    `max_parameters` holds for those of the request, and for those of each tensor. `max_stream_inflight`
+    requests of one ModelStreamInfer call are in flight before it reads no further.
     """
 
     max_tensors: int = 1024
+    max_parameters: int = 1024
     max_stream_inflight: int = 256
     access: Access = field(default_factory=Access)
 
@@ -59,10 +62,13 @@ def decode_infer_request(
     `learn` is told of one that a client may repeat with other contents.
     """
     split = _split(message)
+    # A parameter of a tensor takes more than a byte of the head.
+    if split.num_parameters or len(split.head) > limits.max_parameters:
+        _check_parameters(split, limits)
     raws = split.raws
     # A head without raw contents is remembered if shared memory has them; else it has the contents itself.
     is_alike = raws or _REGION in split.head
-    if is_alike and not split.has_parameters and len(split.head) <= _REMEMBERED_BYTES:
+    if is_alike and not split.num_parameters and len(split.head) <= _REMEMBERED_BYTES:
         head = remembered_head(split.head)
     else:
         head = read_head(split.head)
@@ -76,7 +82,7 @@ def decode_infer_request(
         head.outputs,
     )
     request.transfer = head.transfer
-    if split.has_parameters:
+    if split.num_parameters:
         apply_parameters(request, head.parameters)
     elif raws and learn is not None and head.transfer is None:
         learn(message, split.head, head)
@@ -121,11 +127,24 @@ def encode_stream_error(request_id: str, error: ServerError, model_name: str = "
     return pb.ModelStreamInferResponse(error_message=message, infer_response=response).SerializeToString()
 
 
+def _check_parameters(split: envelope.SplitRequest, limits: GrpcLimits) -> None:
+    """Count parameters before protobuf makes objects of them, which take some ten times as much memory."""
+    limit = limits.max_parameters
+    if split.num_parameters > limit:
+        raise InvalidArgumentError(f"the request has more than {limit} parameters")
+    try:
+        has_more = envelope.has_tensor_parameters(split.head, limit)
+    except envelope.MalformedError:
+        raise InvalidArgumentError(_MALFORMED) from None
+    if has_more:
+        raise InvalidArgumentError(f"an input or an output has more than {limit} parameters")
+
+
 def _split(message: Buffer) -> envelope.SplitRequest:
     try:
         return envelope.split_request(message)
     except envelope.MalformedError:
-        raise InvalidArgumentError("the message is not a serialized inference.ModelInferRequest") from None
+        raise InvalidArgumentError(_MALFORMED) from None
 
 
 def _decode_id(encoded: bytes) -> str:

@@ -6,8 +6,10 @@ the generated classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Buffer
@@ -15,6 +17,8 @@ from modelserver.pb import grpc_service_pb2 as pb
 
 # Tags of ModelInferRequest: field number and wire type in one.
 _ID, _PARAMETERS, _RAW_INPUT_CONTENTS = 0x1A, 0x22, 0x3A
+# Of the tags of its tensors, those of their parameters.
+_PARAMETERS_OF = {0x2A: 0x22, 0x32: 0x12}
 # Wire types: what follows a tag.
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 # Smaller data is copied: cheaper than a view, and aligned.
@@ -29,13 +33,13 @@ class MalformedError(Exception):
 class SplitRequest:
     """A ModelInferRequest in pieces: `head` is a serialized one without what the other attributes hold.
 
-    Large entries of `raws` are views of the message.
+    Large entries of `raws` are views of the message. `num_parameters` are those of the request itself.
     """
 
     head: bytes
     id: bytes
     raws: list[Buffer]
-    has_parameters: bool
+    num_parameters: int
 
 
 def split_request(message: Buffer) -> SplitRequest:
@@ -48,7 +52,7 @@ def split_request(message: Buffer) -> SplitRequest:
     head: list[Buffer] = []
     raws: list[Buffer] = []
     request_id: Buffer = b""
-    has_parameters = False
+    num_parameters = 0
     offset = kept_from = 0
     try:
         while offset < end:
@@ -68,7 +72,7 @@ def split_request(message: Buffer) -> SplitRequest:
             elif tag == _ID:
                 request_id = data[body:offset]
             else:
-                has_parameters = has_parameters or tag == _PARAMETERS
+                num_parameters += tag == _PARAMETERS
                 continue
             if start > kept_from:
                 head.append(data[kept_from:start])
@@ -77,7 +81,33 @@ def split_request(message: Buffer) -> SplitRequest:
         raise MalformedError from None
     if kept_from < end:
         head.append(data[kept_from:end])
-    return SplitRequest(b"".join(head), bytes(request_id), raws, has_parameters)
+    return SplitRequest(b"".join(head), bytes(request_id), raws, num_parameters)
+
+
+def has_tensor_parameters(head: bytes, limit: int) -> bool:
+    """Whether an input or an output in a SplitRequest's `head` has more than `limit` parameters; parses none.
+
+    Raises MalformedError.
+    """
+    for tag, body, end in _fields(head, 0, len(head)):
+        wanted = _PARAMETERS_OF.get(tag)
+        if wanted is not None:
+            found = (None for tag, _, _ in _fields(head, body, end) if tag == wanted)
+            if sum(1 for _ in islice(found, limit + 1)) > limit:
+                return True
+    return False
+
+
+def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Of each field between `offset` and `end`: its tag, where its body begins and where it ends."""
+    try:
+        while offset < end:
+            tag, body, offset = _read_field(data, offset)
+            yield tag, body, offset
+    except IndexError:
+        raise MalformedError from None
+    if offset > end:
+        raise MalformedError
 
 
 def _read_field(data: Buffer, offset: int) -> tuple[int, int, int]:

@@ -51,6 +51,8 @@ def decode_generate(
             request_id = value
         else:
             parameters[key] = value
+    if len(parameters) > limits.max_parameters:
+        raise InvalidArgumentError(f"the request has more than {limits.max_parameters} parameters")
     request = InferRequest(name, version, inputs, request_id)
     if parameters:
         apply_parameters(request, parameters)

@@ -16,7 +16,7 @@ import msgspec
 from modelserver.core.datatype import Datatype
 from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
-from modelserver.frontends.http.json_text import check_depth, has_non_finite, parse_non_finite
+from modelserver.frontends.http.json_text import check_depth, has_more_members, has_non_finite, parse_non_finite
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.request_parameters import size_parameter
 from modelserver.frontends.http.tensor_transfer import CLASSIFICATION, REGION, class_count, region_slice
@@ -26,6 +26,8 @@ _MAX_TENSOR_BYTES = 2**63 - 1
 _ABSENT = msgspec.Raw(b"")
 _MAX_REMEMBERED = 512
 _MAX_REMEMBERED_BYTES = 1024
+# Parameters take some ten times the memory of their text: those of a longer one are counted before they are parsed.
+_MAX_UNCOUNTED_BYTES = 16 * 1024
 
 
 class _Input(msgspec.Struct):
@@ -58,7 +60,19 @@ class _ParsedRequest(_Request):
     inputs: Sequence[_ParsedInput]
 
 
+class _Owner(msgspec.Struct):
+    parameters: msgspec.Raw = _ABSENT
+
+
+class _Outline(_Owner):
+    """A request of which nothing is parsed but where its parameters are."""
+
+    inputs: Sequence[_Owner] = ()
+    outputs: Sequence[_Owner] | None = None
+
+
 _decode_request = msgspec.json.Decoder(_Request).decode
+_decode_outline = msgspec.json.Decoder(_Outline).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +117,17 @@ class HeadReader:
     def read(self, text: bytes) -> RequestHead:
         """Raises InvalidArgumentError, PayloadTooLargeError or UnsupportedError, saying where."""
         limits = self.limits
-        parsed = _parse(text, limits.max_json_depth)
+        parsed = _parse(text, limits)
         listed = parsed.outputs
         if len(parsed.inputs) > limits.max_tensors or (listed and len(listed) > limits.max_tensors):
             raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
+        if parsed.parameters and len(parsed.parameters) > limits.max_parameters:
+            raise _too_many_parameters("the request", limits)
         # As with Triton an output that is asked for twice comes once, as it was asked for first.
         outputs: dict[str, _Output] = {}
         for output in listed or ():
+            if output.parameters and len(output.parameters) > limits.max_parameters:
+                raise _too_many_parameters(f"output '{output.name:.100}'", limits)
             outputs.setdefault(output.name, output)
         names: set[str] = set()
         inputs: list[InputHead] = []
@@ -118,6 +136,8 @@ class HeadReader:
             if item.name in names:
                 raise InvalidArgumentError(f"input '{item.name}' already exists in request")
             names.add(item.name)
+            if item.parameters and len(item.parameters) > limits.max_parameters:
+                raise _too_many_parameters(f"input '{item.name:.100}'", limits)
             place = _place(item) if item.parameters else None
             if place is None:
                 inputs.append(_input_head(item, limits))
@@ -159,10 +179,12 @@ def _check_json_size(item: _Input, num_bytes: int, limits: HttpLimits) -> None:
         )
 
 
-def _parse(text: bytes, max_depth: int) -> _Request:
+def _parse(text: bytes, limits: HttpLimits) -> _Request:
     """Parse the JSON part. Raises InvalidArgumentError, saying where."""
-    check_depth(text, max_depth)
+    check_depth(text, limits.max_json_depth)
     try:
+        if len(text) > _MAX_UNCOUNTED_BYTES:
+            _check_outline(_decode_outline(text), limits)
         return _decode_request(text)
     except msgspec.ValidationError as error:
         raise InvalidArgumentError(f"the inference request is not valid: {error}") from error
@@ -173,6 +195,18 @@ def _parse(text: bytes, max_depth: int) -> _Request:
         return msgspec.convert(parse_non_finite(text), _ParsedRequest)
     except msgspec.ValidationError as error:
         raise InvalidArgumentError(f"the inference request is not valid: {error}") from error
+
+
+def _check_outline(outline: _Outline, limits: HttpLimits) -> None:
+    places = (("the request", (outline,)), ("an input", outline.inputs), ("an output", outline.outputs or ()))
+    for what, owners in places:
+        for owner in owners:
+            if has_more_members(bytes(owner.parameters), limits.max_parameters):
+                raise _too_many_parameters(what, limits)
+
+
+def _too_many_parameters(what: str, limits: HttpLimits) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{what} has more than {limits.max_parameters} parameters")
 
 
 def _place(item: _Input) -> RegionSlice | None:

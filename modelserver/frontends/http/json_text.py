@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from modelserver.errors import InvalidArgumentError
 
 # Always matches from a quote on, closed string or not, so that hostile text costs no more than its length.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
+_STRING_OR_COMMA = re.compile(_STRING.pattern + rb"|,", re.DOTALL)
 _NON_FINITE = re.compile(rb"NaN|Infinity")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BLOCK = 1 << 20
@@ -32,6 +34,15 @@ def check_depth(text: bytes | bytearray, max_depth: int) -> None:
         if depths.max() > max_depth:
             raise InvalidArgumentError(f"the JSON nests deeper than {max_depth} levels")
         depth = int(depths[-1])
+
+
+def has_more_members(text: bytes, limit: int) -> bool:
+    """Whether a flat object in valid JSON has more than `limit` members; what they nest counts, too. Parses nothing."""
+    # A comma stands between two members, and may be in strings: almost every object ends with the first count.
+    if text.count(b",") < limit:
+        return False
+    commas = (match for match in _STRING_OR_COMMA.finditer(text) if match[0] == b",")
+    return sum(1 for _ in islice(commas, limit)) == limit
 
 
 def has_non_finite(text: bytes | bytearray) -> bool:

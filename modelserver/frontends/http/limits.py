@@ -12,12 +12,14 @@ class HttpLimits:
     """Bounds of one request; sizes in bytes.
 
     `max_body_bytes` holds for the body as sent, for the body after decompression, and for the memory of a tensor
-    that arrives as JSON. The flag that sets it is `--http-max-input-size`.
+    that arrives as JSON. The flag that sets it is `--http-max-input-size`. `max_parameters` holds for those of the
+    request, and for those of each tensor.
     """
 
     max_body_bytes: int = 64 * 1024 * 1024
     max_json_depth: int = 100
     max_tensors: int = 1024
+    max_parameters: int = 1024
     max_name_len: int = 1024
     # NumPy 1.x arrays end at 32 dimensions.
     max_rank: int = 32

@@ -37,7 +37,7 @@ def test_split_takes_out_id_and_raw_contents(
     split = envelope.split_request(request.SerializeToString())
     assert pb.ModelInferRequest.FromString(split.head) == head
     assert (split.id.decode(), [bytes(raw) for raw in split.raws]) == (request_id, raws)
-    assert split.has_parameters == bool(parameters)
+    assert split.num_parameters == len(parameters)
 
 
 @pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview])
@@ -57,7 +57,22 @@ def test_fields_may_come_in_any_order() -> None:
 
 def test_longer_forms_of_tags_and_lengths_are_understood() -> None:
     split = envelope.split_request(b"\x9a\x00\x81\x00q" + b"\xba\x80\x00\x01x" + b"\xa2\x00\x00")
-    assert (split.id, split.raws, split.has_parameters) == (b"q", [b"x"], True)
+    assert (split.id, split.raws, split.num_parameters) == (b"q", [b"x"], 1)
+
+
+@pytest.mark.parametrize("owner", ["inputs", "outputs"])
+def test_parameters_of_tensors_are_counted(owner: str) -> None:
+    request = pb.ModelInferRequest(model_name="m")
+    getattr(request, owner).add(name="few").parameters["p"].int64_param = 1
+    tensor = getattr(request, owner).add(name="many")
+    for number in range(3):
+        tensor.parameters[f"p{number}"].string_param = "p" * 200
+    head = request.SerializeToString()
+    assert not envelope.has_tensor_parameters(head, 3)
+    assert envelope.has_tensor_parameters(head, 2)
+    for cut in (b"\x2a\x02\x22\x09", b"\x2a\x01\x23", b"\x32\x01\x12"):
+        with pytest.raises(envelope.MalformedError):
+            envelope.has_tensor_parameters(cut, 3)
 
 
 def test_unknown_fields_of_every_wire_type_are_kept() -> None:

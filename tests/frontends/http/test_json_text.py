@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import time
 
@@ -8,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.json_text import check_depth, dump_non_finite, has_non_finite, parse_non_finite
+from modelserver.frontends.http.json_text import (
+    check_depth,
+    dump_non_finite,
+    has_more_members,
+    has_non_finite,
+    parse_non_finite,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +70,13 @@ def test_depth_is_that_of_the_document(document: object) -> None:
     if levels:
         with pytest.raises(InvalidArgumentError):
             check_depth(text, levels - 1)
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers(), min_size=1))
+def test_members_of_an_object_are_counted(members: dict[str, str | int]) -> None:
+    text = json.dumps(members, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    assert not has_more_members(text, len(members))
+    assert len(members) == 1 or has_more_members(text, len(members) - 1)
 
 
 def test_non_finite_tokens_are_parsed() -> None:
