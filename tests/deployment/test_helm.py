@@ -69,6 +69,9 @@ def test_values_have_the_form_of_the_schema(variant: str) -> None:
         {"options": {"--http-port": 1}},
         {"autoscaling": {"kind": "hpa", "minReplicas": 0}},
         {"podDisruptionBudget": {"maxUnavailable": 0}},
+        {"monitoring": {"serviceMonitor": {"authorization": {"secret": "s", "key": ""}}}},
+        {"monitoring": {"serviceMonitor": {"authorization": {"credentials": "key"}}}},
+        {"monitoring": {"serviceMonitor": {"tlsConfig": {"caFile": "/ca.crt"}}}},
     ],
     ids=str,
 )
@@ -200,6 +203,18 @@ def test_replicas_are_left_to_whoever_scales() -> None:
     for variant, kind in (("full", "HorizontalPodAutoscaler"), ("keda", "ScaledObject")):
         assert "replicas" not in rendered(variant)["Deployment", NAME]["spec"]
         assert rendered(variant)[kind, NAME]["spec"]["scaleTargetRef"]["name"] == NAME
+
+
+@helm
+def test_prometheus_has_the_key_and_the_certificates_that_the_server_wants() -> None:
+    (keyed,) = rendered("full")["ServiceMonitor", NAME]["spec"]["endpoints"]
+    assert keyed["authorization"] == {"type": "Bearer", "credentials": {"name": "prometheus-key", "key": "key"}}
+    assert keyed["scheme"] == "https"
+    assert keyed["tlsConfig"] == VARIANTS["full"]["monitoring"]["serviceMonitor"]["tlsConfig"]
+    (mutual,) = rendered("keda")["ServiceMonitor", NAME]["spec"]["endpoints"]
+    assert "authorization" not in mutual
+    assert mutual["tlsConfig"]["serverName"] == f"{NAME}-metrics.serving.svc"
+    assert mutual["tlsConfig"]["keySecret"] == {"name": "server-tls", "key": "tls.key"}
 
 
 @helm
