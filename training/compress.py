@@ -17,7 +17,7 @@ from torch import nn
 from modelserver.toolkit.comparison import Comparison, compare
 from modelserver.toolkit.comparison_report import summary_rows
 from modelserver.toolkit.loaded_model import LoadedModel
-from modelserver.toolkit.model_directory import directory_bytes, new_model_directory
+from modelserver.toolkit.model_directory import model_bytes, new_model_directory
 from modelserver.toolkit.samples import Samples
 from training.digits import Array, held_out, training_set
 from training.export import write_onnx
@@ -130,7 +130,7 @@ def publish(network: Perceptron, directory: Path, text: str) -> None:
 def compare_directories(before: Path, after: Path, measure_s: float) -> Comparison:
     """Both as they serve, on held-out images."""
     images, labels = held_out()
-    sizes = (directory_bytes(before / "1"), directory_bytes(after / "1"))
+    sizes = (model_bytes(before / "1"), model_bytes(after / "1"))
     with LoadedModel.open(before) as one, LoadedModel.open(after) as other:
         return compare(one, other, Samples({"image": images}, labels), sizes=sizes, measure_s=measure_s)
 
