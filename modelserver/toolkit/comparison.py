@@ -77,6 +77,14 @@ def answers(model: LoadedModel, samples: Samples) -> dict[str, Array]:
         raise ServerError(f"model '{model.name}': outputs of varying shape cannot be compared") from None
 
 
+def _joined(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
+    """Answers and further answers of the same model. Raises ServerError for shapes that vary."""
+    try:
+        return {name: np.concatenate((array, other[name])) for name, array in one.items()}
+    except ValueError:
+        raise ServerError("outputs whose shape varies with the batch cannot be compared") from None
+
+
 def differences(before: Mapping[str, Array], after: Mapping[str, Array]) -> tuple[Difference, ...]:
     """Output by output. Raises ServerError when the outputs are not the same ones, or of another shape."""
     if set(before) != set(after):
@@ -195,6 +203,8 @@ def compare(
 ) -> Comparison:
     """Compare outputs, accuracy where there are labels, and latency. `sizes` are bytes before and after."""
     one, other = answers(before, samples), answers(after, samples)
+    # Compilers treat a row alone apart from batches.
+    alone = [answers(model, samples.head(1)) for model in (before, after)]
     shares: list[float | None] = [None, None]
     if samples.labels is not None:
         name = label_output(before.config, output)
@@ -202,7 +212,7 @@ def compare(
     return Comparison(
         before_bytes=sizes[0],
         after_bytes=sizes[1],
-        differences=differences(one, other),
+        differences=differences(_joined(one, alone[0]), _joined(other, alone[1])),
         latencies=latencies(before, after, samples, seconds=measure_s) if measure_s else (),
         num_samples=samples.count,
         accuracy_before=shares[0],

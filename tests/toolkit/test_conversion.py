@@ -239,3 +239,19 @@ def test_compiled_packages_answer_as_well(code: Path, tmp_path: Path) -> None:
     assert outcome.comparison.max_rel < 1e-5
     config = parse_pbtxt((tmp_path / "two/config.pbtxt").read_text()).config
     assert (config.platform, config.max_batch_size) == ("torch_aoti", 16)
+
+
+@pytest.mark.slow
+def test_packages_take_a_row_alone_and_the_batches_that_the_compiler_left(
+    model_repository: Path, tmp_path: Path, samples: SampleOptions
+) -> None:
+    """Torch's compiler takes sizes for 2 at least; of this convolution it bounds the batch from above, too."""
+    outcome = run(model_repository / "digits_export", tmp_path / "digits", Target.AOTI, samples=samples)
+    assert outcome.notes == (
+        f"torch's compiler has bound the batch: max_batch_size is {outcome.config.max_batch_size}",
+    )
+    assert outcome.comparison.max_rel < 1e-5
+    assert outcome.comparison.accuracy_after == outcome.comparison.accuracy_before
+    image = np.zeros((1, 8, 8), np.float32)
+    with LoadedModel.open(tmp_path / "digits") as made, LoadedModel.open(model_repository / "digits_export") as given:
+        assert made.infer({"image": image})["digit"] == given.infer({"image": image})["digit"]
