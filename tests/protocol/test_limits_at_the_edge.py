@@ -53,6 +53,13 @@ def test_a_shape_has_32_dimensions_at_most(client: ProtocolClient) -> None:
     assert "at most 32" in refusal(client, "INPUT0", (1,) * 33)
 
 
+def test_a_shape_has_no_more_bytes_than_64_bits_can_count(client: ProtocolClient) -> None:
+    """Counted without its zeros, and with eight bytes for an element."""
+    told = ("64 bits can count", "is too large")
+    assert not any(words in refusal(client, "OTHER", (0, 2**60 - 1)) for words in told)
+    assert any(words in refusal(client, "OTHER", (0, 2**60)) for words in told)
+
+
 @pytest.mark.parametrize("value", ["1", "[,:{"])
 def test_a_request_has_1024_parameters_at_most(client: ProtocolClient, value: str) -> None:
     """Those of gRPC, and of a long text of JSON, are counted before they are parsed."""

@@ -207,9 +207,16 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
         with Http1Peer(wire.address) as late:
             late.ask()
             assert late.read_all().startswith(b"HTTP/1.1 503 ")
-        assert wire.violations("too_many_connections") == 1
+        with Peer(wire.address, shakes_hands=False) as late_call:
+            late_call.send_bytes(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            late_call.expect_closed()
+            assert not late_call.settings, "no word, so that clients back off"
+        assert wire.violations("too_many_connections") == 2
         peers.pop().close()
-        wire.until(lambda: len(wire.context.connections) == 4, "one has left, and so has who was refused")
+        wire.until(lambda: len(wire.context.connections) == 4, "one has left, and so have those who were refused")
+        with Peer(wire.address) as next_call:
+            Neighbour(next_call).is_served()
+        wire.until(lambda: len(wire.context.connections) == 4, "it has left, too")
         with Http1Peer(wire.address) as next_one:
             next_one.ask()
             assert next_one.read_answer().status == 200

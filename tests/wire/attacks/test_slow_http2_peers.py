@@ -53,6 +53,9 @@ def test_zero_windows(wire: RunningWire, neighbour: Neighbour) -> None:
         neighbour.is_served()
         assert wire.counts.open_streams == 64
         assert list(stalled.resets.values()) == [ErrorCode.REFUSED_STREAM] * 36
+        wire.pass_time(55)
+        stalled.expect_alive()
+        assert len(stalled.resets) == 36
         wire.pass_time(61)
         stalled.until(lambda: len(stalled.resets) == 100, "the rest of 100 resets")
         assert list(stalled.resets.values())[36:] == [ErrorCode.CANCEL] * 64
@@ -179,11 +182,15 @@ def test_the_budget_of_requests_in_assembly() -> None:
 
 def test_an_idle_connection_is_told_and_closed(wire: RunningWire) -> None:
     with Peer(wire.address) as idle:
+        wire.pass_time(3590)
+        idle.call(1, "Echo", b"abc")
+        assert idle.expect_answer(1).messages == [b"abc"]
+        assert not idle.goaways
         wire.pass_time(3601)
         idle.until(lambda: bool(idle.pings), "a GOAWAY that leaves time for what is on its way, and a PING")
         assert [told.last_stream_id for told in idle.goaways] == [(1 << 31) - 1]
         idle.send(ping(idle.pings[0], ack=True))
-        assert idle.expect_goaway(ErrorCode.NO_ERROR).last_stream_id == 0
+        assert idle.expect_goaway(ErrorCode.NO_ERROR).last_stream_id == 1
     wire.expect_idle()
 
 
