@@ -113,6 +113,10 @@ def _attend(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
+    if getattr(module, "is_causal", None) is False:
+        raise UnsupportedError(
+            f"{type(module).__name__} looks at tokens that come later, as encoders do: this backend runs causal models"
+        )
     changing = [name for name, given in others.items() if given is not None and name not in _HARMLESS]
     if changing or key.shape != value.shape:
         raise UnsupportedError(
@@ -139,7 +143,9 @@ class TransformersLoaded:
 def load_transformers(
     directory: Path, config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.device
 ) -> TransformersLoaded:
-    """UnsupportedError, if transformers is not installed or does not know the model, or its layers are not alike."""
+    """UnsupportedError, if transformers is not installed or does not know the model, or its layers are not alike;
+    InvalidArgumentError, if files are damaged or weights are missing. Code that comes with a checkpoint is not run.
+    """
     model_type = config["model_type"]
     try:
         from transformers import AutoModelForCausalLM
@@ -153,8 +159,14 @@ def load_transformers(
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
     ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation=_ATTENTION, local_files_only=True
+        model: Any
+        model, found = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation=_ATTENTION,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except (ValueError, ImportError) as error:
         raise UnsupportedError(
@@ -162,6 +174,11 @@ def load_transformers(
         ) from None
     except (OSError, RuntimeError) as error:
         raise InvalidArgumentError(f"transformers cannot load the {model_type} in {directory}: {error}") from None
+    if missing := sorted(found["missing_keys"]):
+        # transformers draws them at random, and the model would write nonsense.
+        raise InvalidArgumentError(
+            f"the {model_type} in {directory} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"
+        )
     network = TransformersNetwork(model.eval().to(device))
     with torch.inference_mode():
         calls = network.calls()
