@@ -128,7 +128,13 @@ class SchemaCompiler:
     def _listed(self, schema: Schema, path: str) -> Expression:
         """`enum` and `const`."""
         values = schema.get("enum", [schema.get("const")])
-        kept = [value for value in values if is_valid(value, schema, path, lambda inner: self.flat(inner, path))]
+        # They are in the list that they come from: to look each up in it would take the square of its length.
+        rest = {key: value for key, value in schema.items() if key != "enum"}
+        kept = []
+        for value in values:
+            self.look()
+            if is_valid(value, rest, path, lambda inner: self.flat(inner, path)):
+                kept.append(value)
         return one_of(json_literal(value, path).text for value in kept)
 
     def _alternatives(self, schema: Schema, keyword: str, path: str, depth: int) -> Expression:

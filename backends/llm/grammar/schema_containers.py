@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Protocol
 
 from .character_sets import JSON_PLAIN, written_in_json
@@ -21,7 +21,7 @@ from .expression import (
 from .json_text import COLON, COMMA, SPACE, STRING, VALUE, in_braces, in_brackets, json_literal, listed, string_of
 from .pattern import parse_search
 from .schema_contains import ContainedItems, ListLayout, counted_list
-from .schema_terms import Schema, count, has_type, is_equal, pointer_step, types_of, wrong
+from .schema_terms import Schema, count, has_type, identity, pointer_step, types_of, wrong
 
 # Characters of a name that keys of other properties are kept apart from it by.
 _MAX_PREFIX = 64
@@ -211,8 +211,8 @@ def _distinct(inner: InnerSchemas, items: Any, least: int, most: int | None, pat
             "maxItems below the number of its values",
         )
     kept = [value for value in values if has_type(value, types_of(items))]
-    entries: list[tuple[Expression, bool]] = []
-    for place, value in enumerate(kept):
-        if not any(is_equal(value, before) for before in kept[:place]):
-            entries.append((json_literal(value, path), False))
+    distinct: dict[Hashable, Any] = {}
+    for value in kept:
+        distinct.setdefault(identity(value), value)
+    entries: list[tuple[Expression, bool]] = [(json_literal(value, path), False) for value in distinct.values()]
     return in_brackets(_members(inner, entries, None, path, is_empty_allowed=least == 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .schema_terms import Schema, has_type, is_equal, types_of
+from .schema_terms import Schema, has_type, in_both, types_of
 
 # Properties inside of properties that are looked into.
 _MAX_DEPTH = 8
@@ -26,7 +26,7 @@ def may_overlap(first: Any, second: Any, flatten: Flatten, depth: int = 0) -> bo
                 return any(may_overlap(option, beside, flatten, depth + 1) for option in schema[keyword])
     values, other_values = _values(one), _values(other)
     if values is not None and other_values is not None:
-        return any(is_equal(value, same) for value in values for same in other_values)
+        return bool(in_both(values, other_values))
     if values is not None or other_values is not None:
         beside = other if values is not None else one
         return any(has_type(value, _types(beside)) for value in values or other_values or ())

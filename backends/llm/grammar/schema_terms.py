@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,23 @@ def is_equal(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
+def in_both(values: list[Any], others: list[Any]) -> list[Any]:
+    """The values that are equal to one of the others, in time that grows with the lengths of both lists."""
+    known = {identity(value) for value in others}
+    return [value for value in values if identity(value) in known]
+
+
+def identity(value: Any) -> Hashable:
+    """The same for values that are equal by `is_equal`, and for no others."""
+    if isinstance(value, bool):
+        return bool, value
+    if isinstance(value, list):
+        return list, *map(identity, value)
+    if isinstance(value, Mapping):
+        return dict, frozenset((key, identity(each)) for key, each in value.items())
+    return value  # type: ignore[no-any-return]  # a number, a string or null; 1 and 1.0 have one hash
+
+
 def has_type(value: Any, types: tuple[str, ...]) -> bool:
     if value is None:
         return "null" in types
@@ -227,7 +244,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
         **one, **{name: _both(one[name], schema) if name in one else schema for name, schema in other.items()}
     },
     "required": lambda one, other: list(dict.fromkeys([*one, *other])),
-    "enum": lambda one, other: [value for value in one if any(is_equal(value, same) for same in other)],
+    "enum": in_both,
     "items": _both,
     "additionalProperties": _both,
     "pattern": _several, "format": _several,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from modelserver_backends.llm.grammar import Grammar
+from modelserver_backends.llm.grammar.schema_terms import identity, is_equal
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.grammars import compile_builtin as compile_grammar
 from support.grammars import json_tokenizer, random_text
@@ -99,6 +100,21 @@ def test_the_deadline_is_that_of_reading_a_schema_too() -> None:
     alternatives = {"oneOf": [{"const": number} for number in range(2000)]}
     with pytest.raises(InvalidArgumentError, match="takes too long"):
         compile_grammar({"json": alternatives}, json_tokenizer(), deadline_s=0.05)
+
+
+@pytest.mark.parametrize("keyword", ["enum", "allOf"])
+def test_long_lists_of_values_take_time_in_proportion(keyword: str) -> None:
+    values = {"enum": list(range(20_000))}  # the square of it would take minutes
+    schema = values if keyword == "enum" else {"allOf": [values, {"enum": list(range(10_000, 30_000))}]}
+    compile_grammar({"json": schema}, json_tokenizer())
+
+
+def test_values_are_known_by_what_they_are() -> None:
+    values: list[Any] = [1, 1.0, True, False, 0, None, "1", "", [], [[]], [{}], {}]
+    values += [[1], [True], [1.0], {"a": 1}, {"a": True}, {"a": 1.0}]
+    for first in values:
+        for second in values:
+            assert is_equal(first, second) == (identity(first) == identity(second))
 
 
 def test_what_is_right_but_cannot_be_refused_earlier() -> None:
