@@ -36,9 +36,10 @@ test: $(VENV)/.dev
 nightly: $(VENV)/.dev
 	$(TESTS) $(ARGS)
 
-# The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it.
+# The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it: it lies
+# in a directory of its own, where torch does not find it when a server starts.
 kernels: $(VENV)/.kernels
-	$(BIN)/python -m pytest -n logical --maxprocesses=8 tests/backends/llm/attention/test_triton_kernels.py $(ARGS)
+	PYTHONPATH=$(abspath $(VENV)/kernels) $(BIN)/python -m pytest -n logical --maxprocesses=8 tests/backends/llm/attention/test_triton_kernels.py $(ARGS)
 
 # What is checked without running the server: manner, types, the direction of imports.
 check: $(VENV)/.dev
@@ -73,5 +74,5 @@ $(VENV)/.dev: $(RECIPE) $(VENV)/.torch
 	@touch $@ $(VENV)/.serve
 
 $(VENV)/.kernels: $(VENV)/.dev
-	$(PIP) install "triton>=3.3"
+	$(PIP) install --upgrade --target $(VENV)/kernels "triton>=3.3"
 	@touch $@
