@@ -106,9 +106,9 @@ def test_without_a_share_or_a_core_to_spare_it_never_looks(percent: int, num_cor
 
 async def test_a_loop_that_looks_does_what_comes_and_ends_by_itself() -> None:
     loop = asyncio.get_running_loop()
-    clock = iter(range(0, 10**9, TURN_NS))
-    wait = BusyWait(50, num_cores=2, now_ns=lambda: next(clock), let_go=lambda: None)
-    lookout = Lookout(loop, 100, busy_wait=wait)
+    clock = iter(range(0, 10**9, TURN_NS)).__next__
+    wait = BusyWait(50, num_cores=2, now_ns=clock, let_go=lambda: None)
+    lookout = Lookout(loop, 100, busy_wait=wait, now_ns=clock)
     done = loop.create_future()
     lookout.expect(0)
     loop.call_soon(done.set_result, None)
