@@ -1,7 +1,7 @@
 """Tells a test that fails from one that failed once beside others, on a machine that others use too.
 
-The few tests that failed in the suite run again three times, alone. Who fails once more has failed; the others are named,
-and whoever reads this mends them: a test that depends on the machine is a fault of its own.
+The few tests that failed in the suite run again three times, alone. What fails once more has failed; the others are
+named, to be mended: a test that depends on the machine is a fault of its own.
 """
 
 import json
@@ -22,9 +22,9 @@ def main() -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
         names.write("\n".join(failed))
         names.flush()
-        for _ in range(TIMES):
-            if subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{names.name}"]).returncode:
-                return 1
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{names.name}"]
+        if any(subprocess.call(pytest) for _ in range(TIMES)):
+            return 1
     print(f"FLAKY: failed in the suite and passed {TIMES} times alone, to be mended:", *failed, sep="\n  ")
     return 0
 
