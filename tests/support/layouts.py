@@ -36,8 +36,18 @@ def layout_options() -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        port: int = probe.getsockname()[1]
+    """A port that nobody listens on, and that the system gives to nobody who asks for any for the next minute.
+
+    A connection of its own has just ended on it: whoever names the port may bind it (SO_REUSEADDR), as servers do.
+    """
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((ADDRESS, 0))
+        listener.listen(1)
+        with socket.create_connection(listener.getsockname()) as client:
+            accepted, _ = listener.accept()
+            accepted.shutdown(socket.SHUT_WR)  # the end that closes first is the one that the system remembers
+            client.recv(1)
+        accepted.close()
+        port: int = listener.getsockname()[1]
         return port
