@@ -12,7 +12,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import backend_cases, cases, python_cases, wire_cases
+from benchmarks import (
+    backend_cases,
+    cases,
+    client_cases,
+    front_cases,
+    large_cases,
+    python_cases,
+    tls_cases,
+    wire_cases,
+)
 from benchmarks.report import Report
 
 CASES: dict[str, Callable[[cases.Settings, Report], None]] = {
@@ -28,6 +37,10 @@ CASES: dict[str, Callable[[cases.Settings, Report], None]] = {
     "j": wire_cases.http_identity,
     "k": wire_cases.large_identity,
     "l": wire_cases.digits_mlp,
+    "m": client_cases.foreign_clients,
+    "n": tls_cases.tls,
+    "o": large_cases.memory_and_json,
+    "p": front_cases.wire_processes,
 }
 
 

@@ -6,6 +6,7 @@ import base64
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +15,10 @@ _ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of one request. `protocol` is http or grpc; `path` a URL path or a full method name."""
+    """A closed loop of one request. `protocol` is http or grpc; `path` a URL path or a full method name.
+
+    `concurrency` calls are spread over so many connections in gRPC; HTTP has one for each. `is_tls`: by h2load and wrk.
+    """
 
     protocol: str
     path: str
@@ -23,6 +27,12 @@ class Load:
     concurrency: int = 1
     seconds: float = 3.0
     warmup_s: float = 0.5
+    max_connections: int = 4
+    is_tls: bool = False
+
+    @property
+    def num_connections(self) -> int:
+        return min(self.max_connections, self.concurrency)
 
     def at(self, concurrency: int, *, seconds: float | None = None) -> Load:
         return replace(self, concurrency=concurrency, seconds=seconds or self.seconds)
@@ -59,19 +69,23 @@ def summarise(latencies: list[float], failed: int, seconds: float) -> dict[str, 
     }
 
 
-def run_load(load: Load, port: int) -> LoadResult:
-    """Run the load in a process of its own against 127.0.0.1:`port`; raises SystemExit if a request failed."""
+def run_load(load: Load, port: int, program: Sequence[str] = ()) -> LoadResult:
+    """Run the load in a process of its own against 127.0.0.1:`port`; raises SystemExit if a request failed.
+
+    `program` is a load program in another language; without it, ours for the protocol.
+    """
     job = {
         "path": load.path,
         "body": base64.b64encode(load.body).decode(),
         "headers": load.headers,
         "concurrency": load.concurrency,
+        "connections": load.num_connections,
         "seconds": load.seconds,
         "warmup_s": load.warmup_s,
         "port": port,
     }
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.load_{load.protocol}"],
+        program or [sys.executable, "-m", f"benchmarks.load_{load.protocol}"],
         input=json.dumps(job),
         capture_output=True,
         text=True,
@@ -84,6 +98,7 @@ def run_load(load: Load, port: int) -> LoadResult:
     result = LoadResult(**json.loads(done.stdout))
     if result.failed or not result.count:
         raise SystemExit(
-            f"{result.failed} of {result.failed + result.count} requests failed: {load.protocol} {load.path}"
+            f"{result.failed} of {result.failed + result.count} requests failed: {load.protocol} {load.path}\n"
+            f"{done.stderr[-2000:]}"
         )
     return result

@@ -50,7 +50,7 @@ async def _main(job: dict[str, object]) -> None:
         grpc.aio.insecure_channel(
             f"127.0.0.1:{job['port']}", options=[*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
         )
-        for _ in range(min(4, concurrency))
+        for _ in range(int(str(job["connections"])))
     ]
     calls = [channel.unary_unary(str(job["path"])) for channel in channels]
     await asyncio.gather(*(caller(calls[index % len(calls)]) for index in range(concurrency)))

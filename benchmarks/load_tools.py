@@ -32,7 +32,6 @@ done = function(summary, latency, requests)
     latency:percentile(50), latency:percentile(99), summary.duration))
 end
 """
-_MAX_CONNECTIONS = 4
 
 
 def run_tool(load: Load, port: int) -> LoadResult:
@@ -52,23 +51,27 @@ def check(load: Load, port: int) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.max_receive_message_length", -1)]) as channel:
             channel.unary_unary(load.path)(load.body, timeout=30)
         return
-    answer = httpx.post(f"http://127.0.0.1:{port}{load.path}", content=load.body, headers=load.headers)
+    answer = httpx.post(_url(load, port), content=load.body, headers=load.headers, timeout=30)
     if answer.status_code != 200:
         raise SystemExit(f"{load.path}: {answer.status_code} {answer.text[:500]}")
+
+
+def _url(load: Load, port: int) -> str:
+    return f"{'https' if load.is_tls else 'http'}://127.0.0.1:{port}{load.path}"
 
 
 def _h2load(load: Load, port: int, scratch: Path) -> LoadResult:
     body = scratch / "body"
     body.write_bytes(b"\0" + struct.pack(">I", len(load.body)) + load.body)
     log = scratch / "log"
-    connections = min(_MAX_CONNECTIONS, load.concurrency)
+    connections = load.num_connections
     seconds = max(1, round(load.seconds))
     output = _run(
         [
             *("h2load", f"-c{connections}", f"-m{load.concurrency // connections}", "-t1", f"-D{seconds}"),
             *("-d", str(body), "--log-file", str(log), "-w", "30", "-W", "30"),
             *("-H", "content-type: application/grpc", "-H", "te: trailers"),
-            f"http://127.0.0.1:{port}{load.path}",
+            _url(load, port),
         ]
     )
     found = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored", output)
@@ -86,8 +89,7 @@ def _wrk(load: Load, port: int, scratch: Path) -> LoadResult:
     headers = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in load.headers.items())
     script.write_text(_LUA.format(body=body, headers=headers))
     seconds = max(1, round(load.seconds))
-    url = f"http://127.0.0.1:{port}{load.path}"
-    output = _run(["wrk", f"-c{load.concurrency}", "-t1", f"-d{seconds}s", "-s", str(script), url])
+    output = _run(["wrk", f"-c{load.concurrency}", "-t1", f"-d{seconds}s", "-s", str(script), _url(load, port)])
     found = re.search(r"^JSON (.*)$", output, re.MULTILINE)
     if found is None:
         raise SystemExit(f"wrk said nothing that is understood:\n{output[-2000:]}")

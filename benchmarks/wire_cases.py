@@ -38,7 +38,7 @@ def grpc_identity(settings: Settings, report: Report) -> None:
 
     def servers(stack: ExitStack) -> list[ServerProcess]:
         return [
-            *_ours_and_triton(settings, stack),
+            *ours_and_triton(settings, stack),
             _worker(settings, stack),
             _ours(settings, stack, "grpcio wire", "--wire=grpcio"),
         ]
@@ -63,7 +63,7 @@ def http_identity(settings: Settings, report: Report) -> None:
         "binary": requests.http_binary("identity", "INPUT0", _SMALL),
         "JSON": requests.http_json("identity", "INPUT0", _SMALL),
     }
-    servers = partial(_ours_and_triton, settings)
+    servers = partial(ours_and_triton, settings)
     for form, load in loads.items():
         for concurrency in _CONCURRENCIES:
             rows = measure_in_turn(settings, report, f"j {form}", servers, load, concurrency, "http")
@@ -79,7 +79,7 @@ def large_identity(settings: Settings, report: Report) -> None:
     """Identity of 1 MiB over HTTP, and over gRPC in frames of 16 KiB, against Triton C++."""
     http = requests.http_binary("identity", "INPUT0", _MIB)
     grpc = requests.grpc_raw("identity", "INPUT0", _MIB)
-    servers = partial(_ours_and_triton, settings)
+    servers = partial(ours_and_triton, settings)
     for concurrency in (1, 8):
         rows = measure_in_turn(settings, report, "k HTTP", servers, http, concurrency, "http")
         cpu_us = rows["modelserver"].cpu_us
@@ -137,7 +137,8 @@ def _ahead_of(
     report.at_least("l", what, rows[peer.lower()].cpu_us / rows[ours].cpu_us, factor)
 
 
-def _ours_and_triton(settings: Settings, stack: ExitStack) -> list[ServerProcess]:
+def ours_and_triton(settings: Settings, stack: ExitStack) -> list[ServerProcess]:
+    """The identity model on our server, in the loop, and on Triton's."""
     repository = settings.repository("triton")
     models.triton_identity(repository)
     return [_ours(settings, stack, "modelserver"), stack.enter_context(triton(repository))]

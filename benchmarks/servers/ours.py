@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from benchmarks.servers.process import ServerProcess, http_ready, run_server
+from benchmarks.servers.process import ServerProcess, http_ready, port_open, run_server
 
 
-def modelserver(repository: Path, *flags: str, name: str = "modelserver") -> AbstractContextManager[ServerProcess]:
-    """`modelserver serve` on free ports, loading only what `flags` say."""
+def modelserver(
+    repository: Path, *flags: str, name: str = "modelserver", is_secured: bool = False
+) -> AbstractContextManager[ServerProcess]:
+    """`modelserver serve` on free ports, loading only what `flags` say; `is_secured` where they ask for TLS."""
 
     def command(ports: Mapping[str, int]) -> Sequence[str]:
         return [
@@ -26,7 +28,10 @@ def modelserver(repository: Path, *flags: str, name: str = "modelserver") -> Abs
             f"--http-port={ports['http']}",
             f"--grpc-port={ports['grpc']}",
             f"--metrics-port={ports['metrics']}",
+            *(("--listen-when-ready",) if is_secured else ()),
             *flags,
         ]
 
-    return run_server(name, command, ports=("http", "grpc", "metrics"), ready=http_ready())
+    # Where a certificate would be in the way of asking, ports that open late say that models are ready.
+    ready = port_open("grpc") if is_secured else http_ready()
+    return run_server(name, command, ports=("http", "grpc", "metrics"), ready=ready)
