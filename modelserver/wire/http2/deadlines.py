@@ -63,7 +63,8 @@ class DeadlineWheel:
         self._timer = None
         current = time.monotonic_ns() // TICK_NS
         for tick in [tick for tick in self._slots if tick < current]:
-            for call in self._slots.pop(tick):
+            # Whoever expires may remove the others of a slot that is late too.
+            for call in self._slots.pop(tick, ()):
                 call.expire()
         if self._slots and self._timer is None:
             self._schedule(min(self._slots))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from support.loops import on_both_loops
 from support.memory_http2 import until
 
@@ -24,7 +25,7 @@ class Call:
 
 
 @on_both_loops
-async def test_calls_expire_after_their_deadlines_and_soon() -> None:
+async def test_calls_expire_after_their_deadlines() -> None:
     wheel = DeadlineWheel(asyncio.get_running_loop())
     begun_ns = time.monotonic_ns()
     calls = {Call(): begun_ns + delay_ms * 1_000_000 for delay_ms in (0, 1, 25, 59, 60, 100)}
@@ -34,8 +35,6 @@ async def test_calls_expire_after_their_deadlines_and_soon() -> None:
     for call, deadline_ns in calls.items():
         assert call.expired_ns is not None
         assert call.expired_ns - deadline_ns >= 0
-    # A busy machine may be late, but not for all of them.
-    assert min(call.expired_ns - deadline_ns for call, deadline_ns in calls.items()) < 1.5 * TICK_NS
 
 
 async def test_what_is_removed_does_not_expire() -> None:
@@ -50,7 +49,9 @@ async def test_what_is_removed_does_not_expire() -> None:
     assert gone.expired_ns is None
 
 
-async def test_a_call_that_expires_may_add_and_remove_others() -> None:
+@pytest.mark.parametrize("others_ns", [3_600_000_000_000, -2 * TICK_NS])
+async def test_a_call_that_expires_may_add_and_remove_others(others_ns: int) -> None:
+    """Those that are late too, when the loop is late itself."""
     wheel = DeadlineWheel(asyncio.get_running_loop())
     expired: list[str] = []
     later, removed = Call("later", expired), Call("removed", expired)
@@ -59,13 +60,13 @@ async def test_a_call_that_expires_may_add_and_remove_others() -> None:
         def expire(self) -> None:
             super().expire()
             wheel.add(later, time.monotonic_ns())
-            wheel.remove(removed, far_ns)
+            wheel.remove(removed, removed_ns)
 
-    far_ns = time.monotonic_ns() + 50_000_000
-    wheel.add(removed, far_ns)
-    wheel.add(Busy("busy", expired), time.monotonic_ns())
+    now_ns = time.monotonic_ns()
+    removed_ns = now_ns + others_ns
+    wheel.add(Busy("busy", expired), now_ns - 9 * TICK_NS)
+    wheel.add(removed, removed_ns)
     await until(lambda: "later" in expired)
-    await asyncio.sleep(0.06)
     assert expired == ["busy", "later"]
 
 
