@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+import os
 import queue
 import sys
 import time
@@ -77,7 +78,7 @@ class LogWriter:
 
 def start_logs(options: ServerOptions) -> LogWriter:
     """Send the process's log where the options say. Raises InvalidArgumentError for a file that cannot be opened."""
-    handler = _QuietHandler(_open(options.log_file) if options.log_file else sys.stderr, owns=bool(options.log_file))
+    handler = _FileHandler(options.log_file) if options.log_file else _QuietHandler(sys.stderr)
     settings = log_settings(options)
     handler.setFormatter(_FORMATTERS[settings.log_format]())
     return LogWriter(handler, _levels(settings), own_level(settings))
@@ -190,18 +191,39 @@ class _Listener(logging.handlers.QueueListener):
 class _QuietHandler(logging.StreamHandler[TextIO]):
     """Writes lines; a reader that has gone away (a closed pipe) is no reason to fail or to complain."""
 
-    def __init__(self, stream: TextIO, *, owns: bool) -> None:
-        super().__init__(stream)
-        self._owns = owns
-
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         del record
 
+
+class _FileHandler(_QuietHandler):
+    """Writes to the file of a name. When it was moved or removed, as logrotate does, the next line makes it anew."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(_open(name))
+        self._name = name
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._follow()
+        super().emit(record)
+
     def close(self) -> None:
         super().close()
-        if self._owns:
-            with suppress(OSError):  # a disk that is full takes the rest no more than it took the lines before
-                self.stream.close()
+        with suppress(OSError):  # a disk that is full takes the rest no more than it took the lines before
+            self.stream.close()
+
+    def _follow(self) -> None:
+        """Have the stream be the file that has the name now; where none can be made, the old one."""
+        try:
+            if os.path.samestat(Path(self._name).stat(), os.fstat(self.stream.fileno())):
+                return
+        except FileNotFoundError:
+            pass
+        except OSError:  # its directory may not be looked into
+            return
+        with suppress(InvalidArgumentError):
+            old, self.stream = self.stream, _open(self._name)
+            with suppress(OSError):
+                old.close()
 
 
 def _open(name: str) -> TextIO:

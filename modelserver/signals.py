@@ -1,32 +1,37 @@
-"""What SIGTERM and SIGINT mean: the first asks to stop, the second insists."""
+"""What SIGTERM, SIGINT and SIGHUP mean: the first asks to stop, the second insists."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# SIGHUP comes when a terminal closes, or from who expects a server to read its files anew, which this one does unasked.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # One request to stop often comes twice at once: to the process group, and passed on by the parent (make, tini).
 SAME_REQUEST_S = 0.25
 
 
 class StopSignals:
-    """Turns signals into two events for as long as it is entered. Main thread only."""
+    """Turns signals into two events for as long as it is entered; but not SIGHUP under nohup. Main thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
         self._asked_at_s = 0.0
+        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._signals = tuple(number for number in SIGNALS if not (is_nohup and number is signal.SIGHUP))
         self.stop = asyncio.Event()
         self.force = asyncio.Event()
 
     def __enter__(self) -> StopSignals:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        for number in self._signals:
             loop.add_signal_handler(number, self._receive, number)
         return self
 
@@ -34,11 +39,11 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        for number in self._signals:
             loop.remove_signal_handler(number)
 
     def _receive(self, number: signal.Signals) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now_s()
         if not self.stop.is_set():
             self._asked_at_s = now_s
             logger.info("%s received: finishing what is in flight; a second signal forces", number.name)

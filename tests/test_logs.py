@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import until_true
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.logs import QUEUE_LENGTH, LogWriter, start_logs
@@ -119,3 +120,28 @@ def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with logs():
         closed.close()
         logger.error("nobody reads this")
+
+
+def test_a_file_that_is_moved_or_removed_is_made_anew(tmp_path: Path) -> None:
+    """As logrotate does it, without a signal."""
+    directory = tmp_path / "logs"
+    file, away = directory / "log", tmp_path / "away"
+    directory.mkdir()
+
+    def log(line: str, where: Path) -> None:
+        logger.info(line)
+        until_true(lambda: where.exists() and where.read_text().endswith(f": {line}\n"), f"{line} in {where}")
+
+    with logs(log_file=str(file)):
+        log("first", file)
+        file.rename(directory / "log.1")
+        log("after a move", file)
+        file.unlink()
+        log("after a removal", file)
+        directory.rename(away)
+        log("nowhere to make it", away / "log")
+        directory.mkdir()
+        log("there it is again", file)
+    assert len(file.read_text().splitlines()) == 1
+    assert len((away / "log").read_text().splitlines()) == 2
+    assert len((away / "log.1").read_text().splitlines()) == 1

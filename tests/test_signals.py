@@ -13,15 +13,36 @@ from modelserver.signals import SAME_REQUEST_S, StopSignals, unless
 
 async def test_the_first_signal_asks_and_the_second_forces() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with StopSignals() as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(signals.stop.wait(), 5)
-        os.kill(os.getpid(), signal.SIGTERM)  # the same request, passed on by a parent
-        await asyncio.sleep(SAME_REQUEST_S + 0.05)
-        assert not signals.force.is_set()
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.wait_for(signals.force.wait(), 5)
+    now_s, asked = 100.0, asyncio.Event()
+
+    def ask_for_time() -> float:
+        asked.set()
+        return now_s
+
+    with StopSignals(ask_for_time) as signals:
+        for later_s, number, is_forced in (
+            (0.0, signal.SIGTERM, False),
+            (SAME_REQUEST_S, signal.SIGTERM, False),  # the same request, passed on by a parent
+            (0.001, signal.SIGINT, True),
+        ):
+            now_s += later_s
+            asked.clear()
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(asked.wait(), 20)
+            assert (signals.stop.is_set(), signals.force.is_set()) == (True, is_forced)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+async def test_a_closing_terminal_asks_too_but_not_under_nohup() -> None:
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.wait_for(signals.stop.wait(), 5)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_work_that_ends_by_itself_is_done() -> None:

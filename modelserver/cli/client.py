@@ -174,6 +174,12 @@ class ServerClient:
             self._tls = _tls_context()
         return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
 
+    def _tls_hint(self) -> str:
+        """What a server behind TLS may miss: it closes the connection without a word that we could read."""
+        if not self._is_secure or os.environ.get(CERTIFICATE_VARIABLE):
+            return ""
+        return f"; {CA_VARIABLE} says whom to trust, {CERTIFICATE_VARIABLE} who we are if the server asks for that"
+
     @contextmanager
     def _answer(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None
@@ -192,7 +198,7 @@ class ServerClient:
                 "'modelserver serve --model-repository=DIRECTORY', or say where it is with --url"
             ) from None
         except OSError as error:
-            raise UnavailableError(f"cannot talk to the server at {self.url}: {error}") from None
+            raise UnavailableError(f"cannot talk to the server at {self.url}: {error}{self._tls_hint()}") from None
         except http.client.BadStatusLine:
             raise UnavailableError(
                 f"{self.url} does not answer in HTTP: is it the gRPC port? --url takes the HTTP one"

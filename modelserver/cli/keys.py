@@ -15,6 +15,7 @@ from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError
 
 _COLUMNS = ("name", "id", "scopes", "models", "expires")
+_LAST_S = 253_402_300_800.0  # the end of the year 9999, the last that a date can have
 _SCOPES = ", ".join(scope.value for scope in Scope)
 
 
@@ -80,9 +81,18 @@ def list_keys(
 
 
 def _expiry(text: str) -> float:
-    """Days from now, or a date."""
-    days = text.removesuffix("d")
-    return time.time() + int(days) * 86_400 if text.endswith("d") and days.isdecimal() else parse_date(text)
+    """Days from now, or a date, in seconds since 1970. Raises InvalidArgumentError, also for what is over."""
+    days, now_s = text.removesuffix("d"), time.time()
+    if text.endswith("d") and days.isdecimal():
+        expires_s = now_s + int(days) * 86_400
+    else:
+        try:
+            expires_s = parse_date(text)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"--expires: got '{text}'; {error}, or in days such as 90d") from None
+    if not now_s < expires_s < _LAST_S:
+        raise InvalidArgumentError(f"--expires: '{text}' must be in the future, and before the year 10000")
+    return expires_s
 
 
 def _append(file: Path, name: str, line: str) -> None:

@@ -59,6 +59,8 @@ class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._exchange = Exchange(channel)
+        # A model may fork; its copy returns from `execute` as we do, and must not answer, nor take the next batch.
+        os.register_at_fork(after_in_child=self._exchange.disown)
 
     def run(self) -> int:
         """Serve until the server says so; the exit status."""
@@ -216,7 +218,8 @@ def _die_with_server(lifeline: int) -> None:
 
 
 def _leave_signals_to_server() -> None:
-    """Ctrl-C and a service manager's SIGTERM to the whole group are for the server: it drains, then tells us.
+    """Ctrl-C, a closing terminal and a service manager's SIGTERM to the whole group are for the server: it drains,
+    then tells us.
 
     A handler and not SIG_IGN, which programs that the model starts would inherit; a forked copy dies as usual.
     """
@@ -227,8 +230,9 @@ def _leave_signals_to_server() -> None:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, for what the model starts, too
+            signal.signal(number, on_signal)
     # A crash, or SIGUSR2 before a kill, shows the Python stack in the log and in the error of the requests.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)

@@ -77,7 +77,7 @@ class MemoryBudget:
         before = self._measure()
         await self._load(key)
         grown = self._measure() - before if is_alone else 0
-        in_children = sum(usage.byte_size for model in residents.models(key) for usage in model.memory_usage())
+        in_children = residents.in_children_bytes(key)
         declared = residents.policy(key).memory_bytes
         measured = max(file_bytes, grown + in_children, in_children, residents.num_bytes.get(key, 0))
         residents.num_bytes[key] = num_bytes = declared or measured

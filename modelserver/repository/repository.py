@@ -373,7 +373,8 @@ class ModelRepository:
         keys = names_at_start(self._options, self._table.namespaces, found)
         if self._overrides is not None:
             keys = sorted({*keys, *await self._pools.in_scan(self._overrides.names)})
-        if self._options.control_mode is not ControlMode.EXPLICIT:  # what --load-model names is loaded
+        if self._options.control_mode is not ControlMode.EXPLICIT or "*" in self._options.load_models:
+            # What --load-model names is loaded, but * names none.
             keys = [key for key in keys if not self.residency.sleeps_at_start(key)]
         return await load_all(keys, self._catalog.scan.duplicates, lambda key: self._started.of(key).load(AS_KEPT))
 

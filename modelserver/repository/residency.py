@@ -203,7 +203,9 @@ class Residency:
                 file_bytes = await self._access.size(layout)
             while True:
                 try:
+                    await self._account()
                     await self._budget.load(key, file_bytes)
+                    await self._account()  # what came along: the steps of an ensemble
                     return
                 except SupersededError:
                     # By a newer load, or by an eviction, which lets requests load the model again.
@@ -217,6 +219,12 @@ class Residency:
             raise self._backoff.note(key, error) from error
 
     # Below: how.
+
+    async def _account(self) -> None:
+        """Let the budget know of the models in memory that others than requests have loaded."""
+        for key in self._residents.unmeasured():
+            layout = self._access.scan().models.get(key)
+            self._residents.assume(key, 0 if layout is None else await self._access.size(layout))
 
     def _keys(self, name: str) -> list[str]:
         """The keys of models that a request may mean. Cheap, because anybody may ask for what there is not."""

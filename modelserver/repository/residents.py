@@ -64,6 +64,19 @@ class Residents:
         """The models on demand that are in memory, without one of them."""
         return [self._resident(key) for key in self._table.lifecycles if key != but and self._is_resident(key)]
 
+    def in_children_bytes(self, key: str) -> int:
+        """What the processes of its versions hold."""
+        return sum(usage.byte_size for model in self.models(key) for usage in model.memory_usage())
+
+    def unmeasured(self) -> list[str]:
+        """Those in memory that no request has loaded: at start, by a load request, as steps of an ensemble."""
+        return [key for key in self._table.lifecycles if key not in self.num_bytes and self._is_resident(key)]
+
+    def assume(self, key: str, file_bytes: int) -> None:
+        """Nobody has seen what the model takes: what its config says, or its processes hold, and its files at least."""
+        assumed = self.policy(key).memory_bytes or max(file_bytes, self.in_children_bytes(key))
+        self.num_bytes.setdefault(key, assumed)
+
     def stays(self, key: str) -> bool:
         """Whether the model is pinned, called by an ensemble that is loaded, or would not come back as it is."""
         comes_back = self._table.lifecycles[key].is_as_stored and key in self._scan().models

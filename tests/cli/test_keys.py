@@ -54,6 +54,15 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "'infr'" in _run(capsys, "keys", "create", "x", "--scope=infr", status=1)
     assert "the name of an API key" in _run(capsys, "keys", "create", "a b", "--scope=infer", status=1)
     assert "cannot read" in _run(capsys, "keys", "list", file + "x", status=1)
+    for expires, words in (
+        ("2020-01-01", "in the future"),
+        ("0d", "in the future"),
+        (f"{10**9}d", "year 10000"),
+        ("soon", "such as 90d"),
+    ):
+        options = ("--scope=infer", f"--expires={expires}", "--file", file)
+        assert words in _run(capsys, "keys", "create", "late", *options, status=1)
+    assert "late" not in _run(capsys, "keys", "list", file)
 
 
 def test_commands_send_the_key_of_the_environment(

@@ -487,7 +487,7 @@ def test_an_instance_may_have_an_opinion_on_readiness(start: Callable[..., Proce
     assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_to_the_group_are_left_to_the_server(echo: ProcessInstance, number: signal.Signals) -> None:
     pid = echo.pid
     assert pid is not None

@@ -273,11 +273,12 @@ async def test_no_room_is_said_and_no_fault_of_the_model(tmp_path: Path) -> None
         assert ready(repository) == ["b"]
 
 
-async def test_an_ensembles_models_stay_while_it_does(tmp_path: Path) -> None:
-    write_model(tmp_path, "part", extra=parameter("keep_alive", "0"))
+def write_whole(root: Path, extra: str = "") -> None:
+    """An ensemble `whole` of the model `part`."""
+    write_model(root, "part", extra=extra)
     maps = 'input_map { key: "INPUT0" value: "x" } output_map { key: "OUTPUT0" value: "y" }'
     write_model(
-        tmp_path,
+        root,
         "whole",
         config=f"""
 platform: "ensemble"
@@ -285,14 +286,44 @@ max_batch_size: 8
 input [ {{ name: "x", data_type: TYPE_INT32, dims: [ -1 ] }} ]
 output [ {{ name: "y", data_type: TYPE_INT32, dims: [ -1 ] }} ]
 ensemble_scheduling {{ step {{ model_name: "part" model_version: -1 {maps} }} }}
-""",
+{parameter("resident_bytes", "10")}""",
     )
+
+
+async def test_an_ensembles_models_stay_while_it_does(tmp_path: Path) -> None:
+    write_whole(tmp_path, parameter("keep_alive", "0"))
     async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
         await asleep(repository, "whole").wake()
         await asyncio.sleep(0.15)
         assert ready(repository) == ["part", "whole"]
         assert repository._lifecycles["whole"].evict()
         await until(lambda: not ready(repository), "its model left after it")
+
+
+async def test_what_others_than_requests_load_takes_of_the_budget_too(tmp_path: Path) -> None:
+    """At start, by a load request, as a step of an ensemble."""
+    for name in ("started", "asked", "late"):
+        write_model(tmp_path, name, extra=parameter("resident_bytes", "40"))
+    write_whole(tmp_path, parameter("resident_bytes", "50"))
+    demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
+    async with open_repository(tmp_path, load_models=("started",), demand=demand) as repository:
+        await repository.load("asked")
+        await infer(repository, "asked")
+        await wake(repository, "late")
+        assert ready(repository) == ["asked", "late"]
+        await asleep(repository, "whole").wake()
+        taken = {resident.key: resident.num_bytes for resident in repository.residency.residents()}
+        assert (taken["part"], taken["whole"]) == (50, 10)
+        await wake(repository, "started")
+        assert ready(repository) == ["part", "started", "whole"]
+
+
+async def test_all_models_at_start_are_those_that_do_not_sleep(tmp_path: Path) -> None:
+    write_model(tmp_path, "eager")
+    write_model(tmp_path, "lazy", extra=parameter("load_on_demand", "true"))
+    for named, expected in ((("*",), ["eager"]), (("lazy",), ["lazy"])):
+        async with open_repository(tmp_path, load_models=named) as repository:
+            assert ready(repository) == expected
 
 
 async def test_a_load_that_fails_is_not_tried_at_once_again(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def infer(server: ServerProcess) -> None:
     assert answer.json()["outputs"][0]["data"] == [1, 2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_stops_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
     write_identity(tmp_path)
     with serving_process(tmp_path, FRONTS) as server:
