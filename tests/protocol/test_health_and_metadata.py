@@ -1,15 +1,16 @@
 """Health, metadata, config and statistics, the same over both protocols."""
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.clients import ClientError, ProtocolClient
+from support.latches import LATCHES, write_latched
 from support.layouts import free_port
 from support.model_files import write_identity
 from support.processes import serving_process
+from support.waiting import until_true
 
 from modelserver.errors import ErrorCode
 
@@ -97,17 +98,15 @@ def test_liveness_answers_and_readiness_waits_while_a_model_loads(
     layout: str, protocol: type[ProtocolClient], tmp_path: Path
 ) -> None:
     write_identity(tmp_path, "quick")
-    write_identity(tmp_path, "slow", creation_delay_sec=2.0)
+    latch = write_latched(tmp_path, "slow", held="load")
     http_port = free_port()
     grpc_port = http_port if layout == "native-one-port" else free_port()
     address = SimpleNamespace(http_url=f"127.0.0.1:{http_port}", grpc_url=f"127.0.0.1:{grpc_port}")
-    with serving_process(tmp_path, f"--http-port={http_port}", f"--grpc-port={grpc_port}") as server:
+    with serving_process(tmp_path, LATCHES, f"--http-port={http_port}", f"--grpc-port={grpc_port}") as server:
         server.wait_for("gRPC.* listens")
         with protocol(address) as client:
             data = {"INPUT0": np.ones((1, 1), np.float32)}
-            deadline = time.monotonic() + 20
-            while not client.is_model_ready("quick"):
-                assert time.monotonic() < deadline, "one model waits for another"
+            until_true(lambda: client.is_model_ready("quick"), "one model does not wait for another")
             assert client.is_live()
             assert not client.is_ready()
             assert not client.is_model_ready("slow")
@@ -115,6 +114,7 @@ def test_liveness_answers_and_readiness_waits_while_a_model_loads(
             with pytest.raises(ClientError, match="LOADING") as refused:
                 client.infer("slow", data)
             assert refused.value.code is ErrorCode.UNAVAILABLE
+            latch.open()
             server.wait_until_started()
             assert client.is_ready()
             assert client.infer("slow", data)["OUTPUT0"].item() == 1

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from modelserver.execution.model import Model
 
 BACKEND_DIRECTORY = str(Path(__file__).parent / "backends")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 CONFIG = """
 backend: "gate"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def until_true(is_true: Callable[[], bool], what: str, interval_s: float = 0.005) -> None:
