@@ -68,6 +68,7 @@ def add_call(call: dict[str, str], delta: dict[str, str]) -> None:
 
 
 def add_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
+    assert len({delta["index"] for delta in deltas}) == len(deltas), "a call is one item of a delta"
     for delta in deltas:
         if "id" in delta:
             assert delta["index"] == len(calls)

@@ -146,7 +146,7 @@ class ChatChoice:
         if delta.calls and self._chat.tools.is_legacy:
             document["function_call"] = _legacy_call(delta.calls)
         elif delta.calls:
-            document["tool_calls"] = [call.document() for call in delta.calls]
+            document["tool_calls"] = [call.document() for call in _merged(delta.calls)]
         return document
 
     def _chunk(
@@ -193,6 +193,16 @@ def _legacy_call(calls: list[ToolDelta]) -> dict[str, str]:
     arguments = "".join(call.arguments for call in calls)
     name = next((call.name for call in calls if call.name), "")
     return {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+
+
+def _merged(calls: list[ToolDelta]) -> list[ToolDelta]:
+    """One for each call: clients look at the first item of a delta only."""
+    merged: dict[int, ToolDelta] = {}
+    for call in calls:
+        first = merged.setdefault(call.index, call)
+        if first is not call:
+            first.arguments += call.arguments
+    return list(merged.values())
 
 
 def _joined(calls: list[ToolDelta]) -> list[dict[str, Any]]:
