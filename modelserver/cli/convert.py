@@ -12,7 +12,8 @@ from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.steps import Steps
 
 if TYPE_CHECKING:
-    from modelserver.toolkit.conversion import Outcome, SampleOptions
+    from modelserver.toolkit.conversion import Outcome
+    from modelserver.toolkit.sample_options import SampleOptions
     from modelserver.toolkit.source import ModuleOptions
 
 
@@ -106,7 +107,7 @@ def module_options(inputs: list[str] | None, outputs: list[str] | None, max_batc
 
 def sample_options(data: Path | None, shapes: list[str] | None, label_output: str) -> SampleOptions:
     """Where samples come from. Raises InvalidArgumentError."""
-    from modelserver.toolkit.conversion import SampleOptions
+    from modelserver.toolkit.sample_options import SampleOptions
     from modelserver.toolkit.tensor_spec import parse_shape
 
     return SampleOptions(data, dict(parse_shape(text) for text in shapes or ()), label_output)

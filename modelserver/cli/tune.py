@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelserver.cli.client import DEFAULT_URL
+from modelserver.cli.convert import Data, LabelOutput, sample_options
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.steps import Steps
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
@@ -72,6 +73,8 @@ def tune(
         list[str] | None, typer.Option(metavar="random|zero|PATH", help="As of modelserver bench.")
     ] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME:DIMS", help="Sizes of variable inputs.")] = None,
+    samples: Data = None,
+    label_output: LabelOutput = "",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The best config; MODEL.config.pbtxt without.")
     ] = None,
@@ -115,6 +118,8 @@ def tune(
         max_trials=max_trials,
         time_limit_s=time_limit,
         window_s=window_ms / 1e3,
+        samples=sample_options(samples, shape, label_output),
+        directory=model_repository / model if model_repository is not None else None,
     )
     with _Report(is_silent=as_json) as report:
         result = _run(options, model_repository, serve_flag or [], report)
@@ -184,13 +189,20 @@ class _Report:
             f"with {best.concurrency} in flight"
         )
 
+    def comparison_began(self) -> None:
+        self.show("comparing the answers before and after")
+
     def _line(self, text: str) -> None:
         if not self._is_silent:
             print_line(text)
 
 
 def _finish(result: TuneResult, config_file: Path, html: Path | None, *, as_json: bool) -> None:
+    from modelserver.toolkit.comparison_report import difference_rows
+    from modelserver.toolkit.tuning.before_after import before_after_rows
     from modelserver.toolkit.tuning.report import (
+        ANSWER_COLUMNS,
+        BEFORE_AFTER_COLUMNS,
         COLUMNS,
         html_report,
         notes,
@@ -210,6 +222,13 @@ def _finish(result: TuneResult, config_file: Path, html: Path | None, *, as_json
     print_line("")
     print_table(COLUMNS, rank_rows(result))
     print_line("")
+    rows = before_after_rows(result)
+    if rows:
+        print_table(BEFORE_AFTER_COLUMNS, rows)
+        print_line("")
+    if result.parity is not None:
+        print_table(ANSWER_COLUMNS, difference_rows(result.parity))
+        print_line("")
     for note in notes(result):
         print_line(f"note: {note}")
     if result.winner is None:

@@ -47,17 +47,23 @@ class Latency:
     after_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Everything that a conversion tells. Accuracies are shares from 0 to 1, None without labels."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """How answers before and after agree, and which are right: shares from 0 to 1, None without labels."""
 
-    before_bytes: int
-    after_bytes: int
     differences: tuple[Difference, ...]
-    latencies: tuple[Latency, ...]
     num_samples: int
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(Parity):
+    """Everything that a conversion tells."""
+
+    before_bytes: int
+    after_bytes: int
+    latencies: tuple[Latency, ...]
 
     @property
     def max_rel(self) -> float:
@@ -150,6 +156,16 @@ def label_output(config: ModelConfig, wanted: str = "") -> str:
     )
 
 
+def accuracies(
+    config: ModelConfig, samples: Samples, answers: tuple[Mapping[str, Array], Mapping[str, Array]], wanted: str = ""
+) -> tuple[float | None, float | None]:
+    """Of the answers before and after; None without labels. Raises InvalidArgumentError as `label_output` does."""
+    if samples.labels is None:
+        return None, None
+    name = label_output(config, wanted)
+    return accuracy(answers[0], samples.labels, name), accuracy(answers[1], samples.labels, name)
+
+
 def latencies(
     before: LoadedModel, after: LoadedModel, samples: Samples, *, seconds: float = MEASURE_S
 ) -> tuple[Latency, ...]:
@@ -205,10 +221,7 @@ def compare(
     one, other = answers(before, samples), answers(after, samples)
     # Compilers treat a row alone apart from batches.
     alone = [answers(model, samples.head(1)) for model in (before, after)]
-    shares: list[float | None] = [None, None]
-    if samples.labels is not None:
-        name = label_output(before.config, output)
-        shares = [accuracy(outputs, samples.labels, name) for outputs in (one, other)]
+    shares = accuracies(before.config, samples, (one, other), output)
     return Comparison(
         before_bytes=sizes[0],
         after_bytes=sizes[1],

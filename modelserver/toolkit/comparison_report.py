@@ -4,52 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from modelserver.toolkit.comparison import Comparison, Difference
+from modelserver.toolkit.comparison import Comparison, Difference, Parity
 
 Row = tuple[str, ...]
 
 
 def summary_rows(comparison: Comparison) -> list[Row]:
     """Rows of (what, before, after, change)."""
-    rows = [_ratio_row("size", comparison.before_bytes, comparison.after_bytes, _bytes_text)]
-    rows += [
-        _ratio_row(f"latency, {one.rows} row{'s' if one.rows > 1 else ''}", one.before_ms, one.after_ms, _ms_text)
+    latencies = [
+        ratio_row(f"latency, {one.rows} row{'s' if one.rows > 1 else ''}", one.before_ms, one.after_ms, ms_text)
         for one in comparison.latencies
     ]
-    if comparison.accuracy_before is not None and comparison.accuracy_after is not None:
-        change = (comparison.accuracy_after - comparison.accuracy_before) * 100
-        rows.append(
-            (
-                f"accuracy, {comparison.num_samples} samples",
-                f"{comparison.accuracy_before:.2%}",
-                f"{comparison.accuracy_after:.2%}",
-                f"{change:+.2f} points",
-            )
-        )
-    return rows
+    size = ratio_row("size", comparison.before_bytes, comparison.after_bytes, bytes_text)
+    return [size, *latencies, *accuracy_rows(comparison)]
 
 
-def difference_rows(comparison: Comparison) -> list[Row]:
+def accuracy_rows(parity: Parity) -> list[Row]:
+    """The row of accuracy, if there were labels."""
+    before, after = parity.accuracy_before, parity.accuracy_after
+    if before is None or after is None:
+        return []
+    name = f"accuracy, {parity.num_samples} sample{'s' if parity.num_samples > 1 else ''}"
+    return [(name, f"{before:.2%}", f"{after:.2%}", f"{(after - before) * 100:+.2f} points")]
+
+
+def difference_rows(parity: Parity) -> list[Row]:
     """Rows of (output, max abs, max rel, mean abs, agreement)."""
     return [
         (one.output, f"{one.max_abs:.3g}", f"{one.max_rel:.3g}", f"{one.mean_abs:.3g}", f"{one.agreement:.2%}")
-        for one in comparison.differences
+        for one in parity.differences
     ]
 
 
-def _ratio_row(what: str, before: float, after: float, text: Callable[[float], str]) -> Row:
+def ratio_row(what: str, before: float, after: float, text: Callable[[float], str]) -> Row:
+    """A row of (what, before, after, change in percent)."""
     change = f"{(after / before - 1) * 100:+.1f} %" if before else ""
     return (what, text(before), text(after), change)
 
 
-def _bytes_text(count: float) -> str:
+def bytes_text(count: float) -> str:
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= limit:
             return f"{count / limit:.1f} {unit}"
     return f"{count:.0f} B"
 
 
-def _ms_text(milliseconds: float) -> str:
+def ms_text(milliseconds: float) -> str:
     return f"{milliseconds:.3f} ms" if milliseconds < 10 else f"{milliseconds:.1f} ms"
 
 
@@ -60,11 +60,18 @@ def comparison_document(comparison: Comparison) -> dict[str, object]:
         "latency_ms": [
             {"rows": one.rows, "before": one.before_ms, "after": one.after_ms} for one in comparison.latencies
         ],
+        **parity_document(comparison),
+    }
+
+
+def parity_document(parity: Parity) -> dict[str, object]:
+    """How answers agree, as JSON."""
+    return {
         "accuracy": None
-        if comparison.accuracy_before is None
-        else {"before": comparison.accuracy_before, "after": comparison.accuracy_after},
-        "num_samples": comparison.num_samples,
-        "outputs": [_document(difference) for difference in comparison.differences],
+        if parity.accuracy_before is None
+        else {"before": parity.accuracy_before, "after": parity.accuracy_after},
+        "num_samples": parity.num_samples,
+        "outputs": [_document(difference) for difference in parity.differences],
     }
 
 

@@ -6,7 +6,7 @@ import enum
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,17 @@ from typing import Any
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 from modelserver.repository.layout import CONFIG_FILENAME
-from modelserver.toolkit.comparison import MEASURE_S, Comparison, Difference, compare
+from modelserver.toolkit.comparison import Comparison, Difference, compare
 from modelserver.toolkit.config_text import config_text
 from modelserver.toolkit.loaded_model import LoadedModel, define
 from modelserver.toolkit.model_directory import check_target, model_bytes, new_model_directory
 from modelserver.toolkit.onnx_file import read_onnx, readable_names, write_onnx
 from modelserver.toolkit.onnx_float16 import to_float16
-from modelserver.toolkit.sample_files import read_samples
-from modelserver.toolkit.samples import MadeUp, Samples, made_up_samples
+from modelserver.toolkit.sample_options import SampleOptions
 from modelserver.toolkit.source import ModuleOptions, Source, SourceKind, open_source
 from modelserver.toolkit.torch_onnx import program_to_onnx, torchscript_to_onnx
 from modelserver.toolkit.torch_package import write_package
 
-# Random samples for the comparison when nobody gives any.
-NUM_MADE_UP = 32
 # Share of whole-number outputs, such as classes, that may differ: two classes may be as likely as one another.
 MAX_DISAGREEMENT = 0.1
 Progress = Callable[[str], None]
@@ -48,22 +45,6 @@ class Target(enum.Enum):
 
 # Relative to an output's largest value. FP16 has eleven bits.
 TOLERANCES = {Target.ONNX: 1e-3, Target.PT2: 1e-3, Target.AOTI: 1e-3, Target.FP16: 2e-2}
-
-
-@dataclass(frozen=True, slots=True)
-class SampleOptions:
-    """Where samples come from: a file or directory; else made up, with `shapes` for variable dimensions."""
-
-    path: Path | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    label_output: str = ""
-    measure_s: float = MEASURE_S
-
-    def samples(self, config: ModelConfig, count: int = NUM_MADE_UP) -> Samples:
-        """Raises InvalidArgumentError."""
-        if self.path is not None:
-            return read_samples(self.path, config)
-        return made_up_samples(config, MadeUp(count, self.shapes))
 
 
 @dataclass(frozen=True, slots=True)

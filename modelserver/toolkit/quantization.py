@@ -13,7 +13,6 @@ from modelserver.toolkit.comparison import Comparison
 from modelserver.toolkit.conversion import (
     Outcome,
     Progress,
-    SampleOptions,
     compare_models,
     copy_files,
     write_config,
@@ -23,6 +22,7 @@ from modelserver.toolkit.model_directory import check_target, new_model_director
 from modelserver.toolkit.onnx_file import readable_names, write_onnx
 from modelserver.toolkit.onnx_quantize import OnnxQuantizeOptions, quantize_onnx
 from modelserver.toolkit.sample_files import read_requests, read_samples
+from modelserver.toolkit.sample_options import SampleOptions
 from modelserver.toolkit.samples import Samples
 from modelserver.toolkit.source import ModuleOptions, Source, SourceKind, open_source
 from modelserver.toolkit.torch_module import save_program

@@ -67,6 +67,8 @@ def test_tune_on_a_server_of_its_own(run: Any, tmp_path: Path) -> None:
         *("-o", config, "--html", page, "--percentile", "0", "--latency-ms", "500"),
     )
     assert "RANK" in out
+    for column in ("BEFORE", "size", "inferences/s", "mean latency, 4 in flight", "SAME ANSWER"):
+        assert column in out
     assert "looked for: the most inferences per second with mean latency up to 500 ms" in out
     assert f"its config is in {config}" in out
     assert parse_pbtxt(config.read_text()).config.name == "slow"

@@ -12,8 +12,9 @@ from support.onnx_models import onnx_model, value, write_model
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.toolkit.comparison import Difference
-from modelserver.toolkit.conversion import ConversionOptions, SampleOptions, Target, check_tolerance, convert
+from modelserver.toolkit.conversion import ConversionOptions, Target, check_tolerance, convert
 from modelserver.toolkit.loaded_model import LoadedModel
+from modelserver.toolkit.sample_options import SampleOptions
 from modelserver.toolkit.source import ModuleOptions
 from modelserver.toolkit.tensor_spec import parse_tensor_spec
 

@@ -10,10 +10,11 @@ from support.digit_samples import write_digit_samples
 from support.onnx_models import identity_model, onnx_model, value, write_model
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
-from modelserver.toolkit.conversion import Outcome, SampleOptions
+from modelserver.toolkit.conversion import Outcome
 from modelserver.toolkit.onnx_file import read_onnx
 from modelserver.toolkit.onnx_quantize import Calibration, OnnxQuantizeOptions, quantized_ops
 from modelserver.toolkit.quantization import Method, QuantizationOptions, quantize
+from modelserver.toolkit.sample_options import SampleOptions
 
 
 @pytest.fixture(scope="module")

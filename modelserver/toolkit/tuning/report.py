@@ -6,14 +6,19 @@ import time
 
 from modelserver.bench import charts, page
 from modelserver.bench.charts import Point, Series
+from modelserver.toolkit.comparison_report import difference_rows
 from modelserver.toolkit.config_text import config_text
+from modelserver.toolkit.tuning.before_after import before_after_document, before_after_rows
 from modelserver.toolkit.tuning.candidate import Candidate, changes
+from modelserver.toolkit.tuning.search import MIN_GAIN
 from modelserver.toolkit.tuning.session import TuneResult
 from modelserver.toolkit.tuning.trial import Trial, ranked
 
 # The page has so many colours.
 NUM_CURVES = 6
 
+BEFORE_AFTER_COLUMNS = ("", "before", "after", "change")
+ANSWER_COLUMNS = ("output", "max abs", "max rel", "mean abs", "same answer")
 COLUMNS = ("rank", "instances", "batch", "delay (us)", "threads", "infer/s", "gain", "at", "p50 (ms)", "p99 (ms)", "")
 
 
@@ -21,6 +26,7 @@ def rank_rows(result: TuneResult) -> list[tuple[str, ...]]:
     """The ranked table, best first."""
     rows: list[tuple[str, ...]] = []
     best, base = result.winner, result.baseline
+    above = above_best(result)
     for number, trial in enumerate(ranked(result.trials), 1):
         knobs = _knobs(trial.candidate)
         if trial.best is None:
@@ -36,7 +42,7 @@ def rank_rows(result: TuneResult) -> list[tuple[str, ...]]:
                 str(point.concurrency),
                 f"{point.p50_us / 1e3:.2f}",
                 f"{point.p99_us / 1e3:.2f}",
-                _remark(trial, best, result),
+                _remark(trial, best, result, is_above=number <= len(above)),
             )
         )
     return rows
@@ -57,10 +63,18 @@ def _gain(trial: Trial, base: Trial | None) -> str:
     return f"{(trial.best.throughput / base.best.throughput - 1) * 100:+.0f} %"
 
 
-def _remark(trial: Trial, best: Trial | None, result: TuneResult) -> str:
+def above_best(result: TuneResult) -> list[Trial]:
+    """The trials that rank above the best one: better than it, but by less than what may be chance."""
+    trials, best = ranked(result.trials), result.winner
+    return trials[: trials.index(best)] if best is not None else []
+
+
+def _remark(trial: Trial, best: Trial | None, result: TuneResult, *, is_above: bool) -> str:
     words = []
     if trial is best:
         words.append("best")
+    if is_above:
+        words.append(f"less than {MIN_GAIN:.0%} better")
     if trial.candidate == result.space.start:
         words.append("as it was")
     if trial.score is not None and not trial.score.is_within:
@@ -83,6 +97,13 @@ def notes(result: TuneResult) -> list[str]:
     """What the reader should know besides: knobs that were not tuned, an early end, requests that will be refused."""
     found = [*result.space.notes, *([result.end] if result.end else [])]
     best = result.winner
+    if above_best(result):
+        found.append(
+            f"a setting must be {MIN_GAIN:.0%} better to replace another, because less may be chance: the settings "
+            "ranked above the best one are not"
+        )
+    if result.not_compared and best is not None:
+        found.append(f"the answers before and after were not compared: {result.not_compared}")
     if best is not None and best.candidate.max_batch_size < result.config.max_batch_size:
         found.append(
             f"with the best setting requests of more than {best.candidate.max_batch_size} rows are refused "
@@ -114,7 +135,9 @@ def tune_document(result: TuneResult) -> dict[str, object]:
         "target": target_text(result),
         "end": result.end or "the search ended",
         "seconds": result.seconds,
+        "notes": notes(result),
         "winner": _candidate_document(best.candidate) if best is not None else None,
+        "before_after": before_after_document(result) if best is not None else None,
         "trials": [_trial_document(trial) for trial in ranked(result.trials)],
     }
 
@@ -152,7 +175,7 @@ def html_report(result: TuneResult) -> str:
     """One page that needs nothing else: what won, curves, every trial, the config."""
     options = result.options
     subtitle = f"{target_text(result)}; {len(result.trials)} settings in {result.seconds:.0f} s, {_date()}"
-    sections = [_glance(result), _curves(result), _gains(result)]
+    sections = [_glance(result), _before_after(result), _curves(result), _gains(result)]
     sections.append(page.section("All settings", page.table(COLUMNS, rank_rows(result))))
     if result.winner is not None:
         sections.append(page.section("config.pbtxt", f"<pre>{_escaped(winning_text(result))}</pre>"))
@@ -186,6 +209,14 @@ def _glance(result: TuneResult) -> str:
         parts.append('<p class="note">Nothing was better than the model as it was.</p>')
     parts += [f'<p class="note">{_escaped(note)}</p>' for note in notes(result)]
     return page.section("At a glance", *parts)
+
+
+def _before_after(result: TuneResult) -> str:
+    rows = before_after_rows(result)
+    if not rows:
+        return ""
+    answers = page.table(ANSWER_COLUMNS, difference_rows(result.parity)) if result.parity is not None else ""
+    return page.section("Before and after", page.table(BEFORE_AFTER_COLUMNS, rows), answers)
 
 
 def _curves(result: TuneResult) -> str:

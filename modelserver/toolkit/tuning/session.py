@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from modelserver.bench.input_data import DataOptions
@@ -14,8 +15,14 @@ from modelserver.bench.results import LevelResult
 from modelserver.bench.session import run_bench
 from modelserver.bench.window import Stability, Window
 from modelserver.config.schema import ModelConfig
-from modelserver.errors import ServerError
+from modelserver.errors import InvalidArgumentError, ServerError
+from modelserver.repository.layout import scan_model
+from modelserver.toolkit.comparison import Parity
+from modelserver.toolkit.model_directory import model_bytes
+from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.samples import Samples
 from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate
+from modelserver.toolkit.tuning.parity import check_labels, compare_settings, reason_not_to_ask
 from modelserver.toolkit.tuning.search import Scores, climb, everything, winner
 from modelserver.toolkit.tuning.space import Space, SpaceOptions, make_space
 from modelserver.toolkit.tuning.trial import Trial, joined, judge, point_of
@@ -32,7 +39,8 @@ DEFAULT_CONCURRENCIES = (1, 4, 16)
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
     """`url` is that of the server's HTTP port, or with `is_grpc` of its gRPC port. `limit_us` is the latency to stay
-    below (0: none), of `percentile` (None: the mean). Windows last `window_s`.
+    below (0: none), of `percentile` (None: the mean). Windows last `window_s`. `samples` are what the answers before
+    and after are compared with; `directory` is the model's, where it lies on this machine: its size is told.
     """
 
     model: str
@@ -47,11 +55,17 @@ class TuneOptions:
     max_trials: int = 0
     time_limit_s: float = 0.0
     window_s: float = 0.5
+    samples: SampleOptions = field(default_factory=SampleOptions)
+    directory: Path | None = None
 
 
 @dataclass(slots=True)
 class TuneResult:
-    """What was measured, in order. `config` is that of before, `end` says why it ended before the search did."""
+    """What was measured, in order. `config` is that of before, `end` says why it ended before the search did.
+
+    `num_bytes` is the size of the version's files where they are known. `parity` is how the best setting's answers
+    agree with those of before, or else `not_compared` says why nobody knows.
+    """
 
     options: TuneOptions
     config: ModelConfig
@@ -59,6 +73,9 @@ class TuneResult:
     trials: list[Trial] = field(default_factory=list)
     end: str = ""
     seconds: float = 0.0
+    num_bytes: int | None = None
+    parity: Parity | None = None
+    not_compared: str = ""
 
     @property
     def baseline(self) -> Trial | None:
@@ -91,6 +108,8 @@ class TuneWatcher(Protocol):
 
     def trial_ended(self, number: int, trial: Trial) -> None: ...
 
+    def comparison_began(self) -> None: ...
+
 
 def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
     """Measure candidates until the search ends, the limits are reached, or Ctrl-C; the model is given back in any case.
@@ -101,11 +120,14 @@ def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
     began_s = time.monotonic()
     with borrowed(server, options.model) as model:
         space = make_space(model.config, options.space, _num_cpus())
-        result = TuneResult(options, model.config, space)
+        result = TuneResult(options, model.config, space, num_bytes=_num_bytes(options))
+        samples = _samples(result)
         watcher.run_began(result)
         try:
             _search(model, result, watcher, began_s)
             _confirm(model, result, watcher)
+            watcher.comparison_began()
+            _compare(model, result, samples)
         except KeyboardInterrupt:
             result.end = "interrupted"
         result.seconds = time.monotonic() - began_s
@@ -114,6 +136,56 @@ def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
 
 def _num_cpus() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def _num_bytes(options: TuneOptions) -> int | None:
+    """The size of the newest version's files; None where they are not here."""
+    if options.directory is None or not options.directory.is_dir():
+        return None
+    versions = scan_model(options.directory, options.model).versions
+    return model_bytes(versions[max(versions)]) if versions else None
+
+
+def _samples(result: TuneResult) -> Samples | None:
+    """What the answers are compared with, and for made-up ones that cannot be made the reason in the result.
+
+    Raises InvalidArgumentError for what the user gave: now, since measuring takes minutes.
+    """
+    options, config = result.options.samples, result.config
+    result.not_compared = reason_not_to_ask(config)
+    if options.path is not None:
+        if result.not_compared:
+            raise InvalidArgumentError(f"--data: answers cannot be compared: {result.not_compared}")
+        samples = options.samples(config)
+        check_labels(config, samples, options.label_output)
+        return samples
+    if result.not_compared:
+        return None
+    try:
+        return options.samples(config)
+    except InvalidArgumentError as error:
+        result.not_compared = error.message
+        return None
+
+
+def _compare(model: TunedModel, result: TuneResult, samples: Samples | None) -> None:
+    """Ask the model as it was and with its best setting, both under the load at which each is best."""
+    base, best, config = result.baseline, result.winner, result.winning_config
+    if samples is None or base is None or base.best is None or best is None or best.best is None or config is None:
+        return
+    try:
+        result.parity = compare_settings(
+            model,
+            tuned_server(result.options.url, is_grpc=result.options.is_grpc),
+            samples,
+            (apply_candidate(base.candidate, result.config), config),
+            rows=result.options.data.batch_size,
+            num_inflight=(base.best.concurrency, best.best.concurrency),
+            output=result.options.samples.label_output,
+        )
+    except ServerError as error:
+        # What was measured is worth more than to be lost for it.
+        result.not_compared = error.message
 
 
 def _search(model: TunedModel, result: TuneResult, watcher: TuneWatcher, began_s: float) -> None:

@@ -7,13 +7,18 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.digit_samples import write_digit_samples
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
+from modelserver.bench.input_data import DataOptions
 from modelserver.cli.client import ServerClient
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.tuning.before_after import before_after_rows
 from modelserver.toolkit.tuning.report import html_report, notes, rank_rows, tune_document, winning_text
 from modelserver.toolkit.tuning.session import TuneOptions, TuneResult, tune
 from modelserver.toolkit.tuning.space import SpaceOptions
@@ -42,6 +47,9 @@ class Silent:
     def trial_ended(self, number: int, trial: Trial) -> None:
         pass
 
+    def comparison_began(self) -> None:
+        pass
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, model_repository: Path) -> Iterator[RunningServer]:
@@ -49,8 +57,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_repository: Path) -> 
     for name in ("slow", "idle"):
         # 4 ms whatever the batch: instances and batching are worth their factor on any machine.
         write_identity(own, name, execute_delay_ms=4, more="instance_group { count: 1 kind: KIND_CPU }")
+    write_identity(own, "sequence", more="sequence_batching { }")
     with running_server(
-        (own, model_repository), model_control_mode="explicit", load_model=("slow", "digits_pipeline")
+        (own, model_repository), model_control_mode="explicit", load_model=("slow", "digits_pipeline", "sequence")
     ) as running:
         yield running
 
@@ -61,8 +70,6 @@ def client(server: RunningServer) -> ServerClient:
 
 
 def options(client: ServerClient, model: str = "slow", **fields) -> TuneOptions:
-    from modelserver.bench.input_data import DataOptions
-
     defaults = {"space": SMALL, "concurrencies": (4,), "window_s": 0.1, "data": DataOptions(shapes={"INPUT0": (2,)})}
     return TuneOptions(model, **{"url": client.url, **defaults, **fields})
 
@@ -119,6 +126,57 @@ def test_overrides_and_unloaded_models_come_back_too(
     tune(options(client, "idle", **quick), Silent())
     (row,) = [row for row in client.index() if row["name"] == "idle"]
     assert row.get("state") != "READY"
+
+
+@pytest.mark.parametrize("is_grpc", [False, True])
+def test_answers_before_and_after_are_compared(
+    client: ServerClient, server: RunningServer, model_repository: Path, tmp_path: Path, is_grpc: bool
+) -> None:
+    samples = SampleOptions(write_digit_samples(tmp_path)[1])
+    quick = {
+        "space": SpaceOptions(instances=(2,)),
+        "data": DataOptions(),
+        "max_trials": 2,
+        "samples": samples,
+        "directory": model_repository / "digits_onnx",
+        "is_grpc": is_grpc,
+        "url": server.grpc_url if is_grpc else client.url,
+    }
+    result = tune(options(client, "digits_onnx", **quick), Silent())
+    parity = result.parity
+    assert parity is not None, result.not_compared
+    assert parity.num_samples == 120
+    assert {one.output for one in parity.differences} == {"probabilities", "digit"}
+    assert all(one.agreement == 1.0 for one in parity.differences)
+    assert parity.accuracy_before == parity.accuracy_after
+    assert parity.accuracy_before is not None
+    assert parity.accuracy_before > 0.9
+    assert result.num_bytes == (model_repository / "digits_onnx/1/model.onnx").stat().st_size
+    assert "accuracy, 120 samples" in [row[0] for row in before_after_rows(result)]
+
+
+def test_samples_that_do_not_fit_are_refused_before_anything_is_measured(client: ServerClient, tmp_path: Path) -> None:
+    before = client.model_config("slow")
+    path = tmp_path / "samples.npz"
+
+    def refused(model: str, match: str, **arrays: np.ndarray) -> None:
+        np.savez(path, **arrays)
+        own = options(client, model, space=SpaceOptions(), samples=SampleOptions(path))
+        with pytest.raises(InvalidArgumentError, match=match):
+            tune(own, Silent(lambda _: pytest.fail("measured")))
+
+    refused("slow", "'INPUT1' is no input of the model", INPUT1=np.zeros((3, 2)))
+    refused("slow", "--label-output", INPUT0=np.zeros((3, 1), np.float32), labels=np.zeros(3, int))
+    refused("sequence", "--data: answers cannot be compared: .* sequence", INPUT0=np.zeros((3, 1), np.float32))
+    assert client.model_config("slow") == before
+
+
+def test_answers_that_cannot_be_compared_are_a_note(client: ServerClient) -> None:
+    shapes = SampleOptions(shapes={"INPUT1": (2,)})
+    (trial,) = (result := tune(options(client, max_trials=1, samples=shapes), Silent())).trials
+    assert trial.best is not None
+    assert result.parity is None
+    assert any("were not compared: --shape: the model has no input 'INPUT1'" in note for note in notes(result))
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])

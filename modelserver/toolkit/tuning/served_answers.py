@@ -1,0 +1,159 @@
+"""Answers of a model that is served elsewhere: requests with their tensors in, several in flight, outputs out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from modelserver.bench.encode import GrpcHead, HttpHead, RequestForm, model_path
+from modelserver.bench.grpc_lane import GrpcLane
+from modelserver.bench.grpc_messages import frame, unframe
+from modelserver.bench.h2_connection import H2Connection
+from modelserver.bench.http_lane import HttpLane
+from modelserver.bench.lane import Answers, Lane
+from modelserver.bench.tensors import InputTensor
+from modelserver.config.schema import ModelConfig
+from modelserver.core.datatype import Datatype
+from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
+from modelserver.errors import ServerError, UnavailableError
+from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.toolkit.samples import Array, Samples
+from modelserver.toolkit.tuning.tuned_server import TunedServer
+
+# What one request may take.
+ANSWER_TIMEOUT_S = 300.0
+
+Outputs = dict[str, Array]
+
+
+def served_answers(
+    server: TunedServer, config: ModelConfig, samples: Samples, *, rows: int, num_inflight: int
+) -> Outputs:
+    """The outputs for all samples, each [count, ...]: requests of `rows` samples, `num_inflight` of them at a time.
+
+    Raises ServerError with the server's words, or for outputs whose shape varies.
+    """
+    requests = list(samples.requests(config, rows))
+    parts = asyncio.run(_ask_all(server, config, requests, num_inflight))
+    has_batch = bool(config.max_batch_size)
+    try:
+        return {
+            name: np.concatenate([part[name] if has_batch else part[name][None] for part in parts]) for name in parts[0]
+        }
+    except (KeyError, ValueError):
+        raise ServerError(f"model '{config.name}': outputs that vary cannot be compared") from None
+
+
+async def _ask_all(
+    server: TunedServer, config: ModelConfig, requests: Sequence[Mapping[str, Array]], num_inflight: int
+) -> list[Outputs]:
+    """The answers in the requests' order."""
+    line = _Line(server, config)
+    left = iter(enumerate(requests))
+    found: list[Outputs] = [{} for _ in requests]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(num_inflight, len(requests))):
+                group.create_task(_ask_on(line, await line.lane(), left, found))
+    except ExceptionGroup as errors:
+        # One reason is enough: the others are mostly the same.
+        raise errors.exceptions[0] from None
+    finally:
+        line.close()
+    return found
+
+
+async def _ask_on(
+    line: _Line, lane: Lane, left: Iterator[tuple[int, Mapping[str, Array]]], found: list[Outputs]
+) -> None:
+    for place, arrays in left:
+        found[place] = await line.ask(lane, arrays)
+
+
+class _Line(Answers):
+    """The connections to one model: a lane each over HTTP, all on one connection over gRPC."""
+
+    def __init__(self, server: TunedServer, config: ModelConfig) -> None:
+        self._server = server
+        self._datatypes = {spec.name: spec.data_type for spec in config.input}
+        self._form = RequestForm(config.name, "")
+        path = model_path(config.name, "") + "/infer"
+        self._head = HttpHead(server.address, "POST", path, server.headers)
+        self._connection: H2Connection | None = None
+        self._lanes: list[Lane] = []
+        self._waiting: dict[Lane, asyncio.Future[str | None]] = {}
+
+    async def lane(self) -> Lane:
+        """One more lane. Raises UnavailableError."""
+        lane: Lane
+        if self._server.is_grpc:
+            if self._connection is None:
+                fields = GrpcHead(self._server.address, "ModelInfer", self._server.headers).fields
+                self._connection = H2Connection(self._server.address, fields)
+                await self._connection.connect()
+            lane = GrpcLane(self._connection, self)
+        else:
+            lane = HttpLane(self._server.address, self)
+            await lane.connect()
+        lane.keeps_answer = True
+        self._lanes.append(lane)
+        return lane
+
+    async def ask(self, lane: Lane, arrays: Mapping[str, Array]) -> Outputs:
+        """The outputs of one request. Raises ServerError."""
+        inputs = [self._input(name, array) for name, array in arrays.items()]
+        waiting = self._waiting[lane] = asyncio.get_running_loop().create_future()
+        if self._server.is_grpc:
+            lane.send(frame(self._form.grpc(inputs, {}, asks_for_final=False).content))
+        else:
+            lane.send(self._form.http(self._head, inputs, {}).content)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                failure = await waiting
+        except TimeoutError:
+            raise UnavailableError(f"a request was not answered within {ANSWER_TIMEOUT_S:g} s") from None
+        if failure is not None:
+            raise ServerError(failure)
+        tensors = _http_tensors(lane) if isinstance(lane, HttpLane) else _grpc_tensors(lane)
+        return {tensor.name: tensor.data for tensor in tensors}
+
+    def _input(self, name: str, array: Array) -> InputTensor:
+        datatype = self._datatypes[name]
+        assert datatype is not None, "a completed config has datatypes"
+        tensor = Tensor(name, datatype, np.ascontiguousarray(array, dtype=datatype.numpy))
+        return InputTensor(name, datatype, tensor.shape, bytes(tensor_to_bytes(tensor)))
+
+    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
+        del now_ns
+        waiting = self._waiting[lane]
+        if not waiting.done():
+            waiting.set_result(failure)
+
+    def responded(self, lane: Lane) -> None:
+        """Requests have one response here."""
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _http_tensors(lane: HttpLane) -> Iterator[Tensor]:
+    answer, offset = lane.answer, lane.json_len
+    for entry in json.loads(answer[:offset])["outputs"]:
+        datatype, shape = Datatype(entry["datatype"]), tuple(entry["shape"])
+        size = entry.get("parameters", {}).get("binary_data_size")
+        if size is None or offset is None:
+            raise ServerError(f"output '{entry['name']}' did not come as bytes")
+        yield tensor_from_bytes(entry["name"], datatype, shape, answer[offset : offset + size])
+        offset += size
+
+
+def _grpc_tensors(lane: Lane) -> Iterator[Tensor]:
+    response = pb.ModelInferResponse.FromString(unframe(lane.answer, "none"))
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        yield tensor_from_bytes(output.name, Datatype(output.datatype), tuple(output.shape), raw)
