@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -130,10 +129,9 @@ class PythonBackend(Backend):
             environment={**_thread_limits(num_instances), **environment.variables},
             interpreter=environment.interpreter,
             busy_wait_us=_busy_wait_us(context),
+            retries_batches=_may_retry(context),
         )
         server = context.server
-        answers_later = config.is_decoupled or may_answer_later(source)
-        options = replace(options, retries_batches=not answers_later and _may_retry(context))
         return ProcessInstance(
             placement.name,
             recipe,
@@ -141,7 +139,7 @@ class PythonBackend(Backend):
             loop=server.loop if server is not None else None,
             server=server,
             origin=CallOrigin(placement.name, context.model_name, num_instances),
-            answers_later=answers_later,
+            answers_later=config.is_decoupled,
         )
 
 
@@ -166,14 +164,6 @@ def may_complete_config(path: Path) -> bool:
         return True
     lines = source.splitlines()[classes[-1].lineno - 1 : classes[-1].end_lineno]
     return any(b"auto_complete_config" in line for line in lines)
-
-
-def may_answer_later(path: Path) -> bool:
-    """Whether a model's own files mention response senders, which cost each request a little."""
-    try:
-        return any(b"get_response_sender" in source.read_bytes() for source in path.parent.rglob("*.py"))
-    except OSError:
-        return True
 
 
 def _may_retry(context: BackendContext) -> bool:

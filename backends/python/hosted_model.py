@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
@@ -31,9 +32,7 @@ from modelserver.execution.loop_thread import LoopThread
 from . import triton_python_backend_utils as pb_utils
 from .pb_call import Execution, Phase, current_requests
 from .pb_request import InferenceRequest
-
-# What a model raises fails its requests; `sys.exit` in a library of its does not end the process either.
-_FAILURES = (Exception, SystemExit, KeyboardInterrupt)
+from .sender_search import uses_senders
 
 
 def create_instance(
@@ -47,16 +46,19 @@ def create_instance(
 
     `outputs` maps the config's output names to their datatypes.
     """
-    model_class = import_model(Path(path), Path(args["model_repository"]), version_directory)
-    model = model_class()
+    source, model_directory = Path(path), Path(args["model_repository"])
+    known = frozenset(sys.modules)
+    model = import_model(source, model_directory, version_directory)()
     if hasattr(model, "initialize"):
         model.initialize(args)
     if not callable(getattr(model, "execute", None)):
         raise InvalidArgumentError(f"{path}: class TritonPythonModel has no method execute(self, requests)")
     instance_class = ProbedPythonInstance if hasattr(model, "is_ready") else PythonInstance
     datatypes = {name: Datatype(value) for name, value in outputs.items()}
+    instance = instance_class(model, args["model_instance_name"], datatypes, is_decoupled=is_decoupled)
+    instance.answers_later = is_decoupled or uses_senders(source, model_directory, known)
     Execution.phase = Phase.SERVING
-    return instance_class(model, args["model_instance_name"], datatypes, is_decoupled=is_decoupled)
+    return instance
 
 
 def complete_config(path: str, model_directory: str, model_config: str, version_directory: str = "") -> dict[str, Any]:
@@ -108,6 +110,7 @@ class PythonInstance(BatchInstance):
         self._outputs = outputs
         self._output_names = list(outputs)
         self._is_decoupled = is_decoupled
+        self._process_id = os.getpid()
         self._convert = self._response  # one bound method, not one per request
         # Runs the model's coroutines: to their end, or in a thread of its own, many at once.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,7 +127,10 @@ class PythonInstance(BatchInstance):
                 self._spawn(result, requests)
             elif result is not None:
                 raise self._returned_value()
-        except _FAILURES as error:
+        except BaseException as error:
+            # `sys.exit` in a library of a model's and a cancelled task fail requests, too. A forked copy may leave.
+            if os.getpid() != self._process_id:
+                raise
             traceback.print_exc()
             raise self._failure(error) from error
         if any(request.is_rescheduled for request in wrapped):
@@ -176,7 +182,7 @@ class PythonInstance(BatchInstance):
                 result = await coroutine
                 if result is not None:
                     raise self._returned_value()
-            except _FAILURES as error:
+            except BaseException as error:
                 traceback.print_exc()
                 failure = self._failure(error)
                 for sender in senders:
@@ -213,6 +219,11 @@ class PythonInstance(BatchInstance):
                 )
             return RESCHEDULE
         if response is None and getattr(request, "own_line", None) is not None:
+            if not self.answers_later:
+                raise _WrongReturn(
+                    "None was returned for a request that a response sender answers, but when the model was loaded no "
+                    "file of it mentioned 'get_response_sender': mention it in model.py, a comment will do."
+                )
             return None
         if not isinstance(response, pb_utils.InferenceResponse):
             raise _WrongReturn(

@@ -248,6 +248,12 @@ class Channel:
     def fileno(self) -> int:
         return self._connection.fileno()
 
+    def disown(self) -> None:
+        """In a forked copy of this process: leave the connection to the original. Its uses raise PeerGoneError."""
+        self._lock = threading.Lock()  # a thread that was not copied may have held it
+        self._is_closed = True
+        self._connection.close()
+
     def close(self) -> None:
         """Close descriptors; arrays that were received stay valid."""
         self._is_closed = True

@@ -89,6 +89,13 @@ class Exchange:
         if self._posted:
             self._send_posted()
 
+    def disown(self) -> None:
+        """In a forked copy of this process, which has only the thread that forked: leave the server to the original."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._gone = PeerGoneError(was_unread=False)
+        self._channel.disown()
+
     def hold(self) -> None:
         """Keep the responses that lines send until `release`. For the one thread of a child that sends any."""
         self.basket = Basket()

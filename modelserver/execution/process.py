@@ -322,7 +322,10 @@ class ProcessInstance(BatchInstance):
     def _see_to(self, remains: Remains, failure: ServerError) -> None:
         """Fail what a child left unanswered, or have it executed once more; what it never began goes to the next."""
         is_retried = (
-            self._options.retries_batches and self._hang_s is None and self._supervisor.state is not State.CLOSED
+            self._options.retries_batches
+            and not self.answers_later
+            and self._hang_s is None
+            and self._supervisor.state is not State.CLOSED
         )
         again: list[Flight] = []
         for flight in remains.executed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 # Does what the parameter `do` says; the answer is text.
 OBEDIENT = """
+    import asyncio
     import json
     import os
+    import sys
 
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -93,6 +96,9 @@ OBEDIENT = """
         def interrupt(self, request):
             raise KeyboardInterrupt
 
+        def cancel(self, request):
+            raise asyncio.CancelledError("a task")
+
         def raise_model_exception(self, request):
             raise pb_utils.TritonModelException("as the author wants")
 
@@ -116,6 +122,17 @@ OBEDIENT = """
             pb_utils.Logger.log("plain", pb_utils.Logger.VERBOSE)
             print("printed")
             return "spoken"
+
+        def fork(self, request):
+            leave = json.loads(request.parameters())["leave"]
+            copy = os.fork()
+            if not copy:
+                if leave == "exit":
+                    sys.exit(3)
+                if leave == "raise":
+                    raise RuntimeError("in the copy")
+                return "from the copy"
+            return json.dumps(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
 
         def leave(self, request):
             os._exit(7)
@@ -336,6 +353,7 @@ def test_an_output_of_another_datatype_is_sent_as_it_is(model: ProcessInstance) 
         ("raise_error", r"RuntimeError: out of luck\n\nAt:\n  .*/1/model\.py\(\d+\): raise_error\n  .*execute"),
         ("leave_by_exit", "SystemExit: out of here"),
         ("interrupt", "KeyboardInterrupt"),
+        ("cancel", "CancelledError: a task"),
         ("raise_model_exception", r"TritonModelException: as the author wants\n\nAt:"),
         ("wrong_type", "object in the execute function return list, found type '<class 'dict'>'"),
         ("no_list", "Expected a list in the execute return, found type '<class 'NoneType'>'"),
@@ -348,6 +366,13 @@ def test_an_exception_fails_every_request_of_the_batch(model: ProcessInstance, d
     ):
         model.execute([request(), request(do)])
     assert model.is_ready()
+
+
+@pytest.mark.parametrize(("leave", "status"), [("exit", 3), ("raise", 1), ("return", 1)])
+def test_a_forked_copy_answers_nothing_and_takes_no_request(model: ProcessInstance, leave: str, status: int) -> None:
+    assert told(model, "fork", parameters={"do": "fork", "leave": leave}) == status
+    (entry,) = model.execute([request()])
+    assert response(entry).outputs[0].data.tolist() == [2, 4]
 
 
 def test_a_crash_is_named_and_mended(model: ProcessInstance) -> None:
@@ -373,6 +398,39 @@ def test_a_model_that_cannot_start_fails_its_load(
 ) -> None:
     with pytest.raises(ServerError, match=message):
         start(source)
+
+
+COMPANY_BASE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class Base:
+        def execute(self, requests):
+            for request in requests:
+                response = pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([7], np.float32))])
+                getattr(request, self.how())().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return [None] * len(requests)
+
+        def how(self):
+            return "get_response_sender"
+"""
+
+
+def test_a_base_class_from_elsewhere_may_use_response_senders(
+    start: Callable[..., ProcessInstance], tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "site-packages"
+    elsewhere.mkdir()
+    (elsewhere / "company.py").write_text(textwrap.dedent(COMPANY_BASE))
+    model = start(f"import sys; sys.path.append({str(elsewhere)!r})\nfrom company import Base as TritonPythonModel\n")
+    assert model.answers_later
+
+
+def test_senders_of_which_no_file_told_are_named(start: Callable[..., ProcessInstance]) -> None:
+    source = textwrap.dedent(COMPANY_BASE).replace("get_response_sender", 'get_response_" + "sender')
+    model = start(source.replace("class Base", "class TritonPythonModel"))
+    with pytest.raises(InternalError, match="no file of it mentioned 'get_response_sender': mention it in model"):
+        model.execute([request()])
 
 
 def test_without_a_server_around_calls_of_other_models_are_answered_with_an_error(model: ProcessInstance) -> None:
