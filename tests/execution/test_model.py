@@ -332,10 +332,15 @@ async def test_inline_execution_gives_the_loop_a_turn_between_batches() -> None:
         await asyncio.gather(*(stream.only() for stream in streams))
 
 
+# Full with two rows; one waits for an hour.
+PATIENT = batching_config(
+    max_batch_size=2, dynamic_batching=ModelDynamicBatching(max_queue_delay_microseconds=3_600_000_000)
+)
+
+
 async def test_inline_execution_honours_the_queue_delay() -> None:
     instance = Doubling()
-    config = batching_config(dynamic_batching=ModelDynamicBatching(max_queue_delay_microseconds=20_000))
-    async with served(lambda _: instance, config, runs_inline=True) as model:
+    async with served(lambda _: instance, PATIENT, runs_inline=True) as model:
         first = asyncio.create_task(infer(model))
         await asyncio.sleep(0.001)
         await asyncio.gather(first, infer(model))
@@ -344,8 +349,7 @@ async def test_inline_execution_honours_the_queue_delay() -> None:
 
 async def test_worker_honours_the_queue_delay() -> None:
     instance = Doubling()
-    config = batching_config(count=2, dynamic_batching=ModelDynamicBatching(max_queue_delay_microseconds=20_000))
-    async with served(lambda _: instance, batching_config(dynamic_batching=config.dynamic_batching)) as model:
+    async with served(lambda _: instance, PATIENT) as model:
         first = asyncio.create_task(infer(model))
         await asyncio.sleep(0.001)
         await asyncio.gather(first, infer(model))

@@ -404,6 +404,7 @@ async def test_a_sender_waits_for_a_slow_reader(load: Load) -> None:
     thread = threading.Thread(target=send, name="model")
     thread.start()
     await until(lambda: len(reader.delivered) == MAX_UNREAD, "the window is full")
+    await until(lambda: num_sent == [MAX_UNREAD], "the last one is sent")
     await asyncio.sleep(0.02)
     assert num_sent == [MAX_UNREAD]
     assert not sender.has_room
@@ -474,7 +475,7 @@ async def test_closing_waits_and_then_ends_what_is_open(load: Load) -> None:
     loaded = await load()
     _, patient, first = await loaded.one()
     _, stuck, second = await loaded.one()
-    closing = asyncio.create_task(asyncio.to_thread(loaded.model.close, 0.5))
+    closing = asyncio.create_task(asyncio.to_thread(loaded.model.close, 2.0))
     await asyncio.sleep(0.05)
     assert not loaded.instance.is_closed
     first.finish(out(1))
@@ -564,18 +565,18 @@ async def test_statistics_of_a_success(load: Load) -> None:
     _, stream, sender = await loaded.one()
     began_s = time.monotonic()
     await asyncio.sleep(0.02)
+    lived_ns = (time.monotonic() - began_s) * 1e9
     sender.send(out(1))
     sender.finish()
-    lived_ns = (time.monotonic() - began_s) * 1e9
     await collect(stream)
     seen = loaded.model.statistics.snapshot()
     assert (seen.success.count, seen.fail.count, seen.queue.count, seen.compute_infer.count) == (1, 0, 1, 1)
     assert (seen.execution_count, seen.inference_count, seen.batch_stats[1].compute_infer.count) == (1, 1, 1)
-    assert seen.success.ns >= seen.compute_infer.ns >= lived_ns * 0.9
+    assert seen.success.ns >= seen.compute_infer.ns >= lived_ns
     assert seen.request_histogram.count == seen.queue_histogram.count == 1
     first, last = seen.response_stats[0], seen.response_stats[1]
     assert (first.success.count, first.compute_output.count, first.empty_response.count) == (1, 1, 0)
-    assert first.compute_infer.ns >= lived_ns * 0.9
+    assert first.compute_infer.ns >= lived_ns
     assert (last.success.count, last.compute_output.count, last.empty_response.count) == (0, 0, 1)
 
 
