@@ -19,16 +19,21 @@ from .weights import Part, Weights
 def build_decoder(config: DecoderConfig, weights: Weights, *, max_len: int) -> Decoder:
     """InvalidArgumentError if the checkpoint lacks what its config asks for."""
     names = names_of(config.model_type)
-    embedding = weights.tensor(f"{names.embedding}.weight")
+    hidden = config.hidden_size
+    embedding = weights.tensor(f"{names.embedding}.weight", (config.vocab_size, hidden))
     head = names.embedding if config.is_tied or f"{names.head}.weight" not in weights else names.head
     builder = _Builder(config, weights, names)
     return Decoder(
         config,
         embedding=embedding,
-        positions=None if names.positions is None else weights.tensor(f"{names.positions}.weight"),
+        positions=(
+            weights.tensor(f"{names.positions}.weight", (config.max_position_embeddings, hidden))
+            if names.positions is not None
+            else None
+        ),
         layers=[builder.layer(index) for index in range(config.num_layers)],
         norm=builder.norm(names.norm),
-        head=weights.head(head),
+        head=weights.head(Part(head, hidden, (config.vocab_size,))),
         max_len=max_len,
     )
 
@@ -46,7 +51,7 @@ class _Builder:
         return Layer(
             index,
             qkv=self._qkv(prefix),
-            output=self._reduced(self._weights.rows(Part(prefix + names.attention_output))),
+            output=self._reduced(self._weights.rows(self._attention_output(prefix))),
             mlp=self._feed_forward(prefix, index),
             attention_norm=self.norm(prefix + names.attention_pre_norm) if config.has_pre_norm else identity,
             mlp_norm=self.norm(prefix + names.mlp_pre_norm) if config.has_pre_norm else identity,
@@ -62,24 +67,30 @@ class _Builder:
         )
 
     def norm(self, name: str) -> Norm:
-        weight = self._weights.tensor(f"{name}.weight")
+        shape = (self._config.hidden_size,)
         if self._config.norm_kind == "layer":
-            return LayerNorm(weight, self._weights.tensor(f"{name}.bias"), self._config.norm_eps)
-        return RmsNorm(self._scale(weight, name), self._config.norm_eps)
+            weight, bias = (self._weights.tensor(f"{name}.{part}", shape) for part in ("weight", "bias"))
+            return LayerNorm(weight, bias, self._config.norm_eps)
+        return RmsNorm(self._scale(name, shape), self._config.norm_eps)
 
-    def _scale(self, weight: torch.Tensor, name: str) -> torch.Tensor:
+    def _scale(self, name: str, shape: tuple[int]) -> torch.Tensor:
         """1 + w stays float32: half precision would round w away."""
         if self._config.norm_kind != "rms_plus_one":
-            return weight
-        return self._weights.checkpoint.tensor(f"{name}.weight").float().to(weight.device) + 1.0
+            return self._weights.tensor(f"{name}.weight", shape)
+        return self._weights.stored(f"{name}.weight", shape).float().to(self._weights.device) + 1.0
 
     def _qkv(self, prefix: str) -> Linear:
         config, names = self._config, self._names
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        fused = prefix + names.qkv
+        fused, hidden = prefix + names.qkv, config.hidden_size
         if f"{fused}.weight" in self._weights:
-            return self._weights.columns([Part(fused, (queries, keys, keys))])
-        return self._weights.columns([Part(prefix + name) for name in (names.query, names.key, names.value)])
+            return self._weights.columns([Part(fused, hidden, (queries, keys, keys))])
+        sizes = ((names.query, queries), (names.key, keys), (names.value, keys))
+        return self._weights.columns([Part(prefix + name, hidden, (size,)) for name, size in sizes])
+
+    def _attention_output(self, prefix: str) -> Part:
+        config = self._config
+        return Part(prefix + self._names.attention_output, config.num_heads * config.head_dim, (config.hidden_size,))
 
     def _qk_norm(self, prefix: str) -> Norm | None:
         config, names = self._config, self._names
@@ -89,7 +100,7 @@ class _Builder:
             return self._whole_qk_norm(prefix)
         scales = []
         for name, heads in ((names.query_norm, config.num_heads), (names.key_norm, config.num_kv_heads)):
-            weight = self._scale(self._weights.tensor(f"{prefix}{name}.weight"), prefix + name)
+            weight = self._scale(prefix + name, (config.head_dim,))
             scales.append(weight.expand(heads // self._weights.rank.size, -1))
         return RmsNorm(torch.cat(scales), config.norm_eps)
 
@@ -99,10 +110,12 @@ class _Builder:
                 f"tensor_parallel_size {self._weights.rank.size} is not supported for {self._config.model_type}: "
                 "it normalises over heads that lie on other ranks"
             )
+        config = self._config
         queries, keys = (
-            self._weights.tensor(f"{prefix}{name}.weight") for name in (self._names.query_norm, self._names.key_norm)
+            self._weights.tensor(f"{prefix}{name}.weight", (heads * config.head_dim,))
+            for name, heads in ((self._names.query_norm, config.num_heads), (self._names.key_norm, config.num_kv_heads))
         )
-        return WholeQkNorm(queries, keys, num_heads=self._config.num_heads, eps=self._config.norm_eps)
+        return WholeQkNorm(queries, keys, num_heads=config.num_heads, eps=config.norm_eps)
 
     def _feed_forward(self, prefix: str, index: int) -> FeedForward:
         if index in self._config.moe_layers:
@@ -110,24 +123,20 @@ class _Builder:
         return self._mlp(prefix)
 
     def _moe(self, prefix: str) -> Moe:
-        moe, names = self._config.moe, self._names
+        moe, names, hidden = self._config.moe, self._names, self._config.hidden_size
         assert moe is not None, "a sparse layer has experts"
         experts = [
-            self._expert(
-                [Part(f"{prefix}{names.experts}.{expert}.{name}") for name in (names.expert_gate, names.expert_up)],
-                Part(f"{prefix}{names.experts}.{expert}.{names.expert_down}"),
-            )
+            self._expert(f"{prefix}{names.experts}.{expert}.", moe.intermediate_size)
             for expert in range(moe.num_experts)
         ]
         shared = None
         if moe.shared_intermediate_size:
-            inner = f"{prefix}{names.shared_expert}."
             shared = SharedExpert(
-                self._expert([Part(f"{inner}gate_proj"), Part(f"{inner}up_proj")], Part(f"{inner}down_proj")),
-                self._weights.tensor(f"{prefix}{names.shared_expert_gate}.weight"),
+                self._expert(f"{prefix}{names.shared_expert}.", moe.shared_intermediate_size),
+                self._weights.tensor(f"{prefix}{names.shared_expert_gate}.weight", (1, hidden)),
             )
         return Moe(
-            self._weights.tensor(f"{prefix}{names.router}.weight"),
+            self._weights.tensor(f"{prefix}{names.router}.weight", (moe.num_experts, hidden)),
             experts,
             num_experts_per_tok=moe.num_experts_per_tok,
             is_normalised=moe.is_normalised,
@@ -137,18 +146,21 @@ class _Builder:
 
     def _mlp(self, prefix: str) -> Mlp:
         config, names = self._config, self._names
+        hidden, size = config.hidden_size, config.intermediate_size
         fused = prefix + names.gate_up
         if not config.is_gated:
-            up = [Part(prefix + names.up)]
+            up = [Part(prefix + names.up, hidden, (size,))]
         elif f"{fused}.weight" in self._weights:
-            up = [Part(fused, (config.intermediate_size, config.intermediate_size))]
+            up = [Part(fused, hidden, (size, size))]
         else:
-            up = [Part(prefix + names.gate), Part(prefix + names.up)]
-        return self._feed(up, self._reduced(self._weights.rows(Part(prefix + names.down))))
+            up = [Part(prefix + name, hidden, (size,)) for name in (names.gate, names.up)]
+        return self._feed(up, self._reduced(self._weights.rows(Part(prefix + names.down, size, (hidden,)))))
 
-    def _expert(self, gate_up: list[Part], down: Part) -> Mlp:
+    def _expert(self, prefix: str, size: int) -> Mlp:
         """Of a mixture, whose sum is taken over ranks once, for all experts."""
-        return self._feed(gate_up, self._weights.rows(down))
+        names, hidden = self._names, self._config.hidden_size
+        gate_up = [Part(prefix + name, hidden, (size,)) for name in (names.expert_gate, names.expert_up)]
+        return self._feed(gate_up, self._weights.rows(Part(prefix + names.expert_down, size, (hidden,))))
 
     def _feed(self, up: list[Part], down: Linear) -> Mlp:
         config = self._config

@@ -16,13 +16,18 @@ from .quantization import QuantizationMethod
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stored linear layer: its name without `.weight`, and how its output rows are split over ranks.
+    """One stored linear layer: its name without `.weight`, and the shape that its config says it has.
 
-    `sections` are the lengths of what a fused tensor holds (queries, keys, values): each is split for itself.
+    `sections` of its outputs are what a fused tensor holds (queries, keys, values): each is split over ranks by itself.
     """
 
     name: str
-    sections: tuple[int, ...] = ()
+    num_inputs: int
+    sections: tuple[int, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(self.sections)
 
 
 def _alone(part: torch.Tensor) -> torch.Tensor:
@@ -71,8 +76,18 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self.checkpoint
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return self.placed(self.checkpoint.tensor(name))
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.placed(self.stored(name, shape))
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """As it is in the file. InvalidArgumentError if it has not the shape that the config says."""
+        tensor = self.checkpoint.tensor(name)
+        if tensor.shape != shape:
+            raise InvalidArgumentError(
+                f"the checkpoint in {self.checkpoint.directory} has {name} of shape {list(tensor.shape)}, and its "
+                f"config.json says {list(shape)}: they do not belong together"
+            )
+        return tensor
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Always a copy: what the file maps must not stay alive with the network."""
@@ -82,9 +97,9 @@ class Weights:
         """Parts fused along their outputs; each rank has a share of the outputs."""
         return self._method(_Tensors(self, tuple(parts), "outputs"))
 
-    def head(self, name: str) -> Linear:
+    def head(self, part: Part) -> Linear:
         """What gives logits: whole on every rank, [vocab, hidden] even where other weights are transposed."""
-        return self._method(_Tensors(self, (Part(name),), "whole"))
+        return self._method(_Tensors(self, (part,), "whole"))
 
     def rows(self, part: Part) -> Linear:
         """Each rank has a share of the inputs: the sum over ranks is the result. The bias is with rank 0."""
@@ -110,7 +125,7 @@ class _Tensors:
         if self.split == "inputs" and self.weights.rank.index:
             return None
         vectors = [
-            self.weights.checkpoint.tensor(name) if is_there else torch.zeros(self._num_outputs(part))
+            self.weights.stored(name, (part.num_outputs,)) if is_there else torch.zeros(part.num_outputs)
             for part, name, is_there in zip(self.parts, names, present, strict=True)
         ]
         if self.split == "outputs":
@@ -121,15 +136,10 @@ class _Tensors:
         return [self.weights.checkpoint.tensor(f"{part.name}.{suffix}") for part in self.parts]
 
     def _matrix(self, part: Part) -> torch.Tensor:
-        matrix = self.weights.checkpoint.tensor(f"{part.name}.weight")
-        return matrix.t() if self._is_transposed else matrix
-
-    @property
-    def _is_transposed(self) -> bool:
-        return self.weights.is_transposed and self.split != "whole"
-
-    def _num_outputs(self, part: Part) -> int:
-        return self.weights.checkpoint.shape(f"{part.name}.weight")[1 if self._is_transposed else 0]
+        shape = (part.num_outputs, part.num_inputs)
+        if self.weights.is_transposed and self.split != "whole":
+            return self.weights.stored(f"{part.name}.weight", shape[::-1]).t()
+        return self.weights.stored(f"{part.name}.weight", shape)
 
     def _cut(self, part: Part, matrix: torch.Tensor) -> torch.Tensor:
         if self.split == "inputs":
@@ -140,5 +150,5 @@ class _Tensors:
         rank = self.weights.rank
         if rank.size == 1:
             return tensor
-        sections = tensor.split(part.sections or (tensor.shape[0],))
+        sections = tensor.split(part.sections)
         return torch.cat([section[rank.share(section.shape[0], f"the outputs of {part.name}")] for section in sections])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from modelserver_backends.llm.models.load import choose_device, choose_dtype
+from modelserver_backends.llm.models.load import choose_device, choose_dtype, load_network
+from modelserver_backends.llm.options import EngineOptions
+from safetensors.torch import load_file, save_file
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_logprobs
 
@@ -72,3 +75,24 @@ def test_a_foreign_network_has_no_quantization(checkpoint: Callable[[str], Path]
         loaded_engine(checkpoint("granite"), quantization="int8"),
     ):
         pass
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma2", "olmo2", "gpt2", "mixtral", "qwen2_moe"])
+def test_tensors_of_another_shape_than_the_config_says_are_refused(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each tensor in its turn is a row short, or too long: served, it would fail in each request, or read beyond."""
+    directory = tmp_path / family
+    shutil.copytree(checkpoint(family), directory)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if "layers.1." in name or ".h.1." in name or "experts.1." in name:  # as those of the first
+            continue
+        for other in (tensor[:-1], torch.cat((tensor, tensor[:1]))):
+            save_file(tensors | {name: other.contiguous()}, file, metadata={"format": "pt"})
+            with pytest.raises(InvalidArgumentError) as caught:
+                load_network(directory, EngineOptions())
+            inner = name.removeprefix("model.").removeprefix("transformer.")
+            assert f"has {inner} of shape {list(other.shape)}" in caught.value.message
+            assert f"config.json says {list(tensor.shape)}" in caught.value.message
