@@ -1,4 +1,4 @@
-"""The llm backend: finds a checkpoint, completes its config, and makes an engine for each instance.
+"""The llm backend: finds a checkpoint, completes its config, and makes an engine (or encoder) for each instance.
 
 torch is imported when a model is loaded, not before.
 """
@@ -23,13 +23,14 @@ from .checkpoint_place import CONFIG_JSON, MODEL_JSON, find_checkpoint, longest_
 from .contract import complete_config
 
 if TYPE_CHECKING:
+    from .embedding.instance import EncoderInstance
     from .instance import LlmInstance
 
 _LIBRARIES = frozenset({"torch", "tokenizers", "safetensors", "jinja2"})
 
 
 class LlmBackend(Backend):
-    """One version of a language model. Each instance has weights and a KV cache of its own."""
+    """One version of a language model or an encoder. Each instance has weights of its own, and a KV cache."""
 
     model_filenames = (MODEL_JSON, CONFIG_JSON)
     extra = "llm"
@@ -40,7 +41,11 @@ class LlmBackend(Backend):
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         place = find_checkpoint(context)
-        return complete_config(context.config, max_model_len=place.options.max_model_len or longest_of(place.directory))
+        return complete_config(
+            context.config,
+            max_model_len=place.options.max_model_len or longest_of(place.directory),
+            is_encoder=place.is_encoder,
+        )
 
     @classmethod
     def needs_process(cls, context: BackendContext) -> bool:
@@ -54,8 +59,9 @@ class LlmBackend(Backend):
     def load(self) -> None:
         self._place = find_checkpoint(self.context)
 
-    def create_instance(self, placement: Placement) -> LlmInstance:
+    def create_instance(self, placement: Placement) -> LlmInstance | EncoderInstance:
         try:
+            from .embedding.instance import EncoderInstance
             from .engine import Engine
             from .instance import LlmInstance
         except ModuleNotFoundError as error:
@@ -69,6 +75,8 @@ class LlmBackend(Backend):
         if options.device == "auto" and placement.kind is not DeviceKind.MODEL:
             device = f"cuda:{placement.device_id}" if placement.kind is DeviceKind.GPU else "cpu"
             options = replace(options, device=device)
+        if self._place.is_encoder:
+            return EncoderInstance.from_directory(self._place.directory, options)
         engine = Engine.from_directory(self._place.directory, options)
         assert engine.tokenizer is not None, "an engine that was read from a directory has a tokenizer"
         return LlmInstance(engine, engine.tokenizer)

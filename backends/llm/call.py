@@ -56,9 +56,12 @@ class Call:
     dimensions: int | None
 
 
-def read_call(request: InferRequest) -> Call:
-    """Raises InvalidArgumentError, which names the input or parameter, for what is wrong whatever the model."""
-    operation = _operation(request)
+def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -> Call:
+    """`usual` is what a request asks for that does not say it.
+
+    Raises InvalidArgumentError, which names the input or parameter, for what is wrong whatever the model.
+    """
+    operation = _operation(request, usual)
     text, chat, token_ids = _prompt(request, operation)
     is_streamed = _flag(request, "stream") or False
     wants = {output for name, output in RETURNS.items() if _flag(request, name)}
@@ -93,10 +96,10 @@ def read_call(request: InferRequest) -> Call:
     )
 
 
-def _operation(request: InferRequest) -> Operation:
+def _operation(request: InferRequest, usual: Operation) -> Operation:
     name = _text(request, "operation")
     if name is None:
-        return Operation.GENERATE
+        return usual
     try:
         return Operation(name)
     except ValueError:

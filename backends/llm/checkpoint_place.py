@@ -10,6 +10,7 @@ from typing import Any
 
 from modelserver.backend import BackendContext, ConfigError, InvalidArgumentError, NotFoundError, UnsupportedError
 
+from .embedding.recognition import is_encoder, usual_len
 from .options import EngineOptions
 
 MODEL_JSON = "model.json"
@@ -39,6 +40,7 @@ class CheckpointPlace:
 
     directory: Path
     options: EngineOptions
+    is_encoder: bool
 
 
 def find_checkpoint(context: BackendContext) -> CheckpointPlace:
@@ -56,19 +58,22 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         raise NotFoundError(f"{what}: no file {path}")
     _check_files(what, directory)
     parameters = {**described, **context.config.parameters}
-    _read(what, directory / CONFIG_JSON)
+    entries = _read(what, directory / CONFIG_JSON)
     if parameters.get("max_model_len") == str(longest_of(directory)):
         del parameters["max_model_len"]  # completed from the checkpoint, or as good as that: nobody insists on it
     try:
         options = EngineOptions.from_parameters(parameters, others=_OTHER_PARAMETERS)
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
-    return CheckpointPlace(directory, options)
+    return CheckpointPlace(directory, options, is_encoder(entries, directory))
 
 
 def longest_of(directory: Path) -> int | None:
-    """The positions that the checkpoint was made for; None if its config.json does not say."""
+    """The positions that the checkpoint was made for, of an encoder the length that it is used with; None if its
+    config.json does not say."""
     entries = json.loads((directory / CONFIG_JSON).read_text())
+    if is_encoder(entries, directory):
+        return usual_len(entries, directory)
     for key in ("max_position_embeddings", "n_positions", "n_ctx"):
         for place in (entries, entries.get("text_config")):
             if isinstance(place, dict) and isinstance(place.get(key), int):

@@ -61,6 +61,16 @@ OUTPUTS: Mapping[str, Datatype] = {
     "max_model_len": Datatype.UINT32,
     "embedding": Datatype.FP32,
 }
+# What of these an encoder has.
+_ENCODER_INPUTS = (
+    "text_input",
+    "input_ids",
+    "operation",
+    "add_special_tokens",
+    "dimensions",
+    "return_num_input_tokens",
+)
+_ENCODER_OUTPUTS = ("embedding", "num_input_tokens", "token_ids", "token_strs", "max_model_len")
 # Outputs that come with another one, and so need no input of their own.
 COMPANIONS: Mapping[str, str] = {"finish_reason": "stop_reason", "token_ids": "choice_token_ids"}
 
@@ -74,8 +84,9 @@ class Operation(enum.Enum):
     EMBED = "embed"
 
 
-def complete_config(config: ModelConfig, *, max_model_len: int | None = None) -> ModelConfig:
-    """The config with the contract's tensors, decoupled, and one instance that finds its own device.
+def complete_config(config: ModelConfig, *, max_model_len: int | None = None, is_encoder: bool = False) -> ModelConfig:
+    """The config with the contract's tensors and one instance that finds its own device; decoupled, unless it is an
+    encoder's, which answers once.
 
     A config may list fewer tensors, and then has these only. `max_model_len`, if known, becomes a parameter, which
     frontends read. Raises ConfigError for what cannot be: batches, tensors that the contract does not have.
@@ -87,17 +98,24 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None) ->
             "by step itself; remove the field, and bound what runs at once with the parameter max_num_seqs"
         )
     policy = config.model_transaction_policy
-    if policy is not None and not policy.decoupled:
-        raise ConfigError(f"{what}: model_transaction_policy: expected decoupled: true, which streams need")
+    if policy is not None and policy.decoupled is is_encoder:
+        raise ConfigError(
+            f"{what}: model_transaction_policy: expected decoupled: "
+            + ("false, for an encoder answers once" if is_encoder else "true, which streams need")
+        )
+    known_inputs = {name: _INPUTS[name] for name in _ENCODER_INPUTS} if is_encoder else _INPUTS
+    known_outputs = {name: OUTPUTS[name] for name in _ENCODER_OUTPUTS} if is_encoder else OUTPUTS
     inputs = config.input or tuple(
-        ModelInput(name, datatype, dims=(size,), optional=True) for name, (datatype, size) in _INPUTS.items()
+        ModelInput(name, datatype, dims=(size,), optional=True) for name, (datatype, size) in known_inputs.items()
     )
-    outputs = config.output or tuple(ModelOutput(name, datatype, dims=(-1,)) for name, datatype in OUTPUTS.items())
-    input_datatypes = {name: datatype for name, (datatype, _) in _INPUTS.items()}
+    outputs = config.output or tuple(
+        ModelOutput(name, datatype, dims=(-1,)) for name, datatype in known_outputs.items()
+    )
+    input_datatypes = {name: datatype for name, (datatype, _) in known_inputs.items()}
     for listed in inputs:
         _check_datatype(what, "input", listed, input_datatypes)
     for offered in outputs:
-        _check_datatype(what, "output", offered, OUTPUTS)
+        _check_datatype(what, "output", offered, known_outputs)
     parameters = dict(config.parameters)
     if max_model_len is not None:
         parameters.setdefault("max_model_len", str(max_model_len))
@@ -106,7 +124,7 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None) ->
         input=inputs,
         output=outputs,
         parameters=parameters,
-        model_transaction_policy=ModelTransactionPolicy(decoupled=True),
+        model_transaction_policy=ModelTransactionPolicy(decoupled=not is_encoder),
         instance_group=config.instance_group or (ModelInstanceGroup(kind=InstanceGroupKind.KIND_MODEL, count=1),),
     )
 
@@ -114,7 +132,7 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None) ->
 def _check_datatype(what: str, kind: str, spec: ModelInput | ModelOutput, datatypes: Mapping[str, Datatype]) -> None:
     expected = datatypes.get(spec.name)
     if expected is None:
-        raise ConfigError(f"{what}: {kind} '{spec.name}': a language model has {', '.join(datatypes)}")
+        raise ConfigError(f"{what}: {kind} '{spec.name}': this model has {', '.join(datatypes)}")
     if spec.data_type is not expected:
         got = "nothing" if spec.data_type is None else spec.data_type.config_name
         raise ConfigError(f"{what}: {kind} '{spec.name}': expected data_type {expected.config_name}, got {got}")

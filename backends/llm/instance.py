@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
@@ -13,6 +11,7 @@ from modelserver.backend import ResponseSender as Sender
 from .answer import AnswerWriter, ChoiceNews, numbers, texts
 from .call import Call, read_call
 from .contract import Operation
+from .embedding.answer import embedded
 from .generation import GenerationRequest, SequenceOutput
 from .measurements import measure
 
@@ -215,8 +214,10 @@ class LlmInstance(StepInstance):
     # Embeddings: computed in a step, without the engine, each prompt at once.
 
     def _embedded_token_ids(self, call: Call) -> list[int]:
-        token_ids, _ = self._prompt(call)
         runner = self.engine.runner
+        if call.text is not None:
+            call = replace(call, text=runner.head.text(call.text))
+        token_ids, _ = self._prompt(call)
         if not 1 <= len(token_ids) <= runner.max_model_len:
             raise InvalidArgumentError(
                 f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {runner.max_model_len}"
@@ -238,17 +239,11 @@ class LlmInstance(StepInstance):
         vectors = self.engine.runner.embed([embedding.token_ids for embedding in chosen])
         for embedding, vector in zip(chosen, vectors, strict=True):
             del self._embeddings[embedding.request]
-            embedding.sender.finish(_embedded(embedding, vector))
-
-
-def _embedded(embedding: _Embedding, vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> InferResponse:
-    """The response: the vector, or its first dimensions, of length one."""
-    size = embedding.call.dimensions
-    if size is not None and size > len(vector):
-        error = InvalidArgumentError(f"input 'dimensions': expected at most {len(vector)}, got {size}")
-        return InferResponse(error=error)
-    part = vector[:size]
-    length = float(np.linalg.norm(part))
-    outputs = [numbers("embedding", part / length if length else part)]
-    outputs.append(numbers("num_input_tokens", [len(embedding.token_ids)]))
-    return InferResponse(outputs)
+            embedding.sender.finish(
+                embedded(
+                    vector,
+                    num_tokens=len(embedding.token_ids),
+                    dimensions=embedding.call.dimensions,
+                    is_normalised=self.engine.runner.head.is_normalised,
+                )
+            )

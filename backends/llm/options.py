@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .embedding.layout import POOLINGS, pooling_of
 from .json_fields import boolean, integer, number, string, unknown, wrong
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ class EngineOptions:
     `max_num_batched_tokens` bounds a step, `max_num_seqs` what runs at once, `max_model_len` prompt and output
     together (tokens). `kv_cache_memory_bytes` bounds the pool of blocks where `num_gpu_blocks_override` does not say
     how many there are (one of them is for padding). `scheduling_policy` is "fcfs" or "priority" (lower goes first).
+    `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
     """
@@ -42,6 +44,9 @@ class EngineOptions:
     enforce_eager: bool = False
     max_logprobs: int = 20
     num_threads: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    default_prompt_name: str | None = None
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _RANGES.items():
@@ -110,10 +115,23 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "enforce_eager": boolean,
     "max_logprobs": integer,
     "num_threads": integer,
+    "pooling": string,
+    "normalize": boolean,
+    "default_prompt_name": string,
 }
 # Options of which "auto" means None.
 AUTOMATIC = frozenset(
-    {"block_size", "max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "quantization", "num_threads"}
+    {
+        "block_size",
+        "default_prompt_name",
+        "kv_cache_memory_bytes",
+        "max_model_len",
+        "normalize",
+        "num_gpu_blocks_override",
+        "num_threads",
+        "pooling",
+        "quantization",
+    }
 )
 # vLLM's engine arguments that model.json files have, and that change nothing here.
 WITHOUT_MEANING = frozenset(
@@ -145,4 +163,5 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tensor_parallel_size": (lambda value: value >= 1, "at least 1"),
     "max_logprobs": (lambda value: value >= 0, "at least 0"),
     "num_threads": (lambda value: value >= 1, "at least 1"),
+    "pooling": (lambda value: pooling_of(value) is not None, f"one of {', '.join(POOLINGS)}"),
 }

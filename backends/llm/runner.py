@@ -14,22 +14,21 @@ from .attention.kv_blocks import KvBlocks
 from .attention.paged import PagedAttention
 from .attention.sdpa import SdpaAttention
 from .captured_decode import CapturedDecode, CudaCapture, Ending
+from .compute_thread import ComputeThread, choose_num_threads
+from .embedding.head import EmbeddingHead, load_head
 from .kv_memory import reserve_kv_memory
-from .models.load import LoadedNetwork, load_network, read_pooling
+from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
 from .step_inputs import StepInputs
-from .tensor_parallel import Followers, Pool, rank_options, share_of_threads
+from .tensor_parallel import Followers, Pool, rank_options
 
 if TYPE_CHECKING:
     from .sampler import Sampler
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
-# A checkpoint smaller than this is done sooner by one thread than threads are woken; and where cores are few, a
-# thread that waits for another's turn costs a hundred times what it computes.
-_SINGLE_THREAD_BYTES = 64 << 20
 
 
 class Network(Protocol):
@@ -67,6 +66,7 @@ class Runner:
         network: Network,
         *,
         sampler: Sampler,
+        head: EmbeddingHead,
         blocks: KvBlocks,
         attention: PagedAttention,
         fresh_attention: SdpaAttention,
@@ -78,7 +78,6 @@ class Runner:
         eos_token_ids: frozenset[int],
         is_asynchronous: bool,
         window: int | None = None,
-        pooling: str = "last",
         close: Callable[[], None] | None = None,
     ) -> None:
         self.num_blocks = blocks.num_blocks
@@ -88,6 +87,7 @@ class Runner:
         self.eos_token_ids = eos_token_ids
         self.is_asynchronous = is_asynchronous
         self.window = window
+        self.head = head
         self._device = blocks.layers[0].device
         self._network = network
         self._sampler = sampler
@@ -95,8 +95,7 @@ class Runner:
         self._fresh_attention = fresh_attention
         self._captured = captured
         self._followers = followers
-        self._num_threads = num_threads
-        self._pooling = pooling
+        self._thread = ComputeThread(self._device, num_threads)
         self._close = close
         # The step before: its sampled tokens, on the device, and the row of each sequence in them.
         self._last_token_ids: torch.Tensor | None = None
@@ -104,7 +103,7 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step; the one before may still run, and its tokens need not have been read."""
-        self._settle_thread()
+        self._thread.settle()
         with torch.inference_mode():
             step = StepInputs(plan.chunks, self.block_size)
             if self._followers is not None:
@@ -127,7 +126,7 @@ class Runner:
         return Launched(lambda: StepResult(tuple(read()), prompt_logprobs))
 
     def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
-        """One vector [hidden_size] per list: its last hidden state, or their mean, as the checkpoint's pooling says.
+        """One vector [size] per list, pooled as the checkpoint says: its last hidden state, if that says nothing.
 
         Nothing is cached. Not normalised to unit length.
         """
@@ -140,18 +139,8 @@ class Runner:
         if self._close is not None:
             self._close()
 
-    def _settle_thread(self) -> None:
-        """What torch keeps for each thread: how many others it computes with, and the GPU of streams, events, kernels.
-
-        Who steps is not who loaded, and models of other kinds have their own.
-        """
-        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
-            torch.cuda.set_device(self._device)
-        if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
-            torch.set_num_threads(self._num_threads)
-
     def _embed(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        self._settle_thread()
+        self._thread.settle()
         with torch.inference_mode():
             length = len(token_ids)
             if self._followers is not None:
@@ -162,8 +151,8 @@ class Runner:
                 self._fresh_attention,
                 self._fresh_attention.prepare_fresh(length),
             )
-            pooled = hidden[-1] if self._pooling == "last" else hidden.float().mean(dim=0)
-            return pooled.float().cpu().numpy()  # type: ignore[no-any-return]
+            vectors = self.head(hidden[None], torch.tensor([length], device=self._device))
+            return vectors[0].cpu().numpy()  # type: ignore[no-any-return]
 
     def _input_ids(self, step: StepInputs) -> torch.Tensor:
         input_ids = torch.from_numpy(step.input_ids).to(self._device)
@@ -271,31 +260,21 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
     return Runner(
         loaded.network,
         sampler=sampler,
+        head=load_head(directory, options, default="last", device=loaded.device),
         blocks=memory.blocks,
         attention=attention,
         fresh_attention=SdpaAttention(memory.blocks, loaded.attention),
         captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
         followers=followers,
-        num_threads=options.num_threads or _choose_num_threads(directory, loaded.device, options),
+        num_threads=choose_num_threads(directory, loaded.device, options),
         vocab_size=loaded.vocab_size,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
         # The other ranks get their steps from the host, tokens and all.
         is_asynchronous=loaded.device.type == "cuda" and followers is None,
         window=loaded.attention.window,
-        pooling=read_pooling(directory),
         close=memory.reservation.release,
     )
-
-
-def _choose_num_threads(directory: Path, device: torch.device, options: EngineOptions) -> int | None:
-    """None: as many as torch takes."""
-    if device.type != "cpu":
-        return None
-    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    if size < _SINGLE_THREAD_BYTES:
-        return 1
-    return share_of_threads(options) if options.tensor_parallel_size > 1 else None
 
 
 def _make_captured(

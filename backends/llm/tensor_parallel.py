@@ -28,6 +28,7 @@ from .attention.batch import AttentionBatch
 from .attention.choose import make_attention
 from .attention.kv_blocks import KvBlocks
 from .attention.sdpa import SdpaAttention
+from .compute_thread import share_of_threads
 from .models.load import LoadedNetwork, load_network
 from .models.weights import Rank
 from .options import EngineOptions
@@ -147,11 +148,6 @@ def rank_options(options: EngineOptions, index: int) -> EngineOptions:
             )
         device = f"cuda:{index}"
     return replace(options, device=device)
-
-
-def share_of_threads(options: EngineOptions) -> int:
-    """Ranks on one CPU share its cores."""
-    return max(1, (os.cpu_count() or 1) // options.tensor_parallel_size)
 
 
 def join(store: Path, index: int, size: int, device: str) -> Rank:

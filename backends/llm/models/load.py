@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 
 from ..attention.kv_blocks import KvShape
 from ..attention.spec import AttentionSpec
+from ..embedding.recognition import is_encoder
 from ..options import EngineOptions
 from .build import build_decoder
 from .checkpoint import Checkpoint
@@ -50,6 +50,11 @@ class LoadedNetwork:
 def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
     """InvalidArgumentError or UnsupportedError says what of the checkpoint or the options does not fit."""
     entries = read_config_json(directory)
+    if is_encoder(entries, directory):
+        raise UnsupportedError(
+            f"{directory} holds an encoder ({entries['model_type']}): it makes embeddings, at /v1/embeddings of a "
+            "server, and generates nothing"
+        )
     if not is_known(entries["model_type"]):
         return load_with_transformers(directory, options)
     config = read_config(directory)
@@ -148,12 +153,3 @@ def choose_max_model_len(asked: int | None, usual: int, longest: int) -> int:
             f"max_model_len {asked} is more than the {longest} positions that the checkpoint was made for"
         )
     return asked
-
-
-def read_pooling(directory: Path) -> str:
-    """ "last" or "mean": how sentence-transformers says that a checkpoint's hidden states become one vector."""
-    path = directory / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return "last"
-    entries = json.loads(path.read_text())
-    return "mean" if entries.get("pooling_mode_mean_tokens") else "last"

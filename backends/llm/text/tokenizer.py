@@ -49,6 +49,7 @@ class Tokenizer:
         self.vocab_size = max(self._vocabulary.values(), default=-1) + 1
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
+        self.pad_token_id = self._named_id("pad_token")
         named = [] if self.eos_token_id is None else [self.eos_token_id]
         self.eos_token_ids = frozenset(eos_token_ids).union(named)
         self.chat_templates = ChatTemplates(templates or {}, self.special_tokens)

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 # What of the inputs stands in for which parameter of a request, to name it when the model lacks it.
 _PARAM_OF = {"messages": "messages", "input_ids": "prompt", "text_input": "prompt", "return_logprobs": "logprobs"}
-_VERBS = {"generates": "generate text", "embeds": "make embeddings", "is_served": "serve here"}
+_VERBS = {
+    "generates": "generate text",
+    "embeds": "make embeddings",
+    "is_served": "serve here",
+    "tokenizes": "tell tokens",
+}
 
 
 class LanguageModel:
@@ -48,6 +53,10 @@ class LanguageModel:
     @property
     def embeds(self) -> bool:
         return "embedding" in self.outputs and not self.inputs.keys().isdisjoint(("text_input", "input_ids"))
+
+    @property
+    def tokenizes(self) -> bool:
+        return self.generates or ("operation" in self.inputs and "token_ids" in self.outputs)
 
     @property
     def tool_parser(self) -> str:

@@ -29,7 +29,8 @@ class Tokens:
     async def tokenize(self, call: Call) -> None:
         """The tokens of a prompt, or of a conversation in the model's template. Raises ServerError."""
         fields = call.fields
-        model = await find_model(self._dataplane, fields.text("model"))
+        name = fields.text("model")
+        model = await find_model(self._dataplane, name, "tokenizes" if name else "generates")
         needed: dict[str, Any] = {"operation": "tokenize"}
         if fields.has("messages") and fields.has("prompt"):
             raise ParameterError("'prompt' and 'messages' cannot both be given: use one of them", "prompt")

@@ -49,12 +49,12 @@ def test_what_the_config_says_stays() -> None:
     [
         ({"max_batch_size": 8}, "max_batch_size: expected 0, got 8"),
         ({"model_transaction_policy": ModelTransactionPolicy(decoupled=False)}, "expected decoupled: true"),
-        ({"input": (ModelInput("prompt", Datatype.BYTES, dims=(1,)),)}, "input 'prompt': a language model has text_in"),
+        ({"input": (ModelInput("prompt", Datatype.BYTES, dims=(1,)),)}, "input 'prompt': this model has text_in"),
         ({"input": (ModelInput("stream", Datatype.INT32, dims=(1,)),)}, "expected data_type TYPE_BOOL, got TYPE_INT32"),
         ({"output": (ModelOutput("text_output", None, dims=(1,)),)}, "expected data_type TYPE_STRING, got nothing"),
         (
             {"output": (ModelOutput("score", Datatype.FP32, dims=(1,)),)},
-            "output 'score': a language model has text_out",
+            "output 'score': this model has text_out",
         ),
     ],
 )

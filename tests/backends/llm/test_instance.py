@@ -12,57 +12,13 @@ from modelserver_backends.llm.backend import LlmBackend
 from modelserver_backends.llm.instance import LlmInstance
 from support.contexts import context_of, loaded, request_of
 from support.llm_models import arrays, write_llm
+from support.recorder import Recorder
 
-from modelserver.backend import (
-    DeviceKind,
-    InferRequest,
-    InferResponse,
-    ModelConfig,
-    Placement,
-    ResponseSender,
-    ServerError,
-)
+from modelserver.backend import DeviceKind, InferRequest, ModelConfig, Placement, ResponseSender
 from modelserver.errors import InvalidArgumentError
 
 PROMPT = "the model of a server answers"
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-class Recorder:
-    """The server's end of a request: keeps what is sent; `has_room` is set by the test."""
-
-    is_cancelled = False
-
-    def __init__(self) -> None:
-        self.has_room = True
-        self.responses: list[InferResponse] = []
-        self.error: ServerError | None = None
-        self.is_ended = False
-
-    def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:
-        assert not self.is_ended, "sent after the end"
-        assert not wait, "a step must not wait"
-        self.is_ended = is_final
-        if isinstance(response, ServerError):
-            self.error = response
-        elif response is not None:
-            self.error = self.error or response.error
-            self.responses.append(response)
-
-    def watch(self, **_: object) -> None: ...
-
-    def note(self, event: str, time_ns: int) -> None: ...
-
-    def drop(self) -> None: ...
-
-    def column(self, name: str) -> list[Any]:
-        """An output's elements, over all responses."""
-        found = [tensor for response in self.responses for tensor in response.outputs if tensor.name == name]
-        return [element for tensor in found for element in tensor.data.tolist()]
-
-    @property
-    def text(self) -> str:
-        return b"".join(self.column("text_output")).decode()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from modelserver_backends.llm.embedding.head import EmbeddingHead
+from modelserver_backends.llm.embedding.layout import EmbeddingLayout
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.plan import Chunk, StepPlan
 from modelserver_backends.llm.runner import Runner, load_runner
@@ -75,20 +77,7 @@ def test_embeddings_are_the_last_hidden_states(family: str, checkpoint: Checkpoi
 
 def test_embeddings_are_means_where_the_checkpoint_says_so(runner: Runner, checkpoint: Checkpoints) -> None:
     prompt = random_prompts(1, seed=6)[0]
-    runner._pooling = "mean"
+    runner.head = EmbeddingHead(EmbeddingLayout(pooling=("mean",)), device=torch.device("cpu"))
     with torch.inference_mode():
         hidden = reference_model(checkpoint("llama")).model(torch.tensor([prompt])).last_hidden_state[0]
     np.testing.assert_allclose(runner.embed([prompt])[0], hidden.mean(dim=0).numpy(), atol=1e-4)
-
-
-def test_the_thread_that_steps_uses_the_gpu_of_the_network(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread begins with the first GPU, whichever the network lies on."""
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen[-1].index if chosen else 0)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    runner._settle_thread()
-    assert not chosen
-    runner._device = torch.device("cuda:1")
-    runner._settle_thread()
-    runner._settle_thread()
-    assert chosen == [torch.device("cuda:1")]

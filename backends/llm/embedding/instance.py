@@ -1,0 +1,156 @@
+"""An encoder as the server drives it: requests by the contract's tensors in, a batch per step, a response for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
+from modelserver.backend import ResponseSender as Sender
+
+from ..answer import numbers, texts
+from ..call import Call, read_call
+from ..contract import Operation
+from ..engine_statistics import EngineStatistics
+from ..measurements import measure
+from ..options import EngineOptions
+from ..sequence import FinishReason
+from .answer import embedded
+from .batch_plan import plan_batch
+from .encoder import Encoder
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """One that waits for the step in which it is embedded. `arrival_ns` by the instance's clock."""
+
+    sender: Sender
+    token_ids: list[int]
+    dimensions: int | None
+    arrival_ns: int
+
+
+class EncoderInstance(StepInstance):
+    """One encoder. Called from the worker's thread; only `measure` is called from another.
+
+    Requests wait here in order of arrival, at most twice as many as a batch takes, so that each batch finds texts of
+    like length; all others wait in the model's queue.
+    """
+
+    def __init__(
+        self, encoder: Encoder, options: EngineOptions, *, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.encoder = encoder
+        self.statistics = EngineStatistics(max_model_len=encoder.max_model_len)
+        self._max_rows = options.max_num_seqs
+        self._max_tokens = options.max_num_batched_tokens
+        self._clock_ns = clock_ns
+        self._waiting: dict[InferRequest, _Text] = {}
+
+    @classmethod
+    def from_directory(cls, directory: Path, options: EngineOptions) -> EncoderInstance:
+        """Raises ServerErrors that name the file or the option."""
+        return cls(Encoder.from_directory(directory, options), options)
+
+    def add(self, request: InferRequest) -> None:
+        call = read_call(request, usual=Operation.EMBED)
+        match call.operation:
+            case Operation.EMBED:
+                token_ids = self._token_ids(call)
+                arrival_ns = request.arrival_ns or self._clock_ns()
+                self._waiting[request] = _Text(request.sender, token_ids, call.dimensions, arrival_ns)
+                self.statistics.num_waiting = len(self._waiting)
+            case Operation.TOKENIZE:
+                request.sender.finish(self._tokenized(call))
+            case _:
+                raise InvalidArgumentError(
+                    f"input 'operation': this model makes embeddings: it does not {call.operation.value}; expected "
+                    "embed or tokenize"
+                )
+
+    def abort(self, request: InferRequest) -> None:
+        if self._waiting.pop(request, None) is not None:
+            self.statistics.by_finish_reason[FinishReason.ABORT] += 1
+            self.statistics.num_waiting = len(self._waiting)
+
+    def step(self) -> None:
+        requests = list(self._waiting)
+        lengths = [len(text.token_ids) for text in self._waiting.values()]
+        chosen = plan_batch(lengths, max_tokens=self._max_tokens, max_rows=self._max_rows)
+        batch = [self._waiting.pop(requests[position]) for position in chosen]
+        statistics = self.statistics
+        statistics.num_running, statistics.num_waiting = len(batch), len(self._waiting)
+        start_ns = self._clock_ns()
+        try:
+            vectors = self.encoder.embed([text.token_ids for text in batch])
+        finally:
+            statistics.num_running = 0
+        self._observe(batch, start_ns)
+        for text, vector in zip(batch, vectors, strict=True):
+            response = embedded(
+                vector,
+                num_tokens=len(text.token_ids),
+                dimensions=text.dimensions,
+                is_normalised=self.encoder.head.is_normalised,
+            )
+            text.sender.finish(response)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._waiting) < 2 * self._max_rows
+
+    def measure(self) -> list[Measurement]:
+        return measure(self.statistics)
+
+    def _token_ids(self, call: Call) -> list[int]:
+        """Checked: the network has an embedding for each, and positions for all."""
+        if call.dimensions is not None and call.dimensions < 1:
+            raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {call.dimensions}")
+        token_ids = self._encoded(call) if call.token_ids is None else call.token_ids
+        longest, vocab_size = self.encoder.max_model_len, self.encoder.vocab_size
+        if not 1 <= len(token_ids) <= longest:
+            raise InvalidArgumentError(
+                f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {longest}"
+            )
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
+        return token_ids
+
+    def _encoded(self, call: Call) -> list[int]:
+        if call.text is None:
+            raise InvalidArgumentError("input 'messages': this model embeds texts; it has no chat template")
+        text = self.encoder.head.text(call.text)
+        return self.encoder.tokenizer.encode(text, add_special_tokens=call.has_special_tokens is not False)
+
+    def _tokenized(self, call: Call) -> InferResponse:
+        token_ids = self._encoded(call)
+        tokenizer = self.encoder.tokenizer
+        return InferResponse(
+            [
+                numbers("token_ids", token_ids),
+                texts("token_strs", [tokenizer.id_to_token(token_id) or "" for token_id in token_ids]),
+                numbers("max_model_len", [self.encoder.max_model_len]),
+            ]
+        )
+
+    def _observe(self, batch: list[_Text], start_ns: int) -> None:
+        statistics, end_ns = self.statistics, self._clock_ns()
+        computed_s = (end_ns - start_ns) / 1e9
+        num_tokens = sum(len(text.token_ids) for text in batch)
+        statistics.num_steps += 1
+        statistics.num_prompt_tokens += num_tokens
+        statistics.iteration_tokens.observe(num_tokens)
+        statistics.by_finish_reason[FinishReason.STOP] += len(batch)
+        statistics.prefill_time_s.observe(computed_s, len(batch))
+        statistics.inference_time_s.observe(computed_s, len(batch))
+        for text in batch:
+            statistics.request_prompt_tokens.observe(len(text.token_ids))
+            statistics.queue_time_s.observe((start_ns - text.arrival_ns) / 1e9)
+            statistics.e2e_latency_s.observe((end_ns - text.arrival_ns) / 1e9)
