@@ -166,9 +166,9 @@ class ServerOptions:
     rate_limit_resource: tuple[str, ...] = field(default=(), metadata=flag(CACHE, "Units of a resource that there are, on each device or on one. Without any, there is of each what the most demanding instance needs; with some, nothing but these. Repeat for several.", metavar="NAME:COUNT[:DEVICE]"))
 
     allow_client_shm: bool = field(default=False, metadata=flag(MEMORY, "Let clients register system shared memory, in which tensors of their requests then lie. Whoever can send requests can have any object of /dev/shm read and written that the server may open."))
-    pinned_memory_pool_byte_size: int = field(default=256 << 20, metadata=flag(MEMORY, "Bytes of page-locked memory.", state=_NOT_YET, minimum=0))
-    cuda_memory_pool_byte_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's memory pool.", state=_NOT_YET, metavar="GPU:BYTES"))
-    cuda_virtual_address_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Bytes of a GPU's address space.", state=_NOT_YET, metavar="GPU:BYTES"))
+    pinned_memory_pool_byte_size: int = field(default=256 << 20, metadata=flag(MEMORY, "Pool of page-locked memory; backends take what they need.", state=_NOT_YET, minimum=0))
+    cuda_memory_pool_byte_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Pool of a GPU; batches take what they need, freed memory is used again.", state=_NOT_YET, metavar="GPU:BYTES"))
+    cuda_virtual_address_size: tuple[str, ...] = field(default=(), metadata=flag(MEMORY, "Address space of that pool.", state=_NOT_YET, metavar="GPU:BYTES"))
     min_supported_compute_capability: float = field(default=6.0, metadata=flag(MEMORY, "GPUs below this are left alone, where nvidia-ml-py can tell.", minimum=0))
     buffer_manager_thread_count: int = field(default=0, metadata=flag(MEMORY, "Threads that gather inputs; the worker does it here.", state=_NOT_YET, minimum=0))
     enable_peer_access: bool = field(default=True, metadata=flag(MEMORY, "Let GPUs read each other's memory.", state=_NOT_YET))
@@ -202,6 +202,7 @@ class ServerOptions:
         parse_resource_limits(self.rate_limit_resource)
         parse_host_policies(self.host_policy)
         parse_gpu_limits(self.model_load_gpu_limit)
+        _check_gpu_bytes(self)
         if self.load_model and self.model_control_mode != "explicit":
             raise InvalidArgumentError(
                 "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
@@ -349,6 +350,15 @@ class ServerOptions:
     def auto_complete_config(self) -> bool:
         """Whether backends fill in what config.pbtxt leaves out."""
         return not (self.disable_auto_complete_config or self.strict_model_config)
+
+
+def _check_gpu_bytes(options: ServerOptions) -> None:
+    """Sizes without effect are wrong for Triton as well when they are none."""
+    for name in ("cuda_memory_pool_byte_size", "cuda_virtual_address_size"):
+        for text in getattr(options, name):
+            device, _, size = text.partition(":")
+            if not (f"{device}{size}".isascii() and device.isdecimal() and size.isdecimal()):
+                raise InvalidArgumentError(f"{_flag_name(name)} expects GPU:BYTES, as 0:67108864, got '{text}'")
 
 
 def _check_ports(options: ServerOptions) -> None:

@@ -123,6 +123,8 @@ def test_repeated_flags_collect_in_order_and_the_old_name_counts() -> None:
             ],
         ),
         (["--metrics-config=counter_latencies=maybe"], ["counter_latencies", "true or false", "'maybe'"]),
+        (["--cuda-memory-pool-byte-size=64"], ["--cuda-memory-pool-byte-size", "GPU:BYTES", "'64'"]),
+        (["--cuda-virtual-address-size=0:-1"], ["--cuda-virtual-address-size", "GPU:BYTES", "'0:-1'"]),
         (["--load-model=a"], ["--load-model needs --model-control-mode=explicit"]),
         (["a", "b", "--model-name=m"], ["--model-name needs a single --model-repository"]),
         (["--config=/nonexistent/file"], ["/nonexistent/file", "No such file"]),

@@ -117,7 +117,7 @@ class OnnxBackend(Backend):
 
     @classmethod
     def check_written(cls, context: BackendContext) -> None:
-        check_gpu_wish(context, has_gpu=cls.supports_gpu and bool(visible_gpus()))
+        check_gpu_wish(context, has_gpu=cls.supports_gpu and bool(context.gpu_ids))
 
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:

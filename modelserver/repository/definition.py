@@ -346,6 +346,7 @@ class _Reading:
             version_directory=served[version],
             options=self._options.backend_options(self._config.backend),
             is_uploaded=self._is_uploaded,
+            gpu_ids=self._options.gpu_ids,
         )
         try:
             backend_class.check_written(context)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from modelserver.errors import UnavailableError
 from modelserver.repository.cloud_uri import CloudUri
+from modelserver.repository.devices import gpu_ids
 
 
 class ControlMode(enum.Enum):
@@ -35,7 +36,7 @@ class DefinitionOptions:
 
     `backend_config` holds the `--backend-config <backend>,key=value` pairs by backend name; those given
     without a backend are under "". `config_name` is `--model-config-name`, `agent_directory` is
-    `--repoagent-directory`.
+    `--repoagent-directory`. `gpu_ids` are CUDA's numbers of the GPUs that models may be placed on; this machine's.
     """
 
     config_name: str = ""
@@ -44,7 +45,7 @@ class DefinitionOptions:
     is_auto_complete_disabled: bool = False
     allow_model_backends: bool = False
     agent_directory: Path | None = None
-    gpu_ids: tuple[int, ...] = ()
+    gpu_ids: tuple[int, ...] = field(default_factory=gpu_ids)
 
     def backend_options(self, backend_name: str) -> dict[str, str]:
         """What one backend is told: the pairs for all backends, then its own."""

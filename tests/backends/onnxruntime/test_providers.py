@@ -33,6 +33,10 @@ from modelserver.config.schema import (
     OptimizationCuda,
 )
 from modelserver.discovery import find_backend
+from modelserver.errors import ServerError
+from modelserver.repository.definition import read_definition
+from modelserver.repository.layout import scan_model
+from modelserver.repository.options import DefinitionOptions
 
 ON_CPU = Placement("cpu")
 ON_GPU = Placement("gpu", DeviceKind.GPU, 1)
@@ -194,3 +198,19 @@ def test_a_model_is_not_computed_elsewhere_in_silence(
     with caplog.at_level(logging.WARNING):
         instance = instance_of("onnxruntime", replace(given, config=replace(config, parameters=FALLBACK)))
     assert instance.run({"x": __import__("numpy").ones((1, 2), "float32")})["y"].tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize(("gpu_ids", "is_refused"), [((), True), ((0,), False)])
+def test_a_gpu_that_may_not_be_used_fulfils_no_wish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_ids: tuple[int, ...], is_refused: bool
+) -> None:
+    # As with a GPU below --min-supported-compute-capability: the machine has one, and models get none.
+    monkeypatch.setattr(find_backend("onnxruntime"), "supports_gpu", True)
+    directory = identity_model(tmp_path / "m", ["n", 3])
+    (directory / "config.pbtxt").write_text(
+        'backend: "onnxruntime" optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
+    )
+    layout, options = scan_model(directory, "m"), DefinitionOptions(gpu_ids=gpu_ids)
+    with pytest.raises(ServerError, match="GPU accelerator 'cuda'") if is_refused else nullcontext():
+        (group,) = read_definition(layout, options).config.instance_group
+        assert (group.kind, group.gpus) == (InstanceGroupKind.KIND_GPU, gpu_ids)
