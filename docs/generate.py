@@ -26,6 +26,7 @@ from modelserver.pb import model_config_pb2
 from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
 from modelserver.scheduling.rate_limit import RateLimiter
+from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import ServerMetrics
@@ -138,6 +139,9 @@ class _Model:
     namespace = ""
     is_decoupled = True
 
+    def __init__(self) -> None:
+        self.statistics.process_restarts.expect()
+
     def measure(self) -> tuple[Sequence[Measurement], ...]:
         return ()
 
@@ -146,6 +150,12 @@ def _limiter() -> RateLimiter:
     limiter = RateLimiter()
     limiter.join("m_0", 0, ModelRateLimiter((RateLimiterResource("r", count=1),)))
     return limiter
+
+
+def _reloads() -> FileReloads:
+    reloads = FileReloads()
+    reloads.took("--tls-cert", {"--tls-cert": 0.0})
+    return reloads
 
 
 def metrics() -> str:
@@ -157,6 +167,7 @@ def metrics() -> str:
         wire=WireCounts(),
         answers=StoreCounts(),
         limiter=_limiter(),
+        reloads=_reloads(),
     )
     lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
     for family in server.collect():

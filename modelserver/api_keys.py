@@ -29,6 +29,7 @@ from modelserver.caller_limits import NO_LIMITS, CallerLimits, parse_limits
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
 from modelserver.flags import nearest_hint
 from modelserver.telemetry.access_log import note_key
+from modelserver.telemetry.file_reloads import FileReloads
 
 _logger = logging.getLogger(__name__)
 
@@ -172,14 +173,22 @@ class KeyRing:
     """The keys of a file over time: a file that changed is taken, a broken one is not, and the old keys stay."""
 
     def __init__(
-        self, path: str, *, clock: Callable[[], float] = time.monotonic, today_s: Callable[[], float] = time.time
+        self,
+        path: str,
+        reloads: FileReloads | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        today_s: Callable[[], float] = time.time,
     ) -> None:
-        """Raises InvalidArgumentError when the file is no good. `today_s` gives the seconds since 1970."""
+        """Raises InvalidArgumentError when the file is no good. `reloads` is told what becomes of it; `today_s` gives
+        the seconds since 1970."""
         self._path = Path(path)
         self._clock = clock
         self._today_s = today_s
         self._seen = self._fingerprint()
         self._keys = read_keys(self._path)
+        self._reloads = reloads or FileReloads()
+        self._reloads.took(FLAG)
         self._limits = _limits(self._keys)
         self._next_look_s = clock() + LOOK_S
 
@@ -227,7 +236,9 @@ class KeyRing:
             found = read_keys(self._path)
         except InvalidArgumentError as error:
             _logger.error("the new API keys are not used, the old ones stay: %s", error.message)
+            self._reloads.failed(FLAG, seen)
             return
+        self._reloads.took(FLAG)
         old = self._keys
         # Entries that stay are the same objects: calls that began with them go on.
         self._keys = {key_id: old[key_id] if old.get(key_id) == key else key for key_id, key in found.items()}
@@ -243,9 +254,9 @@ class KeyRing:
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def open_keys(path: str) -> KeyRing | None:
+def open_keys(path: str, reloads: FileReloads | None = None) -> KeyRing | None:
     """The keys of a file; None without one. Raises InvalidArgumentError when it is no good."""
-    return KeyRing(path) if path else None
+    return KeyRing(path, reloads) if path else None
 
 
 def parse_date(value: object) -> float:

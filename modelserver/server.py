@@ -52,7 +52,8 @@ from modelserver.stop_stages import StopStages
 from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.log_settings import LogControl
-from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
+from modelserver.telemetry.metrics import ServerMetrics
+from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.tracer import Tracer
 from modelserver.telemetry.wire import FrontGauges, WireCounts
@@ -72,7 +73,8 @@ class Server:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.version = metadata.version("modelserver")
-        self.keys = open_keys(options.api_keys_file)
+        self._counts = WireCounts()
+        self.keys = open_keys(options.api_keys_file, self._counts.reloads)
         self.answers = open_store(options.cache_settings)
         self.limiter = RateLimiter(options.resource_limits) if options.rate_limit == "execution_count" else None
         self.repository = ModelRepository(repository_options(options), facilities=self._facilities())
@@ -92,7 +94,6 @@ class Server:
         self.controlplane = ControlPlane(self.repository, LogControl(log_settings(options)))
         self.controlplane.logs.follow(self.dataplane.follow_logs)
         self._stages = StopStages()
-        self._counts = WireCounts()
         self._wires: dict[str, Wire] = {}
         self._started: AsyncExitStack | None = None
 
@@ -240,6 +241,7 @@ class Server:
             residency=self.repository.residency,
             traffic=self.repository.traffic,
             fronts=self._fronts,
+            reloads=self._counts.reloads,
             model_metrics=self._model_metrics,
             options=MetricsOptions(
                 has_duration_counters=switches["counter_latencies"],

@@ -10,6 +10,8 @@ from support.keys import KeyFile
 
 from modelserver.api_keys import LOOK_S, KeyRing, Scope, create_key, date_text, open_keys, parse_scopes, read_keys
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
+from modelserver.telemetry.exposition import render_text
+from modelserver.telemetry.file_reloads import FileReloads
 
 GOOD = f"{{name: a, id: '00000001', hash: 'sha256:{'0' * 32}:{'0' * 64}', scopes: [infer]}}"
 
@@ -118,7 +120,8 @@ def test_changes_are_taken_at_the_next_look_and_broken_files_are_not(
 ) -> None:
     clock = Clock()
     first = keys.add("first", Scope.INFER)
-    ring = KeyRing(str(keys.path), clock=clock)
+    reloads = FileReloads()
+    ring = KeyRing(str(keys.path), reloads, clock=clock)
     before = ring.caller({"x-api-key": first})
 
     second = keys.add("second", Scope.INFER)
@@ -140,11 +143,15 @@ def test_changes_are_taken_at_the_next_look_and_broken_files_are_not(
             clock.now_s += LOOK_S
             assert ring.caller({"x-api-key": first}) is before
         assert len(caplog.records) == 1, "a broken file is told once"
+    told = render_text(reloads.families()).decode()
+    assert 'modelserver_reload_failures_total{flag="--api-keys-file"} 2' in told
+    assert 'modelserver_last_reload_successful{flag="--api-keys-file"} 0' in told
 
     keys.remove("first")
     clock.now_s += LOOK_S
     with pytest.raises(UnauthenticatedError):
         ring.check_current(before)
+    assert 'modelserver_last_reload_successful{flag="--api-keys-file"} 1' in render_text(reloads.families()).decode()
     with pytest.raises(UnauthenticatedError):
         ring.caller({"x-api-key": first})
     assert ring.caller({"x-api-key": second}).name == "second"

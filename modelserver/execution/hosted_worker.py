@@ -26,6 +26,7 @@ from modelserver.execution.sending_runner import SendingRunner
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.source import BatchSource
+from modelserver.telemetry.process_restarts import ProcessRestarts
 from modelserver.telemetry.statistics import BatchTiming
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class HostedElsewhere(Protocol):
     def flush(self) -> None: ...
 
     def can_execute(self) -> bool: ...
+
+    def count_restarts(self, restarts: ProcessRestarts) -> None: ...
 
 
 class AnsweredExecutor(Executor):

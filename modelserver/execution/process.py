@@ -31,7 +31,8 @@ from modelserver.execution.model_calls import CallOrigin, ModelCalls
 from modelserver.execution.readiness import ReadinessProbe
 from modelserver.execution.recipe import ProcessOptions, Recipe
 from modelserver.execution.shared_buffer import ByteView
-from modelserver.execution.supervisor import State, Supervisor
+from modelserver.execution.supervisor import Death, State, Supervisor
+from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason
 
 _logger = logging.getLogger(__name__)
 
@@ -179,6 +180,11 @@ class ProcessInstance(BatchInstance):
     def can_execute(self) -> bool:
         """Whether there is a child to send a batch to."""
         return self._supervisor.state is State.READY
+
+    def count_restarts(self, restarts: ProcessRestarts) -> None:
+        """From here on, count there how often a child is started again. From any thread."""
+        restarts.expect()
+        self._supervisor.restarts = restarts
 
     def close(self) -> None:
         """Let the child finish in order; after `close_timeout_s` it shows where it hangs and is killed."""
@@ -350,9 +356,13 @@ class ProcessInstance(BatchInstance):
         else:
             executing.finish(failure)
 
-    def death_of(self, child: ChildProcess) -> ServerError:
+    def death_of(self, child: ChildProcess) -> Death:
         """Why it failed to start, or else how it ended."""
-        return self._start_failure or self._death_in_flight(child)
+        assert child.exit_report is not None, "it has ended"
+        reason = RestartReason.KILLED if child.exit_report.status < 0 else RestartReason.EXITED
+        if self._hang_s is not None:
+            reason = RestartReason.HUNG
+        return Death(self._start_failure or self._death_in_flight(child), reason)
 
     def _death_in_flight(self, child: ChildProcess) -> ServerError:
         failure = f"the process of {self.name} {child.exit_report}"

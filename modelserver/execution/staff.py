@@ -252,6 +252,8 @@ class Staff:
         members = []
         guard = self._guard if self.is_inline else None
         for loaded, runner in zip(instances, runners or [None] * len(instances), strict=True):
+            if isinstance(loaded.instance, HostedElsewhere):
+                loaded.instance.count_restarts(self._statistics.process_restarts)
             worker, give_up = self._workers.make(loaded, runner, self.scheduler, guard)
             members.append(StaffedInstance(loaded, worker, partial(self._claims.leave, loaded.plan), give_up))
         for member in members:

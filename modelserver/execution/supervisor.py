@@ -8,11 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from modelserver.backend import InternalError, ServerError, UnavailableError
 from modelserver.execution.child_process import ChildProcess
 from modelserver.execution.restart import RestartOptions, RestartPolicy
+from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +32,14 @@ class State(enum.Enum):
     READY = "is ready"
     WAITING = "crashed and waits to be restarted"
     CLOSED = "is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why a child ended: for those that needed it, and for the counts."""
+
+    failure: ServerError
+    reason: RestartReason
 
 
 class Charge(Protocol):
@@ -50,8 +60,8 @@ class Charge(Protocol):
     def await_child(self) -> None:
         """There is no child, and no other will come."""
 
-    def death_of(self, child: ChildProcess) -> ServerError:
-        """Why the child ended, for those that needed it. From the supervisor's thread."""
+    def death_of(self, child: ChildProcess) -> Death:
+        """Why the child ended. From the supervisor's thread."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -78,6 +88,8 @@ class Supervisor:
     ) -> None:
         self.state = State.STARTING
         self.num_trimmed = 0  # the number of batches when memory was given back
+        # Where restarts are counted; may be replaced at any time.
+        self.restarts = ProcessRestarts()
         self._name = name
         self._policy = RestartPolicy(restart)
         self._idle_s = idle_s
@@ -176,15 +188,16 @@ class Supervisor:
 
     def _keep_running(self, charge: Charge) -> None:
         while True:
-            failure = self._run_child(charge)
+            death = self._run_child(charge)
             with self._changed:
                 self._child = None
-                self._failure = failure
+                self._failure = death.failure
                 if not self._has_stood:
                     self.state = State.CLOSED
                 self._changed.notify_all()
                 if self.state is State.CLOSED or not self._pause():
                     return
+            self.restarts.record(death.reason)
 
     def _pause(self) -> bool:
         """Wait as long as the policy wants before the next start; False when the instance was closed meanwhile."""
@@ -198,12 +211,13 @@ class Supervisor:
         self.state = State.STARTING
         return True
 
-    def _run_child(self, charge: Charge) -> ServerError:
+    def _run_child(self, charge: Charge) -> Death:
         """Start a child and stay with it until its end; why it ended."""
         try:
             child = ChildProcess(self._name, self._environment, interpreter=self._interpreter)
         except OSError as error:
-            return InternalError(f"cannot start a process for {self._name}: {error}")
+            failure = InternalError(f"cannot start a process for {self._name}: {error}")
+            return Death(failure, RestartReason.NOT_STARTED)
         with self._changed:
             self._child = child
             if self.state is State.CLOSED:
@@ -212,6 +226,7 @@ class Supervisor:
             child.kill()
         self._watch(charge, child)
         with self._changed:
+            has_stood = self.state is not State.STARTING
             # Whoever looks for a child must not find this one while its end is being told.
             self.state = State.WAITING if self.state is State.READY else self.state
         is_done = threading.Event()
@@ -219,7 +234,8 @@ class Supervisor:
             while not is_done.wait(1.0) and not charge.loop.is_closed():
                 continue
         child.channel.close()
-        return charge.death_of(child)
+        death = charge.death_of(child)
+        return death if has_stood else replace(death, reason=RestartReason.NOT_STARTED)
 
     def _watch(self, charge: Charge, child: ChildProcess) -> None:
         """Until the child's end; in a time without traffic both sides give memory back."""

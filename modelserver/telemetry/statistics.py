@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from modelserver.telemetry.histogram import Histogram, Numbers
+from modelserver.telemetry.process_restarts import ProcessRestarts
 from modelserver.telemetry.statistics_snapshot import BatchStat, DurationStat, ResponseStat, StatisticsSnapshot
 
 _NS_PER_S = 1_000_000_000
@@ -145,6 +146,8 @@ class ModelStatistics:
         self.is_traced = False
         # How long the slowest instance was warmed up, in seconds.
         self.warmup_s = 0.0
+        # Of the processes that instances live in.
+        self.process_restarts = ProcessRestarts()
         self.pending = pending
         self.inflight = inflight
         self._lock = threading.Lock()

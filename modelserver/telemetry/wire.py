@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
+from modelserver.telemetry.file_reloads import FileReloads
+
 
 class Protocol(enum.Enum):
     """What a connection speaks; the values are the `protocol` labels of the metrics."""
@@ -92,6 +94,8 @@ class WireCounts:
         # HTTP/2 streams that are open now.
         self.open_streams = 0
         self.violations: Counter[tuple[Protocol, Violation]] = Counter()
+        # Of certificates and their keys; other files of the server may be counted there, too.
+        self.reloads = FileReloads()
 
     def opened(self, protocol: Protocol) -> None:
         """A connection speaks `protocol`."""

@@ -59,7 +59,7 @@ class Port:
         self.name = name
         self.context = WireContext(loop, http, grpc, limits, counts, Outbox(loop))
         self._entrance = Entrance(self.context, name, http1=http1, http2=http2)
-        self._tls = TlsReloader(tls) if tls is not None else None
+        self._tls = TlsReloader(tls, counts.reloads) if tls is not None else None
         self._beginning: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 

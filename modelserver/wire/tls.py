@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelserver.errors import InvalidArgumentError
+from modelserver.telemetry.file_reloads import FileReloads
+from modelserver.wire.certificate import first_not_after_s
 
 _logger = logging.getLogger(__name__)
 
@@ -58,6 +60,19 @@ class TlsFiles:
             return ()
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
 
+    def not_after_s(self) -> dict[str, float]:
+        """By flag, when the first certificate of its file expires (Unix time), of files that `context` has taken."""
+        found = {}
+        for path, flag in ((self.certificate, self.flags[0]), (self.client_ca, self.flags[2])):
+            try:
+                seconds = first_not_after_s(Path(path).read_bytes()) if path else None
+            except (OSError, ValueError) as error:  # of OpenSSL's taste, and not of ours
+                _logger.warning("%s: cannot tell when '%s' expires: %s", flag, path, error)
+                continue
+            if seconds is not None:
+                found[flag] = seconds
+        return found
+
     def _load_certificate(self, context: ssl.SSLContext) -> None:
         try:
             # A passphrase would be asked for on the terminal.
@@ -81,13 +96,15 @@ class TlsFiles:
 class TlsReloader:
     """The TLS of a port over time: files that change on disk are taken; broken ones are not, and the old ones stay."""
 
-    def __init__(self, files: TlsFiles) -> None:
-        """Raises InvalidArgumentError when the files are no good."""
+    def __init__(self, files: TlsFiles, reloads: FileReloads | None = None) -> None:
+        """Raises InvalidArgumentError when the files are no good. `reloads` is told what becomes of them."""
         self._files = files
+        self._reloads = reloads or FileReloads()
         # Taken before the files are read: what changes meanwhile is seen at the next look.
         self._read = self._seen = files.fingerprint()
         # For connections to come.
         self.context = files.context()
+        self._reloads.took(files.flags[0], files.not_after_s())
 
     def look(self) -> None:
         """Read files that have changed, once two looks in a row find them the same: certificate and key are
@@ -99,7 +116,9 @@ class TlsReloader:
                 self.context = self._files.context()
             except InvalidArgumentError as error:
                 _logger.error("the new TLS files are not used, the old ones stay: %s", error.message)
+                self._reloads.failed(self._files.flags[0], seen)
             else:
+                self._reloads.took(self._files.flags[0], self._files.not_after_s())
                 _logger.info("took the new TLS files %s and %s", self._files.certificate, self._files.key)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.certificates import Authority
 from support.deployment import CHART, DOCKER, ROOT, metrics_of, read_yaml
 from support.model_files import write_identity
+from support.python_models import write_model as write_python_model
 from support.serving import RunningServer, running_server
 from support.tools import run_tool
 from support.waiting import until_true
@@ -58,16 +60,20 @@ def scrape(server: RunningServer) -> str:
 
 @pytest.fixture(scope="module")
 def second_scrape(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The metrics of a server that has front processes, quotas, a cache, a canary, a shadow, and models on demand."""
+    """The metrics of a server that has front processes, TLS, quotas, a cache, a canary, a shadow, a model in a process
+    of its own, and models on demand."""
     root = tmp_path_factory.mktemp("second")
     write_identity(root, "split", versions=(1, 2), more="version_policy { all { } }")
     write_identity(root, "cached", more="response_cache { enable: true }")
+    write_python_model(root, "class TritonPythonModel:\n    def execute(self, requests): return []\n")
+    pair = Authority(root.parent).pair("server")
+    tls = {"grpc_use_ssl": True, "grpc_server_cert": str(pair.certificate), "grpc_server_key": str(pair.key)}
     for name in ("turn", "about"):
         words = {"load_on_demand": "true", "resident_bytes": "60"}.items()
         more = "".join(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in words)
         write_identity(root, name, more=more)
     (root / "tiny_chat").symlink_to(ROOT / "model_repository" / "tiny_chat")
-    options: dict[str, Any] = {"on_demand_memory_budget": 100, "cache_config": ("local,size=100000",)}
+    options: dict[str, Any] = {"on_demand_memory_budget": 100, "cache_config": ("local,size=100000",), **tls}
     limits = "requests_per_second=1000,tokens_per_second=1000"
     with running_server(root, callers_by="address", caller_limits=limits, wire_processes=2, **options) as second:
         post(second, "/v2/repository/models/split/traffic", {"weights": {"1": 1}, "shadows": {"2": 1}})

@@ -5,17 +5,20 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from support.waiting import PATIENCE_S, until_true
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
@@ -26,9 +29,12 @@ from modelserver.execution.process import ProcessInstance
 from modelserver.execution.process_call import call_in_process
 from modelserver.execution.recipe import ProcessOptions, Recipe
 from modelserver.execution.restart import RestartOptions
+from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason
 
 TESTS = (str(Path(__file__).resolve().parent.parent),)
 MIB = 1 << 20
+# What a busy machine is given where a child had no time to show what it does.
+MORE_TIME_S = (5.0, 20.0)
 
 
 def recipe(function: str, **arguments: Any) -> Recipe:
@@ -52,13 +58,6 @@ def ask(instance: ProcessInstance, action: str) -> Any:
     (entry,) = instance.execute([request(do=action)])
     (array,) = outputs(entry).values()
     return array[0]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -158,18 +157,18 @@ def test_the_instance_can_ask_whether_a_request_is_cancelled(echo: ProcessInstan
     assert outputs(entries[1])["is_cancelled"].tolist() == [cancelled]
 
 
-def test_instances_run_side_by_side(echo: ProcessInstance, start: Callable[..., ProcessInstance]) -> None:
+def test_instances_run_side_by_side(
+    echo: ProcessInstance, start: Callable[..., ProcessInstance], tmp_path: Path
+) -> None:
     other = start()
     assert other.pid != echo.pid
-    threads = [
-        threading.Thread(target=instance.execute, args=([request(do="sleep 0.6")],)) for instance in (echo, other)
-    ]
-    begin = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert time.monotonic() - begin < 1.15
+    here, there = tmp_path / "here", tmp_path / "there"
+    with ThreadPoolExecutor(2) as pool:
+        met = [
+            pool.submit(echo.execute, [request(do=f"meet {here} {there}")]),
+            pool.submit(other.execute, [request(do=f"meet {there} {here}")]),
+        ]
+        assert all(outputs(each.result(PATIENCE_S)[0])["x"].tolist() == [1.0, 2.0] for each in met)
 
 
 # ---- crashes
@@ -220,7 +219,7 @@ def test_killed_while_idle_costs_no_request(start: Callable[..., ProcessInstance
     pid = instance.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: instance.pid != pid)
+    until_true(lambda: instance.pid != pid, "another child came")
     assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
 
 
@@ -314,7 +313,7 @@ def test_a_batch_survives_a_kill_from_outside(retrying: Callable[..., ProcessIns
     pid = instance.pid
     assert pid is not None
     mark = tmp_path / "mark"
-    killer = threading.Thread(target=lambda: (wait_until(mark.exists), os.kill(pid, signal.SIGKILL)))
+    killer = threading.Thread(target=lambda: (until_true(mark.exists, "it executes"), os.kill(pid, signal.SIGKILL)))
     killer.start()
     entries = instance.execute([request(do=f"hang_once {mark}"), request(data=[2.0])])
     killer.join()
@@ -357,7 +356,7 @@ def test_closing_ends_what_is_to_be_retried(retrying: Callable[..., ProcessInsta
         instance.execute([request(do="exit 1")])  # the next crash is followed by a pause
     mark = tmp_path / "mark"
     closer = threading.Thread(
-        target=lambda: (wait_until(lambda: mark.exists() and instance.pid is None), instance.close())
+        target=lambda: (until_true(lambda: mark.exists() and instance.pid is None, "it died"), instance.close())
     )
     closer.start()
     entries = instance.execute([request(do=f"note_and_exit {mark}"), request()])
@@ -372,7 +371,7 @@ def test_a_child_whose_offspring_holds_its_files_is_still_seen_to_die(start: Cal
     offspring = psutil.Process(instance.pid).children()
     with pytest.raises(InternalError, match="exited with code 1"):
         instance.execute([request(do="exit 1")])
-    wait_until(lambda: not any(process.is_running() for process in offspring))
+    until_true(lambda: not any(process.is_running() for process in offspring), "its offspring ended")
 
 
 def test_a_crash_budget_bounds_the_restarts(start: Callable[..., ProcessInstance]) -> None:
@@ -380,7 +379,7 @@ def test_a_crash_budget_bounds_the_restarts(start: Callable[..., ProcessInstance
     instance = start(options=ProcessOptions(restart=restart, restart_patience_s=0.05))
     with pytest.raises(InternalError):
         instance.execute([request(do="exit 1")])
-    wait_until(instance.is_ready)  # the first restart came at once
+    until_true(instance.is_ready, "it is ready")  # the first restart came at once
     with pytest.raises(InternalError):
         instance.execute([request(do="exit 2")])
     assert not instance.is_ready()
@@ -391,20 +390,52 @@ def test_a_crash_budget_bounds_the_restarts(start: Callable[..., ProcessInstance
 
 
 def test_a_restart_that_fails_is_a_crash_too(start: Callable[..., ProcessInstance], tmp_path: Path) -> None:
-    options = ProcessOptions(restart=RestartOptions(first_pause_s=30.0), restart_patience_s=2.0)
+    options = ProcessOptions(restart=RestartOptions(first_pause_s=30.0), restart_patience_s=0.1)
     instance = start("crash_after_first_start", options, path=str(tmp_path / "started"))
     with pytest.raises(InternalError):
         instance.execute([request(do="exit 1")])
-    with pytest.raises(UnavailableError, match="once was enough"):
-        instance.execute([request()])
+
+    def says_why() -> bool:
+        with pytest.raises(UnavailableError) as caught:
+            instance.execute([request()])
+        return "once was enough" in caught.value.message
+
+    until_true(says_why, "the restart failed too")
     assert not instance.is_ready()
 
 
+def test_restarts_are_counted_by_what_ended_the_process_before(
+    start: Callable[..., ProcessInstance], tmp_path: Path
+) -> None:
+    options = ProcessOptions(restart=RestartOptions(first_pause_s=0.0), restart_patience_s=60.0)
+    instance = start("stand_unless", options, path=str(tmp_path / "broken"))
+    restarts = ProcessRestarts()
+    instance.count_restarts(restarts)
+    for action in ("exit 1", "exit 0", "segfault"):
+        with pytest.raises(InternalError):
+            instance.execute([request(do=action)])
+        instance.execute([request()])
+    counts = {RestartReason.EXITED: 2, RestartReason.KILLED: 1, RestartReason.HUNG: 0, RestartReason.NOT_STARTED: 0}
+    assert restarts.snapshot() == counts
+    (tmp_path / "broken").touch()
+    assert instance.pid is not None
+    os.kill(instance.pid, signal.SIGKILL)
+    until_true(lambda: restarts.snapshot()[RestartReason.NOT_STARTED] > 0, "the start that failed is counted")
+    assert restarts.snapshot()[RestartReason.KILLED] == 2
+
+
 def test_a_batch_that_hangs_is_killed_and_shows_where(start: Callable[..., ProcessInstance]) -> None:
-    instance = start(options=ProcessOptions(execute_timeout_s=0.5))
-    with pytest.raises(InternalError, match=r"did not answer within 0\.5 s and was killed(.|\n)*hosted\.py.* in sleep"):
-        instance.execute([request(do="sleep 30")])
-    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+    for timeout_s in (2.0, *MORE_TIME_S):
+        instance = start(options=ProcessOptions(execute_timeout_s=timeout_s))
+        restarts = ProcessRestarts()
+        instance.count_restarts(restarts)
+        with pytest.raises(InternalError, match=f"did not answer within {timeout_s} s and was killed") as caught:
+            instance.execute([request(do="sleep 60")])
+        assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+        assert {reason for reason, count in restarts.snapshot().items() if count} == {RestartReason.HUNG}
+        if re.search(r"hosted\.py.* in sleep", caught.value.message):
+            return
+    pytest.fail("it never showed where it hung")
 
 
 def test_closing_in_a_pause_does_not_wait_for_it(start: Callable[..., ProcessInstance]) -> None:
@@ -414,7 +445,7 @@ def test_closing_in_a_pause_does_not_wait_for_it(start: Callable[..., ProcessIns
             instance.execute([request(do=f"exit {status}")])
     begin = time.monotonic()
     instance.close()
-    assert time.monotonic() - begin < 5.0
+    assert time.monotonic() - begin < 25.0
     with pytest.raises(UnavailableError, match="echo_0 is closed"):
         instance.execute([request()])
 
@@ -434,9 +465,12 @@ def test_a_crash_at_the_start_is_raised_here() -> None:
 
 def test_a_start_that_takes_too_long_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with pytest.raises(InternalError, match=r"hang_0 did not start within 1\.0 s"):
-        ProcessInstance("hang_0", recipe("hang_at_start"), ProcessOptions(start_timeout_s=1.0))
-    assert "in hang_at_start" in caplog.text
+    for timeout_s in (1.0, *MORE_TIME_S):
+        with pytest.raises(InternalError, match=f"hang_0 did not start within {timeout_s} s"):
+            ProcessInstance("hang_0", recipe("hang_at_start"), ProcessOptions(start_timeout_s=timeout_s))
+        if "in hang_at_start" in caplog.text:
+            return
+    pytest.fail("the log never showed where it hung")
 
 
 def test_a_start_that_nobody_wants_any_more_is_ended() -> None:
@@ -477,13 +511,13 @@ def test_an_instance_may_have_an_opinion_on_readiness(start: Callable[..., Proce
     mind = tmp_path / "mind"
     mind.write_text("yes")
     instance = start("wavering", path=str(mind))
-    wait_until(instance.is_ready)
+    until_true(instance.is_ready, "it is ready")
     mind.write_text("no")
-    wait_until(lambda: not instance.is_ready())
+    until_true(lambda: not instance.is_ready(), "it is not ready")
     mind.write_text("yes")
-    wait_until(instance.is_ready)
+    until_true(instance.is_ready, "it is ready")
     mind.unlink()  # is_ready raises
-    wait_until(lambda: not instance.is_ready())
+    until_true(lambda: not instance.is_ready(), "it is not ready")
     assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
 
 
@@ -506,19 +540,21 @@ def test_an_idle_child_and_its_server_give_memory_back(start: Callable[..., Proc
     def shared_bytes() -> int:
         return sum(region.rss for region in child.memory_maps() if "memfd:" in region.path)
 
-    wait_until(lambda: shared_bytes() < 16 * MIB)
+    until_true(lambda: shared_bytes() < 16 * MIB, "it gave memory back")
     assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
 
 
 def test_a_hang_at_close_ends_in_a_kill(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    instance = ProcessInstance("slow_0", recipe("echo", close_delay_s=60), ProcessOptions(close_timeout_s=0.3))
-    pid = instance.pid
-    begin = time.monotonic()
-    instance.close()
-    assert time.monotonic() - begin < 5.0
-    assert not psutil.pid_exists(pid or 0)
-    assert "in close" in caplog.text  # where it hung
+    for timeout_s in (0.3, *MORE_TIME_S):
+        options = ProcessOptions(close_timeout_s=timeout_s)
+        instance = ProcessInstance("slow_0", recipe("echo", close_delay_s=60), options)
+        pid = instance.pid
+        instance.close()
+        assert not psutil.pid_exists(pid or 0)
+        if "in close" in caplog.text:
+            return
+    pytest.fail("the log never showed where it hung")
 
 
 def test_twenty_lives_leave_nothing_behind() -> None:
@@ -535,7 +571,8 @@ def test_twenty_lives_leave_nothing_behind() -> None:
                 instance.execute([request(do="exit 1")])
         instance.close()
     gc.collect()
-    assert all(now <= then for now, then in zip(held(), before, strict=True)), f"{before} became {held()}"
+    # The kernel counts a thread for a moment after it was joined.
+    until_true(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), "all is as before")
 
 
 def test_the_children_die_with_the_server(tmp_path: Path) -> None:
@@ -545,10 +582,10 @@ def test_the_children_die_with_the_server(tmp_path: Path) -> None:
         "from modelserver.execution.process import ProcessInstance\nfrom modelserver.execution.recipe import Recipe\n"
         f"instance = ProcessInstance('orphan_0', Recipe('support.hosted:echo', {{}}, ({TESTS[0]!r},)))\n"
         "print(instance.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     with psutil.Popen([sys.executable, str(script)], stdout=-1) as server:
         child = psutil.Process(int(server.stdout.readline()))
         server.kill()
         server.wait()
-    assert psutil.wait_procs([child], timeout=5)[1] == []
+    assert psutil.wait_procs([child], timeout=PATIENCE_S)[1] == []

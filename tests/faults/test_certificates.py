@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,15 @@ from support.processes import ServerProcess, serving_process
 
 
 def ask_over_tls(port: int, path: str, context: ssl.SSLContext) -> int:
+    return get_over_tls(port, path, context)[0]
+
+
+def get_over_tls(port: int, path: str, context: ssl.SSLContext) -> tuple[int, bytes]:
     connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()
 
@@ -48,8 +54,17 @@ def test_an_expired_certificate_of_the_server_is_replaced_without_a_restart(tmp_
         replace(expired, authority.pair("renewed"))
         for port, path in ports(server).items():
             wait_for(lambda: is_trusted(port, path, context), f"port {port} has the new one")  # noqa: B023
+        assert seconds_left(server, context) > 0
         server.signal()
         assert server.wait() == 0
+
+
+def seconds_left(server: ServerProcess, context: ssl.SSLContext) -> float:
+    """Until the certificate that is in use expires, by the metrics."""
+    text = get_over_tls(server.port("metrics"), "/metrics", context)[1].decode()
+    name = "modelserver_certificate_not_after_timestamp_seconds"
+    (line,) = [line for line in text.splitlines() if line.startswith(f'{name}{{flag="--tls-cert"}}')]
+    return float(line.rpartition(" ")[2]) - time.time()
 
 
 def is_trusted(port: int, path: str, context: ssl.SSLContext) -> bool:

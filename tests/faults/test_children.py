@@ -55,6 +55,11 @@ def model_child(server: ServerProcess) -> psutil.Process:
     return child
 
 
+def num_restarts(server: ServerProcess, reason: str) -> float:
+    url = f"127.0.0.1:{server.port('metrics')}"
+    return metric(url, "modelserver_model_process_restarts_total", f'reason="{reason}"')
+
+
 def fronts_of(server: ServerProcess) -> list[psutil.Process]:
     """Those that hold connections: they were started first."""
     return sorted(server.children(), key=lambda child: child.create_time())[:2]
@@ -75,6 +80,7 @@ def test_a_model_that_is_killed_at_work_fails_that_request_and_comes_back(server
         assert "killed by signal 9" in text or "SIGKILL" in text, text
         assert behind.result() == (200, 2.0), "what waited is for the next process"
     assert infer(url, 3.0, "m") == (200, 3.0)
+    assert num_restarts(server, "killed") >= 1
     assert infer(url, 4.0) == (200, 4.0)
 
 

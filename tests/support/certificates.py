@@ -32,14 +32,16 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.certificate = directory / f"{name}.pem"
-        self._write(self.certificate, self._sign(self._name, self._key.public_key(), is_authority=True))
+        end = datetime.datetime.now(datetime.UTC) + _DAY
+        self._write(self.certificate, self._sign(self._name, self._key.public_key(), is_authority=True, not_after=end))
 
-    def pair(self, name: str, *, is_expired: bool = False) -> Pair:
-        """A new certificate whose common name, and the stem of its files, is `name`."""
+    def pair(self, name: str, *, is_expired: bool = False, not_after: datetime.datetime | None = None) -> Pair:
+        """A new certificate whose common name, and the stem of its files, is `name`. It is good for a day by itself."""
+        end = not_after or datetime.datetime.now(datetime.UTC) + (-9 if is_expired else 1) * _DAY
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         pair = Pair(self._directory / f"{name}.crt", self._directory / f"{name}.key")
-        self._write(pair.certificate, self._sign(subject, key.public_key(), is_authority=False, is_expired=is_expired))
+        self._write(pair.certificate, self._sign(subject, key.public_key(), is_authority=False, not_after=end))
         pair.key.write_bytes(private_pem(key))
         return pair
 
@@ -53,9 +55,9 @@ class Authority:
         return context
 
     def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, is_authority: bool, is_expired: bool = False
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, is_authority: bool, not_after: datetime.datetime
     ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC) - (10 * _DAY if is_expired else 0 * _DAY)
+        begin = min(not_after, datetime.datetime.now(datetime.UTC)) - _DAY
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
         return (
             x509.CertificateBuilder()
@@ -63,8 +65,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _DAY)
-            .not_valid_after(now + _DAY)
+            .not_valid_before(begin)
+            .not_valid_after(not_after)
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             # Python 3.13 insists on what a key is for, and on what tells certificates of the same name apart.

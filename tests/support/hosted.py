@@ -68,6 +68,13 @@ class EchoInstance(BatchInstance):
     def sleep(self, _request: InferRequest, seconds: str) -> None:
         time.sleep(float(seconds))
 
+    def meet(self, _request: InferRequest, paths: str) -> None:
+        """Note that this one has come, at the first path, and wait for who notes it at the second."""
+        own, other = paths.split()
+        os.close(os.open(own, os.O_CREAT | os.O_WRONLY))
+        while not os.path.exists(other):  # noqa: PTH110
+            time.sleep(0.005)
+
     def hang_once(self, _request: InferRequest, path: str) -> None:
         """Hang the first time, which is noted at `path`."""
         if not os.path.exists(path):  # noqa: PTH110
@@ -163,6 +170,13 @@ def crash_after_first_start(path: str) -> EchoInstance:
     if os.path.exists(path):  # noqa: PTH110
         raise RuntimeError("once was enough")
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    return EchoInstance()
+
+
+def stand_unless(path: str) -> EchoInstance:
+    """Stands as long as there is nothing at `path`."""
+    if os.path.exists(path):  # noqa: PTH110
+        raise RuntimeError("no more")
     return EchoInstance()
 
 

@@ -20,7 +20,8 @@ from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement
-from modelserver.telemetry.metrics import MetricsOptions, ServerMetrics
+from modelserver.telemetry.metrics import ServerMetrics
+from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.refusals import RefusalCounts, RefusalReason
 from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
 

@@ -8,14 +8,18 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from support.certificates import Authority, Pair, encrypted
 
 from modelserver.errors import InvalidArgumentError
+from modelserver.telemetry.exposition import render_text
+from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.wire.tls import TlsFiles, TlsReloader
 
 GRPC_FLAGS = ("--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert")
@@ -219,20 +223,50 @@ def test_new_files_are_taken(authority: Authority, pair: Pair, caplog: pytest.Lo
 def test_new_files_that_are_no_good_are_said_once_and_the_old_ones_stay(
     authority: Authority, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reloader = TlsReloader(files(pair))
+    reloads = FileReloads()
+    reloader, of_another_port = (TlsReloader(files(pair), reloads) for _ in range(2))
     first = reloader.context
-    renewed = authority.pair("renewed")
+    renewed = authority.pair("renewed", not_after=datetime(2050, 1, 1, tzinfo=UTC))
     shutil.copy(renewed.certificate, pair.certificate)
     _touch(pair.certificate)
     for _ in range(4):
         reloader.look()
     assert reloader.context is first
-    assert caplog.text.count("the new TLS files are not used, the old ones stay: --tls-key: ") == 1
+    of_another_port.look()
+    of_another_port.look()
+    told = _told(reloads)
+    assert told["modelserver_last_reload_successful"] == 0
+    assert told["modelserver_reload_failures_total"] == 1
+    assert time.time() < told["modelserver_certificate_not_after_timestamp_seconds"] < time.time() + 100_000
+    assert caplog.text.count("the new TLS files are not used, the old ones stay: --tls-key: ") == 2, "each port says it"
     shutil.copy(renewed.key, pair.key)
     _touch(pair.key)
     reloader.look()
     reloader.look()
     assert _name_shown(reloader.context, authority) == "renewed"
+    told = _told(reloads)
+    assert told["modelserver_last_reload_successful"] == 1
+    assert told["modelserver_reload_failures_total"] == 1
+    assert told["modelserver_certificate_not_after_timestamp_seconds"] == datetime(2050, 1, 1, tzinfo=UTC).timestamp()
+
+
+def _told(reloads: FileReloads) -> dict[str, float]:
+    """The metrics of the server's own certificate."""
+    lines = (line.split() for line in render_text(reloads.families()).decode().splitlines())
+    return {name.partition("{")[0]: float(value) for name, value, *_ in lines if name.endswith('{flag="--tls-cert"}')}
+
+
+def test_each_file_of_certificates_has_its_own_end(authority: Authority, pair: Pair) -> None:
+    tls = TlsFiles(str(pair.certificate), str(pair.key), str(authority.certificate), GRPC_FLAGS)
+    ends = tls.not_after_s()
+    assert set(ends) == {"--grpc-server-cert", "--grpc-root-cert"}
+    assert all(time.time() < seconds < time.time() + 100_000 for seconds in ends.values())
+
+
+def test_an_end_that_cannot_be_told_is_left_out(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.certificate.write_text("-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n")
+    assert files(pair).not_after_s() == {}
+    assert f"--tls-cert: cannot tell when '{pair.certificate}' expires: " in caplog.text
 
 
 def test_files_that_are_gone_change_nothing(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from modelserver.wire.processes.dealer import Dealer
 from modelserver.wire.processes.front_process import FrontOptions, FrontProcess
 from modelserver.wire.processes.session import FrontSession
 from modelserver.wire.processes.setup import CorePlanes, FrontSetup, FrontSockets, PortSetup
-from modelserver.wire.tls import TlsFiles
+from modelserver.wire.tls import TlsFiles, TlsReloader
 
 _logger = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class WireProcesses:
         self._fronts: list[FrontProcess] = []
         self._sessions: dict[FrontProcess, FrontSession] = {}
         self._acceptors: list[Acceptor] = []
+        # The fronts read the files for themselves; here they fail sooner, and the metrics have what becomes of them.
+        self._tls: list[TlsReloader] = []
         self._tidier: asyncio.TimerHandle | None = None
         self._is_listening = False
         self._is_retiring = False
@@ -94,9 +96,7 @@ class WireProcesses:
         """
         if self._is_listening:
             return
-        for port in self._ports:
-            if port.tls is not None:
-                port.tls.context()  # the fronts read the files for themselves, but here they fail sooner
+        self._tls = [TlsReloader(port.tls, port.counts.reloads) for port in self._ports if port.tls is not None]
         loop = asyncio.get_running_loop()
         bound = []
         try:
@@ -238,6 +238,8 @@ class WireProcesses:
 
     def _tidy(self) -> None:
         self._tidier = asyncio.get_running_loop().call_later(_TIDY_S, self._tidy)
+        for tls in self._tls:
+            tls.look()
         now_s = asyncio.get_running_loop().time()
         for front, session in self._sessions.items():
             if session.silence_s(now_s) > self._options.max_silence_s:

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -315,6 +316,15 @@ async def test_tls_is_the_fronts_work(tmp_path: Path) -> None:
             np.testing.assert_array_equal(answer, data)
         for client in clients:
             await client.close()
+        renewed = authority.pair("renewed", not_after=datetime(2050, 1, 1, tzinfo=UTC))
+        renewed.key.replace(pair.key)
+        renewed.certificate.replace(pair.certificate)
+        # Of reloads' three families the last says when certificates expire.
+        ends = served.counts.reloads.families
+        served.until(
+            lambda: served.call(ends)[-1].samples[0].value == datetime(2050, 1, 1, tzinfo=UTC).timestamp(),
+            "the metrics have the new one",
+        )
 
 
 def test_files_that_are_no_certificate_keep_it_from_starting(tmp_path: Path) -> None:

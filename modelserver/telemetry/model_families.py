@@ -1,0 +1,257 @@
+"""The metric families that each loaded model version has: made from its statistics at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from modelserver.config.metric_options import FIRST_RESPONSE_MS
+from modelserver.config.schema import ModelConfig
+from modelserver.telemetry.histogram import HistogramSnapshot
+from modelserver.telemetry.measurement import Measurement
+from modelserver.telemetry.process_restarts import restart_family
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
+
+
+class MeasuredModel(Protocol):
+    """What is asked of a loaded model version."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def statistics(self) -> ModelStatistics: ...
+
+    @property
+    def load_duration_s(self) -> float: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def is_decoupled(self) -> bool: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+    def measure(self) -> Sequence[Sequence[Measurement]]:
+        """What each of its instances says of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """Which optional families are made: `counter_latencies` and `histogram_latencies` of --metrics-config."""
+
+    has_duration_counters: bool = True
+    has_duration_histograms: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSample:
+    """A version's numbers at one moment; `labels` are its own."""
+
+    model: MeasuredModel
+    labels: dict[str, str]
+    numbers: StatisticsSnapshot
+
+    @classmethod
+    def take(cls, model: MeasuredModel) -> ModelSample:
+        """Of a model that is loaded."""
+        return cls(model, _labels(model), model.statistics.snapshot())
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the config asks for its answers to be kept."""
+        cache = self.model.config.response_cache
+        return cache is not None and cache.enable
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A family with one value per model version."""
+
+    name: str
+    kind: str
+    help: str
+    value: Callable[[ModelSample], float]
+
+
+_COUNTS = (
+    _Family(
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        lambda sample: sample.numbers.success.count,
+    ),
+    _Family(
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed: rows of executed batches (cached requests are not counted)",
+        lambda sample: sample.numbers.inference_count,
+    ),
+    _Family(
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed: batches (cached requests are not counted)",
+        lambda sample: sample.numbers.execution_count,
+    ),
+    _Family(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Number of requests that wait in the queue of the model",
+        lambda sample: sample.numbers.pending,
+    ),
+    _Family(
+        "modelserver_inflight_requests",
+        "gauge",
+        "Number of requests that are queued or executing",
+        lambda sample: sample.numbers.inflight,
+    ),
+    _Family(
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Seconds that loading the model took, warmup included",
+        lambda sample: sample.model.load_duration_s,
+    ),
+    _Family(
+        "modelserver_model_warmup_seconds",
+        "gauge",
+        "Seconds that warming up the slowest instance took, a part of the load; 0 without warmup",
+        lambda sample: sample.numbers.warmup_s,
+    ),
+    _Family(
+        "modelserver_last_inference_timestamp_seconds",
+        "gauge",
+        "Unix time of the last execution; 0 before the first",
+        lambda sample: sample.numbers.last_inference_ms / 1000,
+    ),
+)
+
+_DURATIONS = (
+    _Family(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        lambda sample: sample.numbers.success.ns // 1000,
+    ),
+    _Family(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        lambda sample: sample.numbers.queue.ns // 1000,
+    ),
+    _Family(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        lambda sample: sample.numbers.compute_input.ns // 1000,
+    ),
+    _Family(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        lambda sample: sample.numbers.compute_infer.ns // 1000,
+    ),
+    _Family(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Cumulative compute output duration in microseconds (does not include cached requests)",
+        lambda sample: sample.numbers.compute_output.ns // 1000,
+    ),
+)
+
+# Name, help, which histogram.
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[StatisticsSnapshot], HistogramSnapshot]], ...] = (
+    (
+        "modelserver_request_duration_seconds",
+        "Time from arrival to answer of successful requests",
+        lambda numbers: numbers.request_histogram,
+    ),
+    (
+        "modelserver_queue_duration_seconds",
+        "Time that successful requests waited in the queue",
+        lambda numbers: numbers.queue_histogram,
+    ),
+    (
+        "modelserver_compute_infer_duration_seconds",
+        "Time that the backend took for the batches of successful requests",
+        lambda numbers: numbers.compute_infer_histogram,
+    ),
+)
+_FIRST_RESPONSE = (
+    FIRST_RESPONSE_MS,
+    "Time from the arrival of a request to its first response in milliseconds (decoupled models)",
+    lambda numbers: numbers.first_response_histogram,
+)
+_BATCH_ROWS = (
+    "modelserver_batch_rows",
+    "Rows of the executed batches",
+    lambda numbers: numbers.batch_rows_histogram,
+)
+
+
+def model_families(samples: Sequence[ModelSample], options: MetricsOptions) -> Iterator[Metric]:
+    """Every family of models, in a fixed order, with one or more samples for each version."""
+    make = _family_maker(samples)
+    yield from map(make, _COUNTS)
+    yield _failures(samples)
+    yield restart_family((sample.labels, sample.model.statistics.process_restarts) for sample in samples)
+    if options.has_duration_counters:
+        yield from map(make, _DURATIONS)
+    for name, text, pick in (*_HISTOGRAMS, _BATCH_ROWS) if options.has_duration_histograms else (_BATCH_ROWS,):
+        yield _histogram(name, text, samples, pick)
+    if options.has_duration_histograms:
+        name, text, pick = _FIRST_RESPONSE
+        yield _histogram(name, text, [sample for sample in samples if sample.model.is_decoupled], pick)
+
+
+def _labels(model: MeasuredModel) -> dict[str, str]:
+    """Name, version, namespace if there are any, and the `metric_tags` of the config, marked by an underscore."""
+    tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
+    namespace = {"namespace": model.namespace} if model.namespace else {}
+    return {"model": model.name, **namespace, "version": str(model.version), **tags}
+
+
+def _family_maker(samples: Sequence[ModelSample]) -> Callable[[_Family], Metric]:
+    def make(family: _Family) -> Metric:
+        metric = Metric(family.name, family.help, family.kind)
+        for sample in samples:
+            metric.add_sample(family.name, sample.labels, family.value(sample))
+        return metric
+
+    return make
+
+
+def _failures(samples: Sequence[ModelSample]) -> Metric:
+    metric = Metric(
+        "nv_inference_request_failure",
+        "Number of failed inference requests by reason: REJECTED by the queue, CANCELED, BACKEND, OTHER",
+        "counter",
+    )
+    for sample in samples:
+        for reason, count in sample.numbers.failures.items():
+            metric.add_sample(metric.name, {**sample.labels, "reason": reason.value}, count)
+    return metric
+
+
+def _histogram(
+    name: str, text: str, samples: Sequence[ModelSample], pick: Callable[[StatisticsSnapshot], HistogramSnapshot]
+) -> Metric:
+    metric = Metric(name, text, "histogram")
+    for sample in samples:
+        histogram = pick(sample.numbers)
+        total = 0
+        for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+            total += count
+            limit = "+Inf" if bound == float("inf") else repr(float(bound))
+            metric.add_sample(f"{name}_bucket", {**sample.labels, "le": limit}, total)
+        metric.add_sample(f"{name}_count", sample.labels, total)
+        metric.add_sample(f"{name}_sum", sample.labels, histogram.sum)
+    return metric
