@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from support.batching import request
+from support.gate import until
 
 from modelserver.cache.answer import CachedAnswer
 from modelserver.cache.key import NO_CACHE_PARAMETER, RequestKey
@@ -68,13 +70,6 @@ class Desk:
 async def turns(count: int = 3) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
 
 
 class Read:
@@ -202,7 +197,7 @@ async def test_who_waits_has_a_deadline() -> None:
     desk = Desk()
     Read(desk)
     waiting = Read(desk, deadline_ns=time.monotonic_ns() + 10_000_000)
-    await until(lambda: bool(waiting.responses))
+    await until(lambda: bool(waiting.responses), "it was told")
     assert waiting.error is ErrorCode.UNAVAILABLE
     assert desk.statistics.snapshot().failures[FailureReason.REJECTED] == 1
     desk.answer()
@@ -246,15 +241,17 @@ async def test_some_requests_pass_by(fields: dict[str, object]) -> None:
 async def test_large_requests_are_hashed_beside_the_loop() -> None:
     desk = Desk()
     width = 1 << 18
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))  # its work is done in order
     reads = [Read(desk, width=width) for _ in range(2)]
     assert desk.cache.num_waiting == 2
-    await until(lambda: bool(desk.taken))
-    await until(lambda: desk.cache.num_waiting == 1)
+    await loop.run_in_executor(None, int)
+    assert (len(desk.taken), desk.cache.num_waiting) == (1, 1)
     desk.answer()
     assert [read.result for read in reads] == [2.0, 2.0]
-    await until(lambda: desk.store.counts.num_entries == 1)
+    await until(lambda: desk.store.counts.num_entries == 1, "the answer is kept")
     again = Read(desk, width=width)
-    await until(lambda: bool(again.responses))
+    await until(lambda: bool(again.responses), "it was answered")
     assert again.result == 2.0
     np.testing.assert_array_equal(again.responses[0].outputs[0].data, np.full((1, width), 2.0, np.float32))
     assert len(desk.taken) == 1
@@ -265,7 +262,7 @@ async def test_a_large_request_that_is_cancelled_meanwhile_is_refused() -> None:
     desk = Desk()
     read = Read(desk, width=1 << 18)
     read.request.cancel()
-    await until(lambda: bool(read.responses))
+    await until(lambda: bool(read.responses), "it was answered")
     assert read.error is ErrorCode.CANCELLED
     assert desk.taken == []
 

@@ -49,6 +49,12 @@ class RunningServer:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout_s)
 
+    def pass_time(self, seconds: float) -> None:
+        """From now on it is so much later for the timers of the server's loop."""
+        now_s = self.loop.time
+        self.loop.time = lambda: now_s() + seconds  # type: ignore[method-assign]
+        self.loop.call_soon_threadsafe(int)
+
 
 @contextmanager
 def running_server(repository: Path | str | Sequence[Path | str], **options: Any) -> Iterator[RunningServer]:
