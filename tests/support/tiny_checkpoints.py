@@ -129,6 +129,8 @@ FOREIGN_FAMILIES: dict[str, Family] = {
     "gpt_neox": Family("gpt_neox", {"head_dim": None, "num_key_value_heads": None, "rotary_pct": 0.5}),
     "starcoder2": Family("starcoder2", {"head_dim": None, "sliding_window": _WINDOW}),
     "cohere2": Family("cohere2", {"sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    "olmoe": Family("olmoe", {"head_dim": None, "num_experts": 4, "num_experts_per_tok": 2}),
+    "opt": Family("opt", {"head_dim": None, "num_key_value_heads": None, "ffn_dim": 96, "word_embed_proj_dim": None}),
 }
 
 

@@ -6,7 +6,7 @@ Slower than our own decoder, but there is nothing to write for a new family. tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,15 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
+
 _ATTENTION = "modelserver_paged"
-# What an attention function may be given that does not change its result here, or that `_Call` keeps.
+# What an attention function may be given that does not change its result here, or that `AttentionCall` keeps.
 _HARMLESS = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """How one layer's attention is called: what it shares with the others must be equal."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    softcap: float | None
-    window: int | None
-
-
-@dataclass(slots=True)
-class _Recorder:
-    """Stands in for attention once, to learn how the layers call it. Tokens attend to themselves."""
-
-    calls: dict[int, _Call] = field(default_factory=dict)
-
-    def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, call: _Call) -> torch.Tensor:
-        self.calls[layer] = call
-        groups = queries.shape[1] // kv.shape[2]
-        return kv[:, 1].repeat_interleave(groups, dim=1).flatten(1)
+# What code raises that is called in a way which it was not written for.
+_UNEXPECTED = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, AssertionError)
 
 
 class TransformersNetwork:
@@ -50,12 +30,13 @@ class TransformersNetwork:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._inner = model.base_model
+        self._inner = _inner_of(model)
         self._inner_forward = self._inner.forward
         self._inner.forward = self._forward_inner
         self._attention: Any = None
         self._inputs: Any = None
         self._hidden: torch.Tensor | None = None
+        self._output_type: Any = None
         for module in model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
                 module.paged_network = self
@@ -64,6 +45,7 @@ class TransformersNetwork:
         """`input_ids` and `positions` [tokens] -> [tokens, hidden_size], normalised."""
         self._attention, self._inputs = attention, inputs
         output = self._inner(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        self._output_type = type(output)
         return output.last_hidden_state[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -75,29 +57,36 @@ class TransformersNetwork:
         finally:
             self._hidden = None
 
-    def attend(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, call: _Call) -> torch.Tensor:
-        inputs = call if isinstance(self._attention, _Recorder) else self._inputs
+    def attend(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        inputs = call if isinstance(self._attention, TrialAttention) else self._inputs
         return self._attention(layer, queries, kv, inputs)
 
-    def calls(self) -> list[_Call]:
-        """One step of one token tells how each layer attends."""
-        recorder = _Recorder()
-        device = self._inner.get_input_embeddings().weight.device
-        self(
-            torch.zeros(1, dtype=torch.long, device=device),
-            torch.zeros(1, dtype=torch.long, device=device),
-            recorder,
-            None,
-        )
-        return [recorder.calls[layer] for layer in sorted(recorder.calls)]
+    def try_out(self) -> list[AttentionCall]:
+        """How each layer attends. UnsupportedError, if that says anything else than the model's own attention."""
+        model, trial = self._model, TrialAttention()
+        ids = torch.arange(NUM_TRIED, device=model.device)
+        found = self.logits(self(ids, ids, trial, None))
+        model.set_attn_implementation("eager")
+        expected = model(input_ids=ids[None], position_ids=ids[None], use_cache=False).logits[0].float()
+        model.set_attn_implementation(_ATTENTION)
+        check_equal(found, expected, is_exact=model.dtype == torch.float32)
+        return [trial.calls[layer] for layer in sorted(trial.calls)]
 
     def _forward_inner(self, *args: Any, **kwargs: Any) -> Any:
         """The model without its head; while logits are made, its result is there already."""
         if self._hidden is None:
             return self._inner_forward(*args, **kwargs)
-        from transformers.modeling_outputs import BaseModelOutputWithPast
+        return self._output_type(last_hidden_state=self._hidden)
 
-        return BaseModelOutputWithPast(last_hidden_state=self._hidden)
+
+def _inner_of(model: Any) -> Any:
+    """What a `...ForCausalLM` calls before its head: not always its base_model, but a decoder within that."""
+    from transformers import PreTrainedModel
+
+    for inner in (model.get_decoder(), model.base_model):
+        if isinstance(inner, PreTrainedModel) and inner is not model:
+            return inner
+    raise UnsupportedError(f"{type(model).__name__} has no part that gives what its head takes")
 
 
 def _attend(
@@ -125,7 +114,7 @@ def _attend(
         )
     _, num_heads, _, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else scaling
-    call = _Call(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window)
+    call = AttentionCall(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window)
     kv = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
     output = module.paged_network.attend(module.layer_idx, query[0].transpose(0, 1), kv, call)
     return output.view(1, -1, num_heads, head_dim), None
@@ -136,7 +125,7 @@ class TransformersLoaded:
     """What `load` found; `num_kv_heads` and `head_dim` are those of every layer."""
 
     network: TransformersNetwork
-    calls: tuple[_Call, ...]
+    calls: tuple[AttentionCall, ...]
     vocab_size: int
 
 
@@ -169,8 +158,13 @@ def load_transformers(
             output_loading_info=True,
         )
     except (ValueError, ImportError) as error:
+        # The first sentence: what follows is how to install another version, over several lines.
         raise UnsupportedError(
-            f"transformers does not run the {model_type} in {directory} on blocks: {error}"
+            f"transformers does not run the {model_type} in {directory} on blocks: {str(error).splitlines()[0]}"
+        ) from None
+    except KeyError as error:
+        raise UnsupportedError(
+            f"the attention of a {model_type} cannot be exchanged, so that it does not run on blocks: KeyError: {error}"
         ) from None
     except (OSError, RuntimeError) as error:
         raise InvalidArgumentError(f"transformers cannot load the {model_type} in {directory}: {error}") from None
@@ -179,14 +173,24 @@ def load_transformers(
         raise InvalidArgumentError(
             f"the {model_type} in {directory} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"
         )
-    network = TransformersNetwork(model.eval().to(device))
-    with torch.inference_mode():
-        calls = network.calls()
+    network, calls = _tried_out(model_type, model.eval().to(device))
     _check_alike(model_type, calls, int(model.config.get_text_config().num_hidden_layers))
     return TransformersLoaded(network, tuple(calls), int(model.config.get_text_config().vocab_size))
 
 
-def _check_alike(model_type: str, calls: list[_Call], num_layers: int) -> None:
+def _tried_out(model_type: str, model: Any) -> tuple[TransformersNetwork, list[AttentionCall]]:
+    """Whatever transformers' code for one of its hundreds of models does not expect of our attention shows here."""
+    try:
+        network = TransformersNetwork(model)
+        with torch.inference_mode():
+            return network, network.try_out()
+    except _UNEXPECTED as error:
+        raise UnsupportedError(
+            f"the {model_type} of transformers does not run on blocks: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_alike(model_type: str, calls: list[AttentionCall], num_layers: int) -> None:
     if len(calls) != num_layers:
         raise UnsupportedError(
             f"{len(calls)} of the {num_layers} layers of this {model_type} have attention that can be exchanged"

@@ -1,4 +1,4 @@
-"""Checkpoints that transformers would load and that would write nonsense are refused."""
+"""Checkpoints that transformers would load and that would write nonsense, or nothing, are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from modelserver_backends.llm.models.attention_trial import check_equal
 from modelserver_backends.llm.models.transformers_model import load_transformers
 from safetensors.torch import load_file, save_file
 
@@ -49,3 +50,41 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
     (tmp_path / "own.py").write_text("raise SystemExit('this was run')")
     assert isinstance(refusal(tmp_path), UnsupportedError)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("diffllama", "attends more than once"),
+        ("gptj", "cannot be exchanged"),
+        ("bloom", "0 of the 1 layers"),
+        ("mpt", "does not run on blocks"),
+    ],
+)
+def test_what_does_not_run_on_blocks_is_refused(model_type: str, words: str, tmp_path: Path) -> None:
+    """Bare errors of transformers' code, and answers that differ from the model's own."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wanted = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = AutoConfig.for_model(model_type, vocab_size=50)
+    for name, value in (wanted | {"rotary_dim": 8, "num_key_value_heads": 2}).items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    error = refusal(tmp_path)
+    assert isinstance(error, UnsupportedError)
+    assert words in error.message
+    assert "\n" not in error.message
+
+
+def test_logits_that_differ_are_no_trial_passed() -> None:
+    import torch
+
+    expected = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
+    check_equal(expected + 1e-4, expected, is_exact=True)
+    one_token = expected.clone()
+    one_token[3] = 0.0
+    check_equal(one_token, expected, is_exact=False)  # in half precision another expert may be chosen for a token
+    for found in (expected.roll(1, 0), expected * torch.nan):
+        with pytest.raises(UnsupportedError, match="logits on blocks differ"):
+            check_equal(found, expected, is_exact=False)
