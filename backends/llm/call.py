@@ -39,7 +39,7 @@ class Chat:
 class Call:
     """One of `text`, `chat` and `token_ids` is there. `wants` are the outputs that were asked for.
 
-    `has_special_tokens` None: as usual for what was given. `dimensions` is of embeddings.
+    `has_special_tokens` None: as usual for what was given. `dimensions` and `truncation` are of embeddings.
     """
 
     operation: Operation
@@ -54,6 +54,18 @@ class Call:
     cache_salt: str
     has_special_tokens: bool | None
     dimensions: int | None
+    truncation: int | None
+
+    def longest(self, max_model_len: int) -> int | None:
+        """How many tokens of the text are embedded; None: it may not be cut. InvalidArgumentError for what is none."""
+        if self.truncation is None:
+            return None
+        if self.truncation != -1 and not 1 <= self.truncation <= max_model_len:
+            raise InvalidArgumentError(
+                f"input 'truncate_prompt_tokens': expected -1 (as many as the model takes), or 1 to {max_model_len}, "
+                f"got {self.truncation}"
+            )
+        return max_model_len if self.truncation == -1 else self.truncation
 
 
 def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -> Call:
@@ -79,7 +91,11 @@ def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -
         params, priority, cache_salt = SamplingParams(), 0, ""
     else:
         params, priority, cache_salt = _sampling(request, wants)
-    dimensions = request.inputs.get("dimensions")
+    truncation = _number(request, "truncate_prompt_tokens")
+    if truncation is not None and operation is not Operation.EMBED:
+        raise InvalidArgumentError(
+            f"input 'truncate_prompt_tokens' does not go with '{operation.value}', only with embed"
+        )
     return Call(
         operation,
         text,
@@ -92,7 +108,8 @@ def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -
         priority,
         cache_salt,
         _flag(request, "add_special_tokens"),
-        int(dimensions.data.item()) if dimensions is not None else None,
+        _number(request, "dimensions"),
+        truncation,
     )
 
 
@@ -199,6 +216,11 @@ def _is_parameter(name: str) -> bool:
 def _flag(request: InferRequest, name: str) -> bool | None:
     tensor = request.inputs.get(name)
     return None if tensor is None else bool(tensor.data.item())
+
+
+def _number(request: InferRequest, name: str) -> int | None:
+    tensor = request.inputs.get(name)
+    return None if tensor is None else int(tensor.data.item())
 
 
 def _text(request: InferRequest, name: str) -> str | None:

@@ -43,6 +43,7 @@ _INPUTS: Mapping[str, tuple[Datatype, int]] = {
     "operation": (Datatype.BYTES, 1),
     "add_special_tokens": (Datatype.BOOL, 1),
     "dimensions": (Datatype.INT32, 1),
+    "truncate_prompt_tokens": (Datatype.INT32, 1),
 }
 OUTPUTS: Mapping[str, Datatype] = {
     "text_output": Datatype.BYTES,
@@ -68,6 +69,7 @@ _ENCODER_INPUTS = (
     "operation",
     "add_special_tokens",
     "dimensions",
+    "truncate_prompt_tokens",
     "return_num_input_tokens",
 )
 _ENCODER_OUTPUTS = ("embedding", "num_input_tokens", "token_ids", "token_strs", "max_model_len")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
@@ -215,9 +215,13 @@ class LlmInstance(StepInstance):
 
     def _embedded_token_ids(self, call: Call) -> list[int]:
         runner = self.engine.runner
+        longest = call.longest(runner.max_model_len)
         if call.text is not None:
-            call = replace(call, text=runner.head.text(call.text))
-        token_ids, _ = self._prompt(call)
+            text = runner.head.text(call.text)
+            has_special_tokens = call.has_special_tokens is not False
+            token_ids = self._tokenizer.encode(text, add_special_tokens=has_special_tokens, longest=longest)
+        else:
+            token_ids = self._prompt(call)[0][:longest]
         if not 1 <= len(token_ids) <= runner.max_model_len:
             raise InvalidArgumentError(
                 f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {runner.max_model_len}"

@@ -102,6 +102,10 @@ def test_dimensions_tokens_and_formats(http: httpx.Client, checkpoint: Path) -> 
     np.testing.assert_allclose(vectors(input=[token_ids, token_ids[1:-1]])[0], whole, atol=1e-6)
     bare = unit(reference_hidden(checkpoint, token_ids[1:-1]).mean(axis=0))
     np.testing.assert_allclose(vectors(input=TEXT, add_special_tokens=False)[0], bare, atol=1e-5)
+    long = TEXT + " and so on" * 40
+    cut = unit(reference_hidden(checkpoint, [*token_ids_of(checkpoint, long)[:47], 2]).mean(axis=0))
+    np.testing.assert_allclose(vectors(input=long, truncate_prompt_tokens=-1)[0], cut, atol=1e-5)
+    np.testing.assert_allclose(vectors(input=token_ids, truncate_prompt_tokens=4)[0], vectors(input=token_ids[:4])[0])
     told = http.post("/tokenize", json={"model": "plain", "prompt": TEXT}).json()
     assert (told["tokens"], told["max_model_len"]) == (token_ids, 48)
 
@@ -133,9 +137,16 @@ def test_dimensions_tokens_and_formats(http: httpx.Client, checkpoint: Path) -> 
         ),
         (
             "/v1/embeddings",
-            {"input": "a", "truncate_prompt_tokens": 4},
+            {"input": "a", "truncate_prompt_tokens": 49},
             "truncate_prompt_tokens",
-            "unsupported_parameter",
+            None,
+            "or 1 to 48, got 49",
+        ),
+        (
+            "/v1/embeddings",
+            {"input": "a", "truncate_prompt_tokens": -2},
+            "truncate_prompt_tokens",
+            "invalid_value",
             "",
         ),
         ("/v1/completions", {"prompt": "a"}, "model", "unsupported_model", "does not generate text"),

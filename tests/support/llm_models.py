@@ -19,7 +19,7 @@ from modelserver.pb import grpc_service_pb2 as pb
 # As long as an answer may be that no test waits for.
 ENDLESS = 60_000
 _BYTES = ("text_input", "messages", "sampling_parameters", "operation")
-_INT32 = ("input_ids", "dimensions")
+_INT32 = ("input_ids", "dimensions", "truncate_prompt_tokens")
 
 
 def write_endless_checkpoint(directory: Path, seed: int) -> Path:

@@ -112,22 +112,24 @@ class EncoderInstance(StepInstance):
         """Checked: the network has an embedding for each, and positions for all."""
         if call.dimensions is not None and call.dimensions < 1:
             raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {call.dimensions}")
-        token_ids = self._encoded(call) if call.token_ids is None else call.token_ids
-        longest, vocab_size = self.encoder.max_model_len, self.encoder.vocab_size
-        if not 1 <= len(token_ids) <= longest:
+        max_model_len, vocab_size = self.encoder.max_model_len, self.encoder.vocab_size
+        longest = call.longest(max_model_len)
+        token_ids = self._encoded(call, longest) if call.token_ids is None else call.token_ids[:longest]
+        if not 1 <= len(token_ids) <= max_model_len:
             raise InvalidArgumentError(
-                f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {longest}"
+                f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {max_model_len}"
             )
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         if wrong is not None:
             raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
         return token_ids
 
-    def _encoded(self, call: Call) -> list[int]:
+    def _encoded(self, call: Call, longest: int | None = None) -> list[int]:
         if call.text is None:
             raise InvalidArgumentError("input 'messages': this model embeds texts; it has no chat template")
         text = self.encoder.head.text(call.text)
-        return self.encoder.tokenizer.encode(text, add_special_tokens=call.has_special_tokens is not False)
+        has_special_tokens = call.has_special_tokens is not False
+        return self.encoder.tokenizer.encode(text, add_special_tokens=has_special_tokens, longest=longest)
 
     def _tokenized(self, call: Call) -> InferResponse:
         token_ids = self._encoded(call)

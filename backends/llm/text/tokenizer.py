@@ -83,9 +83,20 @@ class Tokenizer:
             templates=chat_templates(directory, config),
         )
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Special tokens that are written out in the text are recognised."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, add_special_tokens: bool = True, *, longest: int | None = None) -> list[int]:
+        """Token ids. Special tokens that are written out in the text are recognised.
+
+        At most `longest` of them: then the end of the text is left out, and not what is added around it.
+        """
+        tokenizer = self._tokenizer
+        if longest is None:
+            encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            num_added = tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
+            encoding.truncate(max(0, longest - num_added))
+            encoding = tokenizer.post_process(encoding, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids[:longest]
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FORMATS = ("float", "base64")
 _MAX_DIMENSIONS = 1 << 20
+MAX_INT32 = 2**31 - 1
 
 
 class Embeddings:
@@ -37,7 +38,7 @@ class Embeddings:
         """Answer `call`. Raises ServerError."""
         fields = call.fields
         model = await find_model(self._dataplane, fields.text("model"), "embeds")
-        refuse_unsupported(fields)
+        refuse_unsupported(fields, offered=model.inputs.keys() & {"truncate_prompt_tokens"})
         is_base64 = fields.word("encoding_format", _FORMATS) == "base64"
         common = _common_inputs(fields, model)
         wanted = {"return_num_input_tokens": True}
@@ -72,6 +73,9 @@ def _common_inputs(fields: Fields, model: LanguageModel) -> dict[str, Any]:
                 f"model '{model.name}' has embeddings of one size only: leave 'dimensions' out", "dimensions"
             )
         common["dimensions"] = dimensions
+    truncation = fields.integer("truncate_prompt_tokens", Range(-1, MAX_INT32))
+    if truncation is not None:
+        common["truncate_prompt_tokens"] = truncation
     if fields.has("add_special_tokens"):
         common["add_special_tokens"] = fields.flag("add_special_tokens", True)
     return common

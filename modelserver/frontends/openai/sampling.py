@@ -5,6 +5,7 @@ Only what the client says is passed on: everything else is the model's to decide
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from modelserver.frontends.openai.errors import ParameterError
@@ -63,12 +64,12 @@ _TEXTS_WITHOUT_EFFECT = (
 _FLAGS_WITHOUT_EFFECT = ("store", "spaces_between_special_tokens")
 
 
-def refuse_unsupported(fields: Fields) -> None:
-    """Raise ParameterError for a parameter that would change the answer and that nobody here acts on; and for one
-    without effect that is not of its type."""
+def refuse_unsupported(fields: Fields, *, offered: Collection[str] = ()) -> None:
+    """Raise ParameterError for a parameter that would change the answer and that nobody here acts on, but for those
+    that this call has; and for one without effect that is not of its type."""
     for name, neutral in _REFUSED.items():
         value = fields.document.get(name)
-        if value is not None and value not in neutral:
+        if value is not None and value not in neutral and name not in offered:
             raise unsupported(fields, name, "this server does not offer it")
     for name in _TEXTS_WITHOUT_EFFECT:
         fields.text(name)

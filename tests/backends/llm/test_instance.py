@@ -168,6 +168,8 @@ def test_embeddings_are_made_between_steps(instance: LlmInstance) -> None:
         ({"input_ids": [5000], "operation": "embed"}, "5000 is no token"),
         ({"input_ids": [1] * 600, "operation": "embed"}, "has 600 tokens, and this model takes 1 to 512"),
         ({"text_input": "a", "operation": "embed", "dimensions": 0}, "expected 1 or more, got 0"),
+        ({"text_input": "a", "operation": "embed", "truncate_prompt_tokens": 513}, "1 to 512, got 513"),
+        ({"text_input": "a", "truncate_prompt_tokens": 5}, "does not go with 'generate'"),
         ({"input_ids": [5000], "operation": "detokenize"}, "5000 is no token"),
         ({"text_input": "a", "sampling_parameters": {"logprobs": 99}, "return_logprobs": True}, "logprobs"),
         ({"messages": {"messages": [{"role": "user"}, {}]}}, ""),
@@ -178,6 +180,15 @@ def test_what_does_not_fit_the_model_is_refused(instance: LlmInstance, inputs: d
         add(instance, **inputs)
     assert message in caught.value.message
     assert not instance.has_work
+
+
+def test_embedded_texts_are_cut_where_that_is_asked_for(instance: LlmInstance) -> None:
+    recorders = [
+        add(instance, operation="embed", truncate_prompt_tokens=truncation, **given)[1]
+        for truncation, given in [(-1, {"text_input": "a" * 2000}), (3, {"input_ids": [5, 6, 7, 8]})]
+    ]
+    finish(instance)
+    assert [recorder.column("num_input_tokens") for recorder in recorders] == [[512], [3]]
 
 
 def test_too_many_dimensions_are_an_answer(instance: LlmInstance) -> None:

@@ -123,6 +123,15 @@ def test_there_is_room_for_two_batches(instance: EncoderInstance) -> None:
     assert instance.has_room
 
 
+@pytest.mark.parametrize(("truncation", "num_tokens"), [(-1, 48), (48, 48), (5, 5), (1, 1)])
+def test_a_long_text_is_cut_where_that_is_asked_for(
+    instance: EncoderInstance, truncation: int, num_tokens: int
+) -> None:
+    _, recorder = add(instance, text_input="server " * 99, truncate_prompt_tokens=truncation)
+    finish(instance)
+    assert recorder.column("num_input_tokens") == [num_tokens]
+
+
 def test_tokens_are_told(instance: EncoderInstance) -> None:
     _, recorder = add(instance, text_input="the Model", operation="tokenize", add_special_tokens=False)
     assert recorder.column("token_strs") == [b"the", b"model"]
@@ -140,6 +149,11 @@ def test_tokens_are_told(instance: EncoderInstance) -> None:
         ({"text_input": "a " * 47}, "the text to embed has 49 tokens"),
         ({"input_ids": []}, "has 0 tokens"),
         ({"text_input": "a", "dimensions": 0}, "expected 1 or more, got 0"),
+        (
+            {"text_input": "a", "truncate_prompt_tokens": 0},
+            "expected -1 (as many as the model takes), or 1 to 48, got 0",
+        ),
+        ({"text_input": "a", "truncate_prompt_tokens": 4, "operation": "tokenize"}, "does not go with 'tokenize'"),
         ({"text_input": "a", "operation": "generate"}, "does not generate; expected embed or tokenize"),
         ({"input_ids": [5], "operation": "detokenize"}, "does not detokenize"),
         ({"text_input": b"\xff"}, "is not UTF-8"),

@@ -34,6 +34,20 @@ def test_ids_and_text_are_those_of_transformers(tmp_path: Path, kind: str) -> No
     }
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_cut_as_transformers_cuts_them(tmp_path: Path, kind: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    directory = write_tokenizer(tmp_path, with_bos(KINDS[kind]()))
+    ours, theirs = Tokenizer.from_directory(directory), PreTrainedTokenizerFast.from_pretrained(directory)
+    for text in [*TEXTS, ""]:
+        for longest in (2, 5, 1000):
+            cut = theirs.encode(text, truncation=True, max_length=longest)
+            assert ours.encode(text, longest=longest) == cut
+        assert ours.encode(text, longest=1) == ours.encode(text)[:1]
+        assert ours.encode(text, False, longest=3) == ours.encode(text, False)[:3]
+
+
 @pytest.mark.parametrize(
     ("generation_config", "config", "expected"),
     [
