@@ -14,7 +14,9 @@ import httpx
 import numpy as np
 import pytest
 from support.clients import ClientError, GrpcClient, HttpClient, ProtocolClient
+from support.gate import BACKEND_DIRECTORY
 from support.keys import KeyFile
+from support.latches import latch_of, write_latched
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 from support.waiting import until_true
@@ -58,8 +60,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
 def served(layout: str, lines: Lines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("logged")
     write_identity(repository, "one")
-    write_identity(repository, "slow", execute_delay_ms=500, more="dynamic_batching { }")
-    with running_server(repository, access_log=True) as running:
+    write_latched(repository, "held", held="batch", more="dynamic_batching { }")
+    with running_server(repository, access_log=True, backend_directory=(BACKEND_DIRECTORY,)) as running:
         yield running
 
 
@@ -134,11 +136,12 @@ def test_a_line_is_one_line_with_quoted_parts(lines: Lines, served: RunningServe
 def test_a_client_that_leaves_is_told(served: RunningServer, take: Take) -> None:
     host, _, port = served.http_url.rpartition(":")
     body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}).encode()
-    head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + body)
-        until_true(lambda: served.call(lambda: served.server.dataplane.load_of("slow").num_inflight) == 1, "arrived")
-    row = take(path="/v2/models/slow/infer")
+        until_true(lambda: served.call(lambda: served.server.dataplane.load_of("held").num_inflight) == 1, "arrived")
+    latch_of(served, "held").open()
+    row = take(path="/v2/models/held/infer")
     assert row["status"] in ("left", "200")  # a wire may find out only when it answers
 
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -19,8 +18,10 @@ import pytest
 from support.async_clients import AsyncClient, AsyncGrpcClient, AsyncHttpClient
 from support.clients import ClientError, HttpClient, ProtocolClient
 from support.gate import BACKEND_DIRECTORY, GatedModel, until, write_gated
+from support.latches import write_latched
 from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
+from support.waiting import until_true
 from tritonclient.utils import InferenceServerException
 
 from modelserver.errors import ErrorCode
@@ -376,21 +377,15 @@ def test_naming_one_repository_needs_namespaces(explicit: RunningServer) -> None
 async def test_loads_that_take_long_run_side_by_side_and_delay_nobody(
     async_protocol: type[AsyncClient], explicit: RunningServer, root: Path
 ) -> None:
-    names = [f"slow{number}" for number in range(3)]
-    for name in names:
-        write_identity(root, name, creation_delay_sec=1.0)
-    longest_s = 0.0
+    latches = {name: write_latched(root, name, held="load") for name in ("slow0", "slow1", "slow2")}
     async with async_protocol(explicit) as client:
-        started = time.monotonic()
-        loads = asyncio.gather(*(client.raw.load_model(name) for name in names))
-        while not loads.done():
-            asked = time.monotonic()
-            await client.infer("echo", {"INPUT0": np.ones((1, 1), np.float32)})
-            longest_s = max(longest_s, time.monotonic() - asked)
-            await asyncio.sleep(0.01)
+        loads = asyncio.gather(*(client.raw.load_model(name) for name in latches))
+        await until(lambda: all(latch.is_reached for latch in latches.values()), "they were loaded side by side")
+        await client.infer("echo", {"INPUT0": np.ones((1, 1), np.float32)})
+        assert not loads.done()
+        for latch in latches.values():
+            latch.open()
         await loads
-        assert time.monotonic() - started < 2.5, "they were loaded one after the other"
-        assert longest_s < 0.5, "a request waited for a load"
 
 
 async def test_what_is_in_flight_is_answered_when_its_model_goes(
@@ -499,12 +494,7 @@ def test_the_poll_mode_follows_the_disk(protocol: type[ProtocolClient], root: Pa
         write_identity(root, "late")
         shutil.copytree(root / "late", root / "broken")
         (root / "broken" / "config.pbtxt").write_text("backend: 7")
-        deadline = time.monotonic() + 20
-        while _infer(client) != (1, "3") or not client.is_model_ready("late"):
-            assert time.monotonic() < deadline, _rows(client)
-            time.sleep(0.05)
+        until_true(lambda: _infer(client) == (1, "3") and client.is_model_ready("late"), "the new ones were found")
         shutil.rmtree(root / "late")
-        while client.is_model_ready("late"):
-            assert time.monotonic() < deadline, _rows(client)
-            time.sleep(0.05)
+        until_true(lambda: not client.is_model_ready("late"), "it was seen to be gone")
         assert _rows(client)["broken", ""][0] == "UNAVAILABLE"

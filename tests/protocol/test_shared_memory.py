@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import queue
-import time
 import uuid
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -15,8 +14,11 @@ import numpy as np
 import pytest
 import tritonclient.utils.shared_memory as shm
 from support.clients import ClientError, ProtocolClient
+from support.gate import BACKEND_DIRECTORY
+from support.latches import latch_of, write_latched
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
+from support.waiting import PATIENCE_S, until_true
 from tritonclient.utils import serialize_byte_tensor
 
 from modelserver.errors import ErrorCode
@@ -36,8 +38,8 @@ def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     root = tmp_path_factory.mktemp("served")
     write_identity(root, "echo")
     write_identity(root, "text", data_type="TYPE_STRING")
-    write_identity(root, "slow", execute_delay_ms=300)
-    with running_server(root, allow_client_shm=True) as running:
+    write_latched(root, "slow", held="batch", max_batch_size=8)
+    with running_server(root, allow_client_shm=True, backend_directory=(BACKEND_DIRECTORY,)) as running:
         yield running
 
 
@@ -218,6 +220,8 @@ def test_names_are_taken_until_they_are_unregistered(client: ProtocolClient, key
 
 
 def test_a_region_in_use_goes_with_its_last_request(client: ProtocolClient, served: RunningServer, key: str) -> None:
+    latch = latch_of(served, "slow")
+    latch.close()
     shm.set_shared_memory_region(_HANDLES[key], [DATA])
     raw = client.raw
     raw.register_system_shared_memory("region", key, 256)
@@ -229,23 +233,17 @@ def test_a_region_in_use_goes_with_its_last_request(client: ProtocolClient, serv
         answers: queue.Queue[Any] = queue.Queue()
         raw.async_infer(*arguments, lambda result, error: answers.put(error), outputs=outputs)
     with type(client)(served) as other:
-        _wait_until_in_use(served)
+        memory = served.server.dataplane.shared_memory
+        until_true(lambda: memory.find("region").num_users > 0, "the request came")
         other.raw.unregister_system_shared_memory("region")
         assert "region" in _registered(other)
+        latch.open()
         if client.name == "http":
             pending.get_result()
         else:
-            assert answers.get(timeout=10) is None
+            assert answers.get(timeout=PATIENCE_S) is None
         assert _registered(other) == {}
     np.testing.assert_array_equal(shm.get_contents_as_numpy(_HANDLES[key], np.float32, [2, 4], offset=64), DATA)
-
-
-def _wait_until_in_use(served: RunningServer) -> None:
-    memory = served.server.dataplane.shared_memory
-    deadline = time.monotonic() + 10
-    while not memory.find("region").num_users:
-        assert time.monotonic() < deadline, "the request never came"
-        time.sleep(0.005)
 
 
 def test_without_the_flag_nothing_is_registered(
