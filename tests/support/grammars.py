@@ -1,18 +1,24 @@
-"""Texts under a grammar: whether one matches, and random ones made token by token."""
+"""Texts under a grammar: whether one matches, and random ones made token by token; what a schema says of both."""
 
 from __future__ import annotations
 
 import functools
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+import jsonschema
 import numpy as np
 from modelserver_backends.llm.grammar import Grammar, compile_grammar
 from modelserver_backends.llm.grammar.automaton import DEAD, Automaton
 from modelserver_backends.llm.grammar.expression import Characters, Choice, Concat, Expression, Literal, Repeat
+from modelserver_backends.llm.grammar.json_schema import schema_rules
 from modelserver_backends.llm.grammar.program import ROOT, Program
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.tiny_tokenizers import byte_level
+
+from modelserver.errors import InvalidArgumentError
 
 
 @functools.cache
@@ -99,3 +105,32 @@ def random_text(grammar: Grammar, tokenizer: Tokenizer, seed: int, max_tokens: i
             break
         token_ids.append(token_id)
     return tokenizer.decode(token_ids)
+
+
+def check_texts(grammar: Grammar, schema: Any, *, seed: int = 0, num_texts: int = 20, max_tokens: int = 150) -> int:
+    """Make texts of the grammar of a schema, and assert that an independent validator takes each; how many ended."""
+    made = [random_text(grammar, json_tokenizer(), seed + turn, max_tokens) for turn in range(num_texts)]
+    ended = [text for text in made if text is not None]
+    for text in ended:
+        jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+    return len(ended)
+
+
+def check_schema(schema: Any, seed: int, *, refusals: Collection[str], max_tokens: int) -> None:
+    """Assert that three texts of a schema are valid by it, or that it is refused in one of these words."""
+    refusal = ""
+    try:
+        grammar = compile_builtin({"json": schema}, json_tokenizer())
+    except InvalidArgumentError as error:
+        refusal = error.message
+    if refusal:
+        assert any(word in refusal for word in refusals), refusal
+    else:
+        check_texts(grammar, schema, seed=seed, num_texts=3, max_tokens=max_tokens)
+
+
+def check_examples(schema: Any, good: Sequence[str], bad: Sequence[str]) -> None:
+    """Assert that the grammar of a schema allows these texts, and not those."""
+    automaton = Automaton(Program(schema_rules(schema)))
+    assert [text for text in good if not is_match(automaton, text)] == []
+    assert [text for text in bad if is_match(automaton, text)] == []

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from modelserver_backends.llm.grammar import Grammar
 from modelserver_backends.llm.grammar.automaton import Automaton
 from modelserver_backends.llm.grammar.json_schema import schema_rules
 from modelserver_backends.llm.grammar.program import Program
-from support.grammars import compile_builtin, is_match, json_tokenizer, random_text
-
-from modelserver.errors import InvalidArgumentError
+from support.grammars import check_examples, check_schema, is_match
 
 _NAMES = st.sampled_from(["a", "b", "kind"])
 _VALUES: st.SearchStrategy[Any] = st.sampled_from([None, True, 0, 1, 2.5, "", "a", "ab", "é", [], [1], {}, {"a": 1}])
@@ -75,24 +70,10 @@ def _compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 _REFUSALS = ("no text matches", "not supported", "oneOf: alternatives", "come to more than", "minProperties")
 
 
-def _compile(schema: Any) -> tuple[Grammar | None, str]:
-    try:
-        return compile_builtin({"json": schema}, json_tokenizer()), ""
-    except InvalidArgumentError as error:
-        return None, error.message
-
-
 @given(schema=st.recursive(_LEAVES, _compound, max_leaves=6), seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_generated_is_valid(schema: Any, seed: int) -> None:
-    grammar, refusal = _compile(schema)
-    if grammar is None:
-        assert any(word in refusal for word in _REFUSALS), refusal
-        return
-    for turn in range(3):
-        text = random_text(grammar, json_tokenizer(), seed + turn, max_tokens=60)
-        if text is not None:
-            jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+    check_schema(schema, seed, refusals=_REFUSALS, max_tokens=60)
 
 
 def _kind(name: str, *required: str) -> dict[str, Any]:
@@ -195,9 +176,7 @@ _SHAPE = {
     ],
 )
 def test_examples(schema: Any, good: list[str], bad: list[str]) -> None:
-    automaton = Automaton(Program(schema_rules(schema)))
-    assert [text for text in good if not is_match(automaton, text)] == []
-    assert [text for text in bad if is_match(automaton, text)] == []
+    check_examples(schema, good, bad)
 
 
 def test_many_kinds_are_told_apart_in_time() -> None:
