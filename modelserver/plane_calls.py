@@ -12,6 +12,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.dataplane import DataPlane
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from modelserver.load_waits import LoadWaits
 
 
 class PlaneCalls:
@@ -34,6 +35,7 @@ class PlaneCalls:
         self._controlplane = controlplane
         self._metrics = metrics
         self._has_control = has_control
+        self._load_waits = LoadWaits()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -57,13 +59,14 @@ class PlaneCalls:
             raise UnavailableError(
                 "explicit model load / unload is not allowed: start the server with --model-control-mode=explicit"
             )
-        if topic == "load_model":
-            parameters: dict[str, ControlParameter] = dict(arguments.get("files") or {})
-            if arguments.get("config"):
-                parameters["config"] = str(arguments["config"])
-            await self._controlplane.load(name, parameters)
-        else:
-            await self._controlplane.unload(name, {"unload_dependents": bool(arguments.get("unload_dependents"))})
+        with self._load_waits.wait(str(arguments.get("while_loading", "")), name):
+            if topic == "load_model":
+                parameters: dict[str, ControlParameter] = dict(arguments.get("files") or {})
+                if arguments.get("config"):
+                    parameters["config"] = str(arguments["config"])
+                await self._controlplane.load(name, parameters)
+            else:
+                await self._controlplane.unload(name, {"unload_dependents": bool(arguments.get("unload_dependents"))})
         return None
 
     def _is_ready(self, name: str, version: str) -> bool:

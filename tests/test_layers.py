@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.dataplane",
         "modelserver.controlplane",
         "modelserver.keyed_planes",
+        "modelserver.load_waits",
         "modelserver.overload",
         "modelserver.plane_calls",
         "modelserver.shared_memory",

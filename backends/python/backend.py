@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -75,7 +76,7 @@ class PythonBackend(Backend):
             {
                 "path": str(path),
                 "model_directory": str(context.model_directory),
-                "model_config": json.dumps(config_to_json(context.config)),
+                "model_config": json.dumps(config_to_json(replace(context.config, name=context.model_name))),
                 "version_directory": str(context.version_directory),
             },
         )

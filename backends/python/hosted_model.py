@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +30,7 @@ from modelserver.execution.exception_text import describe_exception
 from modelserver.execution.loop_thread import LoopThread
 
 from . import triton_python_backend_utils as pb_utils
+from .coroutine_runner import CoroutineRunner
 from .pb_call import Execution, Phase, current_requests
 from .pb_request import InferenceRequest
 from .sender_search import uses_senders
@@ -46,16 +47,19 @@ def create_instance(
 
     `outputs` maps the config's output names to their datatypes.
     """
+    Execution.model_name = args["model_name"]
     source, model_directory = Path(path), Path(args["model_repository"])
     known = frozenset(sys.modules)
     model = import_model(source, model_directory, version_directory)()
+    coroutines = CoroutineRunner()
     if hasattr(model, "initialize"):
-        model.initialize(args)
+        coroutines.complete(model.initialize(args))
     if not callable(getattr(model, "execute", None)):
         raise InvalidArgumentError(f"{path}: class TritonPythonModel has no method execute(self, requests)")
     instance_class = ProbedPythonInstance if hasattr(model, "is_ready") else PythonInstance
     datatypes = {name: Datatype(value) for name, value in outputs.items()}
-    instance = instance_class(model, args["model_instance_name"], datatypes, is_decoupled=is_decoupled)
+    name = args["model_instance_name"]
+    instance = instance_class(model, name, datatypes, coroutines, is_decoupled=is_decoupled)
     instance.answers_later = is_decoupled or uses_senders(source, model_directory, known)
     Execution.phase = Phase.SERVING
     return instance
@@ -104,7 +108,15 @@ def import_model(path: Path, model_directory: Path, version_directory: str = "")
 class PythonInstance(BatchInstance):
     """Turns batches into the model's requests, and checks what it answers."""
 
-    def __init__(self, model: Any, name: str, outputs: Mapping[str, Datatype], *, is_decoupled: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        outputs: Mapping[str, Datatype],
+        coroutines: CoroutineRunner,
+        *,
+        is_decoupled: bool,
+    ) -> None:
         self._model = model
         self._name = name
         self._outputs = outputs
@@ -112,8 +124,9 @@ class PythonInstance(BatchInstance):
         self._is_decoupled = is_decoupled
         self._process_id = os.getpid()
         self._convert = self._response  # one bound method, not one per request
-        # Runs the model's coroutines: to their end, or in a thread of its own, many at once.
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # Run the model's coroutines: to their end, or in a thread of its own, many at once.
+        self._complete = coroutines.complete
+        self._coroutines = coroutines
         self._background: LoopThread | None = None
 
     def execute(self, requests: Sequence[InferRequest]) -> Answers:
@@ -150,8 +163,7 @@ class PythonInstance(BatchInstance):
         finally:
             if self._background is not None:
                 self._background.stop()
-            if self._loop is not None:
-                self._loop.close()
+            self._coroutines.close()
 
     def _returned_value(self) -> Exception:
         text = f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
@@ -160,14 +172,6 @@ class PythonInstance(BatchInstance):
     def _failure(self, error: BaseException) -> InternalError:
         text = str(error) if isinstance(error, _WrongReturn) else describe_exception(error)
         return InternalError(f"Failed to process the request(s) for model '{self._name}', message: {text}")
-
-    def _complete(self, result: Any) -> Any:
-        """What the model returned; a coroutine is run to its end first."""
-        if not inspect.isawaitable(result):
-            return result
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(_awaited(result))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any], requests: Sequence[InferRequest]) -> None:
         """Let a decoupled model answer while the next batches are executed."""
@@ -261,7 +265,3 @@ class ProbedPythonInstance(PythonInstance):
 
     def is_ready(self) -> bool:
         return bool(self._complete(self._model.is_ready()))
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result

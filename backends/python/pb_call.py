@@ -23,9 +23,10 @@ class Phase(enum.Enum):
 
 
 class Execution:
-    """What this process executes: the number of the first request, and how many there are."""
+    """What this process executes: a model, and of its requests the number of the first, and how many there are."""
 
     phase = Phase.STARTING
+    model_name = ""
     requests = (0, 1)
 
 

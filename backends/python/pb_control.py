@@ -43,6 +43,8 @@ def is_model_ready(model_name: str, model_version: str | int = "") -> bool:
 def _ask(failure: str, topic: str, **arguments: Any) -> Any:
     if Execution.phase is Phase.FINISHING:
         raise TritonModelException(f"{failure}not possible in finalize")
+    if Execution.phase is Phase.STARTING:
+        arguments["while_loading"] = Execution.model_name
     try:
         return child_server.ask(topic, **arguments)
     except ServerError as error:

@@ -183,14 +183,14 @@ def _resolve(target: str) -> Callable[..., Any]:
 def _end_sequence(instance: BatchInstance, message: SequenceEnded) -> None:
     try:
         instance.on_sequence_end(message.correlation_id, message.reason)
-    except Exception:
+    except (Exception, SystemExit):
         traceback.print_exc()
 
 
 def _is_ready(instance: BatchInstance) -> bool:
     try:
         return instance.is_ready()
-    except Exception:
+    except (Exception, SystemExit):
         traceback.print_exc()
         return False
 

@@ -314,6 +314,24 @@ def test_every_datatype_makes_the_round_trip(start: Callable[..., ProcessInstanc
         assert answer[name].data.tolist() == sent.data.tolist()
 
 
+def test_coroutines_of_a_model_share_one_event_loop(start: Callable[..., ProcessInstance]) -> None:
+    source = """
+        import asyncio
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            async def initialize(self, args):
+                self.loop = asyncio.get_running_loop()
+
+            async def execute(self, requests):
+                is_same = asyncio.get_running_loop() is self.loop
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([is_same], np.float32))])]
+    """
+    (entry,) = start(source).execute([request()])
+    assert response(entry).outputs[0].data.tolist() == [1]
+
+
 def test_a_model_may_say_that_it_is_not_ready(start: Callable[..., ProcessInstance]) -> None:
     source = """
         class TritonPythonModel:
@@ -325,7 +343,9 @@ def test_a_model_may_say_that_it_is_not_ready(start: Callable[..., ProcessInstan
 
             async def is_ready(self):
                 self.asked += 1
-                return self.asked % 2 == 0
+                if self.asked % 3 == 0:
+                    raise SystemExit("a library's way to say no")
+                return self.asked % 3 == 1
     """
     instance = start(source)
     answers = {instance.is_ready() for _ in range(50)}
