@@ -10,6 +10,7 @@ from typing import Any
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from .config_check import check_config
 from .rope import Rope, read_rope
 
 
@@ -82,13 +83,18 @@ def read_config_json(directory: Path) -> dict[str, Any]:
 
 
 def read_config(directory: Path) -> DecoderConfig:
-    """InvalidArgumentError for a missing entry, UnsupportedError for a way of rotation that we do not know."""
-    entries = read_config_json(directory)
+    """InvalidArgumentError for an entry that is missing or none, UnsupportedError for rotations that we do not know."""
+    entries, path = read_config_json(directory), directory / "config.json"
     model_type = entries["model_type"]
     try:
         config = _FAMILIES[model_type](entries)
     except KeyError as error:
-        raise InvalidArgumentError(f"{directory / 'config.json'} of a {model_type} has no {error.args[0]}") from None
+        raise InvalidArgumentError(f"{path} of a {model_type} has no {error.args[0]}") from None
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, MemoryError) as error:
+        raise InvalidArgumentError(
+            f"{path} of a {model_type} has an entry that cannot be used: {type(error).__name__}: {error}"
+        ) from error
+    check_config(config, path)
     return replace(config, eos_token_ids=read_eos_token_ids(directory, entries))
 
 

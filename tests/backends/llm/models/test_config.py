@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,45 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InvalidArgumentError, match="is not JSON"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "mixtral", "gpt2"])
+def test_no_entry_can_be_such_that_the_error_names_no_file(
+    family: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each entry in its turn is what it cannot be: read, or refused with the file's name; never a bare error."""
+    shutil.copytree(checkpoint(family), tmp_path, dirs_exist_ok=True)
+    entries = json.loads((tmp_path / "config.json").read_text())
+    told: list[str] = []
+    for name in sorted({*entries} - {"model_type"}):
+        for value in ("x", 0, -1, None, 1.5, [], {}, True):
+            (tmp_path / "config.json").write_text(json.dumps(entries | {name: value}))
+            try:
+                read_config(tmp_path)
+            except (InvalidArgumentError, UnsupportedError) as error:
+                told.append(error.message)
+    assert told
+    assert [message for message in told if "config.json" not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value", "words"),
+    [
+        ("llama", "hidden_size", "wide", "an entry that cannot be used: ValueError"),
+        ("llama", "num_hidden_layers", 0, "num_layers 0: expected 1 or more"),
+        ("llama", "num_key_value_heads", 3, "expected a divisor of num_heads"),
+        ("gemma2", "layer_types", ["full_attention"], "windows of 1 layers: expected 2"),
+        ("gemma2", "final_logit_softcapping", "x", "logit_softcap 'x': expected a number"),
+        ("gemma2", "query_pre_attn_scalar", -1, "query_pre_attn_scalar less than 0"),
+        ("phi3", "sliding_window", -1, "sliding_window -1"),
+        ("mixtral", "num_experts_per_tok", 9, "num_experts_per_tok 9: expected 1 to num_experts"),
+    ],
+)
+def test_numbers_that_no_network_has_are_named(
+    family: str, name: str, value: Any, words: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    entries = json.loads((checkpoint(family) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(entries | {name: value}))
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_config(tmp_path)
+    assert words in caught.value.message
