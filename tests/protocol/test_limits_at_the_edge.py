@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,11 +84,14 @@ def post(running: RunningServer, path: str, document: object) -> tuple[int, str]
 
 @pytest.mark.parametrize("owner", ["request", "inputs", "outputs"])
 @pytest.mark.parametrize("value", [1, "[,:{" * 8])
+@pytest.mark.parametrize("number", [1.0, math.nan])
 @pytest.mark.parametrize("excess", [0, 1])
-def test_parameters_of_json_are_counted(bounded: RunningServer, owner: str, value: int | str, excess: int) -> None:
-    """In short texts and in long ones."""
-    parameters = {f"{number}": value for number in range(1024 + excess)}
-    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+def test_parameters_of_json_are_counted(
+    bounded: RunningServer, owner: str, value: int | str, number: float, excess: int
+) -> None:
+    """In short texts and in long ones, and where numbers are none of JSON's."""
+    parameters = {f"{position}": value for position in range(1024 + excess)}
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [number]}
     document: dict[str, Any] = {"inputs": [tensor], "outputs": [{"name": "OUTPUT0"}]}
     (document if owner == "request" else document[owner][0])["parameters"] = parameters
     status, text = post(bounded, "/v2/models/echo/infer", document)

@@ -16,7 +16,13 @@ import msgspec
 from modelserver.core.datatype import Datatype
 from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
-from modelserver.frontends.http.json_text import check_depth, has_more_members, has_non_finite, parse_non_finite
+from modelserver.frontends.http.json_text import (
+    as_finite,
+    check_depth,
+    has_more_members,
+    has_non_finite,
+    parse_non_finite,
+)
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.request_parameters import size_parameter
 from modelserver.frontends.http.tensor_transfer import CLASSIFICATION, REGION, class_count, region_slice
@@ -183,8 +189,7 @@ def _parse(text: bytes, limits: HttpLimits) -> _Request:
     """Parse the JSON part. Raises InvalidArgumentError, saying where."""
     check_depth(text, limits.max_json_depth)
     try:
-        if len(text) > _MAX_UNCOUNTED_BYTES:
-            _check_outline(_decode_outline(text), limits)
+        _check_outline(text, limits)
         return _decode_request(text)
     except msgspec.ValidationError as error:
         raise InvalidArgumentError(f"the inference request is not valid: {error}") from error
@@ -192,12 +197,19 @@ def _parse(text: bytes, limits: HttpLimits) -> _Request:
         if not has_non_finite(text):
             raise InvalidArgumentError(f"the request's JSON is malformed: {error}") from error
     try:
+        _check_outline(as_finite(text), limits)
         return msgspec.convert(parse_non_finite(text), _ParsedRequest)
     except msgspec.ValidationError as error:
         raise InvalidArgumentError(f"the inference request is not valid: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"the request's JSON is malformed: {error}") from error
 
 
-def _check_outline(outline: _Outline, limits: HttpLimits) -> None:
+def _check_outline(text: bytes | bytearray, limits: HttpLimits) -> None:
+    """Count parameters before they take memory; those of a short text take little."""
+    if len(text) <= _MAX_UNCOUNTED_BYTES:
+        return
+    outline = _decode_outline(text)
     places = (("the request", (outline,)), ("an input", outline.inputs), ("an output", outline.outputs or ()))
     for what, owners in places:
         for owner in owners:

@@ -15,6 +15,7 @@ from modelserver.errors import InvalidArgumentError
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _STRING_OR_COMMA = re.compile(_STRING.pattern + rb"|,", re.DOTALL)
 _NON_FINITE = re.compile(rb"NaN|Infinity")
+_STRING_OR_NON_FINITE = re.compile(_STRING.pattern + rb"|NaN|Infinity", re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BLOCK = 1 << 20
 
@@ -48,6 +49,15 @@ def has_more_members(text: bytes, limit: int) -> bool:
 def has_non_finite(text: bytes | bytearray) -> bool:
     """Whether NaN or Infinity occurs in the text at all, as a token or inside a string."""
     return _NON_FINITE.search(text) is not None
+
+
+def as_finite(text: bytes) -> bytearray:
+    """As long a text, with zeros in place of the tokens NaN and Infinity: what strict parsers take to count in it."""
+    finite = bytearray(text)
+    for match in _STRING_OR_NON_FINITE.finditer(text):
+        if not match[0].startswith(b'"'):
+            finite[match.start() : match.end()] = b"0".ljust(len(match[0]))
+    return finite
 
 
 def parse_non_finite(text: bytes | bytearray) -> Any:
