@@ -29,10 +29,12 @@ from modelserver.wire.http2.frame import (
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
 
-# WINDOW_UPDATEs that cost the peer nothing: so many at first, for each stream, and for each turn of sending.
+# WINDOW_UPDATEs that cost the peer nothing: so many at first, for each stream, for each turn of sending, and one for so
+# many bytes that were sent (HAProxy gives back what it reads in pieces, to stream and connection).
 _FREE_WINDOW_UPDATES: Final = 64
 _FREE_PER_STREAM: Final = 8
 _FREE_PER_TURN: Final = 4
+_BYTES_PER_FREE: Final = 2048
 
 
 class ControlFrames:
@@ -66,6 +68,7 @@ class ControlFrames:
         sender = connection.sender
         self._num_window_updates += 1
         num_free = _FREE_PER_STREAM * connection.num_opened + _FREE_PER_TURN * sender.num_turns
+        num_free += (sender.num_granted - sender.window) // _BYTES_PER_FREE
         if self._num_window_updates > _FREE_WINDOW_UPDATES + num_free:
             connection.conduct.count_glitches()
         if not stream_id:

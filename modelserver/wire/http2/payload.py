@@ -16,8 +16,11 @@ from modelserver.wire.http2.stream import Http2Stream
 
 # With so much of a frame still to come, it is received straight into the message's memory.
 _MIN_DIRECT_BYTES: Final = 32 * 1024
-# DATA frames below this size that end nothing are a waste; empty ones more so.
+# DATA frames below this size that end nothing are a waste; empty ones more so. So much in larger frames pays for one
+# that is not empty: HAProxy cuts what it forwards into frames of 16320 and 64 bytes in turn.
 _TINY_BYTES: Final = 256
+_PAYING_BYTES: Final = 4096
+_MAX_PAID_BYTES: Final = 1 << 20
 _EMPTY_GLITCHES: Final = 10
 
 
@@ -27,7 +30,7 @@ class Payload:
     `stream` is None for what nobody wants: DATA of a stream that was reset, frames without meaning.
     """
 
-    __slots__ = ("_ends_stream", "_length", "_num_left", "_num_padding", "stream")
+    __slots__ = ("_ends_stream", "_length", "_num_left", "_num_padding", "_paid_bytes", "stream")
 
     def __init__(self) -> None:
         self.stream: Http2Stream | None = None
@@ -36,6 +39,8 @@ class Payload:
         self._num_left = 0
         self._num_padding = 0
         self._ends_stream = False
+        # In larger frames, and not yet used up by tiny ones.
+        self._paid_bytes = 0
 
     @property
     def is_complete(self) -> bool:
@@ -97,9 +102,15 @@ class Payload:
         stream, self.stream = self.stream, None
         if self._ends_stream:
             return (stream if stream is not None and stream.is_open else None), 0
-        if self._length < _TINY_BYTES and (stream is None or stream.is_within_message):
-            return None, 1 if self._length else _EMPTY_GLITCHES
-        return None, 0
+        if self._length >= _TINY_BYTES:
+            self._paid_bytes = min(self._paid_bytes + self._length, _MAX_PAID_BYTES)
+            return None, 0
+        if stream is not None and not stream.is_within_message:
+            return None, 0
+        if self._length and self._paid_bytes >= _PAYING_BYTES:
+            self._paid_bytes -= _PAYING_BYTES
+            return None, 0
+        return None, 1 if self._length else _EMPTY_GLITCHES
 
     def num_missing(self, stream: Http2Stream) -> int:
         """Bytes of the stream whose frame has begun and that have not come."""

@@ -225,3 +225,14 @@ async def test_after_a_fault_nothing_is_read() -> None:
     peer.call(3, "Echo", b"x")
     assert not peer.frames
     assert peer.transport.is_closing()
+
+
+@pytest.mark.parametrize(("large", "is_borne"), [(16320, True), (256, False)])
+async def test_tiny_frames_among_large_ones_are_no_offence(large: int, is_borne: bool) -> None:
+    """HAProxy forwards messages in frames of 16320 and 64 bytes, however large they are."""
+    peer = MemoryPeer(WireLimits(http2=Http2Limits(glitches_burst=100, glitches_per_s=0)))
+    peer.send(headers(1, call_fields("Echo"), end=False), data(1, prefixed(b"", length=64 * MIB)))
+    for _ in range(1000):
+        peer.send(data(1, bytes(large)), data(1, bytes(64)))
+    assert (not peer.violations) is is_borne
+    peer.leave()

@@ -219,3 +219,15 @@ async def test_window_updates_for_what_was_sent_are_free() -> None:
         peer.send(window_update(0, 1))
     assert peer.transport.is_closing()
     peer.leave()
+
+
+async def test_window_updates_for_pieces_of_what_was_sent_are_free() -> None:
+    """HAProxy gives back what it has read of an answer piece by piece, to the stream and to the connection."""
+    peer = MemoryPeer(WireLimits(http2=Http2Limits(glitches_burst=100, glitches_per_s=0)))
+    peer.send(settings({Setting.INITIAL_WINDOW_SIZE: 1 << 24}), window_update(0, 1 << 24))
+    peer.call(1, "Size", b"4000000")
+    await peer.until_answered(1)
+    for _ in range(1000):
+        peer.send(window_update(1, 4000), window_update(0, 4000))
+    assert not peer.violations
+    peer.leave()
