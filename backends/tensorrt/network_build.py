@@ -14,6 +14,7 @@ from typing import Any
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from .build_options import HARDWARE, BuildRequest
+from .driver import find_problem
 from .engine_info import DATATYPES, EngineInfo, IoTensor, Range
 from .onnx_file import read_onnx
 from .plan import Flavour
@@ -46,6 +47,12 @@ class UnsupportedNodesError(UnsupportedError):
 
 class BuildFailedError(InvalidArgumentError):
     """The library built nothing; the message has its reason."""
+
+
+def _gpu_hint(request: BuildRequest) -> str:
+    """What is likely to be missing: TensorRT for RTX needs no GPU, but for weights that can be put into the engine."""
+    problem = find_problem() if request.options.weights != "keep" else ""
+    return f"; weights are stripped or made replaceable on a machine with a GPU, and here {problem}" if problem else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,8 @@ def _build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
         config.progress_monitor = monitor
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise BuildFailedError(f"{request.onnx}: TensorRT builds no engine: {logger.errors_since(mark)}")
+            reason = f"TensorRT builds no engine: {logger.errors_since(mark)}"
+            raise BuildFailedError(f"{request.onnx}: {reason}{_gpu_hint(request)}")
         num_bytes = Path(request.plan).write_bytes(memoryview(plan))
         _write_timing_cache(config, request)
         info = _describe(network, request)

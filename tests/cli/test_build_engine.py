@@ -6,13 +6,17 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from modelserver_backends.tensorrt.plan import read_header
 from modelserver_backends.tensorrt.sidecar import file_sha256, read_sidecar
-from onnx import TensorProto, helper, save_model
+from onnx import TensorProto, helper, numpy_helper, save_model
 from support.onnx_models import identity_model, onnx_model, value, write_model
 
 from modelserver.cli.main import main
+
+# Of a square of weights that is most of its engine.
+SIDE = 256
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int) -> tuple[str, str]:
@@ -25,6 +29,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int)
 
 def identity(tmp_path: Path) -> Path:
     return identity_model(tmp_path / "m", ["n", "seq"]) / "1" / "model.onnx"
+
+
+def product_of_weights(tmp_path: Path) -> Path:
+    weights = np.random.default_rng(0).random((SIDE, SIDE), np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = onnx_model([value("x", ["n", SIDE])], [value("y", ["n", SIDE])], [node])
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    return write_model(tmp_path / "m", model) / "1" / "model.onnx"
 
 
 @pytest.mark.parametrize(
@@ -121,3 +133,21 @@ def test_a_build_that_fails_leaves_what_was_there(capsys: pytest.CaptureFixture[
     assert "not built within" in err
     assert (onnx.parent / "model.plan").read_bytes() == b"old"
     assert sorted(path.name for path in onnx.parent.iterdir()) == ["model.onnx", "model.plan"]
+
+
+@pytest.mark.tool("tensorrt_rtx")
+def test_sparse_kernels_are_asked_for_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    onnx = product_of_weights(tmp_path)
+    run(capsys, onnx, "--batch", "1/2/4", "--sparse", "--json", status=0)
+    sidecar = read_sidecar(onnx.with_name("model.plan"))
+    assert sidecar is not None
+    assert sidecar.built["options"]["sparse"] is True
+
+
+@pytest.mark.tool("tensorrt_rtx", "no-gpu")
+@pytest.mark.parametrize("flag", ["--strip", "--refit"])
+def test_weights_that_can_be_replaced_need_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str) -> None:
+    onnx = product_of_weights(tmp_path)
+    _, err = run(capsys, onnx, "--batch", "1/2/4", flag, status=4)
+    assert "weights are stripped or made replaceable on a machine with a GPU, and here " in err
+    assert [path.name for path in onnx.parent.iterdir()] == ["model.onnx"]

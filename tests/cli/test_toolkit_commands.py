@@ -61,12 +61,13 @@ def test_tune_on_a_server_of_its_own(run: Any, tmp_path: Path) -> None:
     directory = write_identity(repository, "slow", execute_delay_ms=3)
     text = (directory / "config.pbtxt").read_text()
     config, page = tmp_path / "best.pbtxt", tmp_path / "report.html"
-    out, _ = run(
+    out, err = run(
         *("tune", "slow", "--model-repository", repository, "--shape", "INPUT0:2", "--concurrency", "4"),
         *("--window-ms", "60", "--instances", "1,2", "--batch-sizes", "8", "--delays-us", "0", "--max-trials", "3"),
         *("-o", config, "--html", page, "--percentile", "0", "--latency-ms", "500"),
     )
     assert "RANK" in out
+    assert err == "", "progress is for terminals"
     for column in ("BEFORE", "size", "inferences/s", "mean latency, 4 in flight", "SAME ANSWER"):
         assert column in out
     assert "looked for: the most inferences per second with mean latency up to 500 ms" in out
