@@ -148,6 +148,10 @@ class FairQueue(RequestQueue):
         elif len(self._callers) > _MAX_IDLE_CALLERS:
             self._forget_idle()
 
+    def remove_all(self, entries: Sequence[QueueEntry]) -> None:
+        for entry in entries:
+            self.remove(entry)
+
     def last_of_hog(self, newcomer: QueueEntry) -> QueueEntry | None:
         """The last entry of who has most at the newcomer's level, by weight; None unless the newcomer has less."""
         level, own = newcomer.level, newcomer.request.caller

@@ -99,6 +99,12 @@ class EntryOrder:
             del self._lanes[rank]
             self._ranks.remove(rank)
 
+    def clear(self) -> None:
+        """All leave at once."""
+        self._lanes.clear()
+        self._ranks.clear()
+        self.num_entries = self.rows = 0
+
     def find(self, request: InferRequest) -> QueueEntry | None:
         for lane in self._lanes.values():
             if request in lane:
@@ -220,6 +226,8 @@ class RequestQueue:
         They hold at least as many rows as the batch can take, if the bucket does. Entries that do not
         fit are among them, a bounded number: the policy decides what becomes of them.
         """
+        if bucket.rows <= self._max_rows and not self._keep_order:
+            return list(bucket), False  # the usual case: all fit
         entries: list[QueueEntry] = []
         total = num_misfits = 0
         for entry in bucket:
@@ -235,8 +243,17 @@ class RequestQueue:
         return entries, False
 
     def remove_all(self, entries: Sequence[QueueEntry]) -> None:
+        """These leave, which are all different; for each as `remove`."""
+        if len(entries) < self._all.num_entries:
+            for entry in entries:
+                self.remove(entry)
+            return
+        # The usual batch takes all that there is.
         for entry in entries:
-            self.remove(entry)
+            entry.is_queued = False
+        self._all.clear()
+        self._buckets.clear()
+        self._ripe.clear()
 
     def check_integrity(self) -> None:
         """Assert that orders, buckets and counts agree. For tests; takes time in the number of entries."""

@@ -82,6 +82,19 @@ def test_find_knows_queued_requests_only() -> None:
     assert not known.is_queued
 
 
+def test_all_can_leave_at_once_and_others_come_after_them() -> None:
+    entries = [entry(2, level, key) for level in (2, 1) for key in ("a", "b", None)]
+    queue = filled(*entries)
+    queue.remove_all(list(queue))
+    queue.check_integrity()
+    assert (len(queue), queue.rows, queue.heads()) == (0, 0, [])
+    assert not any(each.is_queued for each in entries)
+    late = entry(level=3, key="a")
+    queue.add(late)
+    queue.check_integrity()
+    assert queue.heads() == [late]
+
+
 def test_integrity_check_notices_a_lost_entry() -> None:
     queue = filled(entry(key="a"), entry(key="a"))
     queue._all.num_entries -= 1
