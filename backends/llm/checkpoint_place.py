@@ -101,7 +101,7 @@ def _named_directory(what: str, path: Path, described: Mapping[str, Any]) -> Pat
     if not directory.is_dir():
         raise NotFoundError(
             f"{what}: {path}: 'model': there is no directory {directory}. Nothing is downloaded: put the checkpoint "
-            f"there (huggingface-cli download {name} --local-dir DIRECTORY), and name the directory"
+            f"there (hf download {name} --local-dir DIRECTORY), and name the directory"
         )
     return directory
 
