@@ -32,10 +32,12 @@ _BINDINGS_VARIABLE = "MODELSERVER_TENSORRT_BINDINGS"
 _KSERVE_VARIABLE = "MODELSERVER_KSERVE_CRDS"
 # Where Debian keeps Go libraries; tests build with them, and without modules.
 GO_LIBRARIES = "/usr/share/gocode"
+# Where it keeps jars.
+JAVA_LIBRARIES = "/usr/share/java"
 
 
 def find_tool(name: str) -> str | None:
-    """The path of a program; of a library ("grpc-js", "grpc-go", one of Python) where it lies. None if absent."""
+    """The path of a program; of a library ("grpc-js", "grpc-go", "grpc-java", a Python one) where it lies; or None."""
     if name in _PYTHON_LIBRARIES:
         spec = importlib.util.find_spec(name)
         return spec.origin if spec is not None else None
@@ -52,6 +54,10 @@ def find_tool(name: str) -> str | None:
         return directory if directory and Path(directory).is_dir() else None
     if name == "grpc-go":
         return GO_LIBRARIES if Path(GO_LIBRARIES, "src/google.golang.org/grpc").is_dir() else None
+    if name == "netty-tcnative":
+        return next(map(str, Path("/usr/lib").glob("*/jni/libnetty-tcnative.so")), None)
+    if name == "grpc-java":
+        return JAVA_LIBRARIES if Path(JAVA_LIBRARIES, "grpc-netty.jar").is_file() else None
     variable = _VARIABLES.get(name)
     if variable is not None and os.environ.get(variable):
         return shutil.which(os.environ[variable])

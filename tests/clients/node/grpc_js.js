@@ -1,11 +1,12 @@
-// Exercises a server's service test.Wire with @grpc/grpc-js. usage: node grpc_js.js HOST:PORT
+// Exercises a server's service test.Wire with @grpc/grpc-js. usage: node grpc_js.js HOST:PORT [CERTIFICATE]
 // Prints one line of JSON per check: {"name": ..., "found": ...}; the test compares.
 'use strict';
 
+const fs = require('node:fs');
 const grpc = require('@grpc/grpc-js');
 
 const same = (value) => value;
-const SIZES = [0, 1, 16379, 65536, 1 << 20, 5 << 20];
+const SIZES = [0, 1, 16379, 65536, 1 << 20, 64 << 20];
 
 function method(name, streaming) {
   return {
@@ -26,7 +27,10 @@ for (const name of UNARY) service[name] = method(name, false);
 for (const name of STREAMS) service[name] = method(name, true);
 
 const Client = grpc.makeGenericClientConstructor(service, 'Wire');
-const client = new Client(process.argv[2], grpc.credentials.createInsecure(), {
+const security = process.argv[3]
+  ? grpc.credentials.createSsl(fs.readFileSync(process.argv[3]))
+  : grpc.credentials.createInsecure();
+const client = new Client(process.argv[2], security, {
   'grpc.max_receive_message_length': -1,
   'grpc.max_send_message_length': -1,
 });
@@ -35,14 +39,14 @@ const inTime = (milliseconds) => ({ deadline: Date.now() + milliseconds });
 
 function unary(name, message, metadata, options) {
   return new Promise((resolve) => {
-    client[name](message, metadata || new grpc.Metadata(), options || inTime(20000), (error, answer) =>
+    client[name](message, metadata || new grpc.Metadata(), options || inTime(90000), (error, answer) =>
       resolve(error ? { code: error.code, details: error.details } : answer));
   });
 }
 
 function stream(name, messages) {
   return new Promise((resolve) => {
-    const call = client[name](new grpc.Metadata(), inTime(20000));
+    const call = client[name](new grpc.Metadata(), inTime(90000));
     const answers = [];
     call.on('data', (answer) => answers.push(answer));
     call.on('error', () => {});
@@ -76,21 +80,22 @@ async function main() {
   const seen = JSON.parse((await unary('Metadata', Buffer.alloc(0), metadata)).toString());
   print('metadata', [seen['x-text'], seen['x-data-bin']]);
 
-  print('error', await unary('Fail', Buffer.from('5 100 % é漢\nend')));
+  const failed = await unary('Fail', Buffer.from('5 100 % é漢\nend'));
+  print('error', [failed.code, failed.details]);
   print('late', await stream('FailLate', [Buffer.from('one')]).then((ended) => [ended.answers.length, ended.code, ended.details]));
   print('unknown', (await unary('Nothing', Buffer.alloc(0))).code);
-  print('deadline', (await unary('Hold', Buffer.alloc(0), null, inTime(300))).code);
+  print('deadline', (await unary('Hold', Buffer.alloc(0), null, inTime(100))).code);
 
   const cancelled = await new Promise((resolve) => {
-    const call = client.Hold(Buffer.alloc(0), new grpc.Metadata(), inTime(20000), (error) => resolve(error.code));
+    const call = client.Hold(Buffer.alloc(0), new grpc.Metadata(), inTime(90000), (error) => resolve(error.code));
     setTimeout(() => call.cancel(), 200);
   });
   print('cancelled', cancelled);
 
-  const gzip = new Client(process.argv[2], grpc.credentials.createInsecure(), { 'grpc.default_compression_algorithm': 2 });
+  const gzip = new Client(process.argv[2], security, { 'grpc.default_compression_algorithm': 2 });
   const long = Buffer.alloc(100000, 'compressible ');
   print('gzip', await new Promise((resolve) =>
-    gzip.Echo(long, new grpc.Metadata(), inTime(20000), (error, answer) => resolve(!error && long.equals(answer)))));
+    gzip.Echo(long, new grpc.Metadata(), inTime(90000), (error, answer) => resolve(!error && long.equals(answer)))));
   gzip.close();
   client.close();
 }

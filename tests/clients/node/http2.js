@@ -3,7 +3,8 @@
 
 const http2 = require('node:http2');
 
-const SETTINGS = [{}, { headerTableSize: 0 }, { headerTableSize: 65536 }, { initialWindowSize: 1 }, { initialWindowSize: 1 << 20 }];
+const TABLES = [0, 100, 4096, 65536].map((headerTableSize) => ({ headerTableSize }));
+const SETTINGS = [{}, ...TABLES, { initialWindowSize: 1 }, { initialWindowSize: 1 << 20 }];
 
 function ask(session, method, path, body) {
   return new Promise((resolve, reject) => {
@@ -23,12 +24,14 @@ async function exercise(settings) {
   session.on('error', (error) => console.log(JSON.stringify({ settings, error: `${error}` })));
   const size = settings.initialWindowSize === 1 ? 50 : 300000;
   const body = Buffer.alloc(size, 'xyz');
+  const many = await Promise.all([...Array(1000).keys()].map((number) => ask(session, 'POST', '/echo', `${number}`)));
   const echoes = await Promise.all([...Array(20)].map(() => ask(session, 'POST', '/echo', body)));
   const pieces = await ask(session, 'GET', `/pieces/10/${size / 10}`);
   const missing = await ask(session, 'GET', '/nowhere');
   await new Promise((resolve, reject) => session.ping((error) => (error ? reject(error) : resolve())));
   console.log(JSON.stringify({
     settings,
+    many: many.every((answer, number) => answer.status === 200 && answer.body.toString() === `${number}`),
     echoed: echoes.every((answer) => answer.status === 200 && answer.body.equals(body)),
     pieces: pieces.body.length === size,
     missing: missing.status,
