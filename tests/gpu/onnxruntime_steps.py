@@ -35,7 +35,8 @@ def instance_on(kind: str, *, optimization: Any = None, **parameters: str) -> It
 
     context = context_of(MODELS / "digits_onnx")
     config = replace(context.config, parameters=parameters, optimization=optimization)
-    backend = loaded(find_backend("onnxruntime"), replace(context, config=config))
+    context = replace(context, config=config, gpu_ids=(0,) if kind == "GPU" else ())
+    backend = loaded(find_backend("onnxruntime"), context)
     instance: Any = backend.create_instance(Placement("i", DeviceKind[kind], 0))
     try:
         yield instance
@@ -98,6 +99,7 @@ def step_a_provider_that_cannot_be_loaded_fails_the_load() -> dict[str, Any]:
         with instance_on("GPU", optimization=ModelOptimizationPolicy(execution_accelerators=listed)):
             pass
     except ServerError as error:
+        assert "GPU accelerator 'tensorrt'" not in error.message, "it was refused before anything was tried"
         return {"said": error.message}
     raise AssertionError("it was loaded")
 
