@@ -1,4 +1,4 @@
-"""The steps that need a GPU, as far as a machine without one can try them: they name what exists, and end before CUDA."""
+"""The steps that need a GPU, on a machine without one: they import what exists, and end before CUDA."""
 
 from __future__ import annotations
 
