@@ -8,7 +8,6 @@ least of many rounds is given, of all threads. Decoding and encoding are also me
 from __future__ import annotations
 
 import asyncio
-import gc
 import shutil
 import tempfile
 import time
@@ -20,6 +19,7 @@ import numpy as np
 
 from benchmarks import requests
 from benchmarks.load import Load
+from modelserver.collector import keep_for_good
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
@@ -152,7 +152,6 @@ async def wire_us(frontend: Frontend, load: Load) -> float:
 
     best_s = float("inf")
     for _ in range(ROUNDS):
-        gc.collect()
         began_s = time.process_time()
         for _ in range(TURNS):
             wanted = client.num_answers + CONNECTIONS
@@ -167,6 +166,7 @@ async def wire_us(frontend: Frontend, load: Load) -> float:
 async def measure(root: Path) -> None:
     repository = ModelRepository(RepositoryOptions(roots=(root,)))
     await repository.start()
+    keep_for_good()  # as a server does
     image = np.random.default_rng(0).random((1, 8, 8), dtype=np.float32)
     probabilities = np.random.default_rng(1).random((1, 10), dtype=np.float32)
     digit = np.array([[7]])
