@@ -22,9 +22,7 @@ def render_text(families: Iterable[Metric]) -> bytes:
     lines: list[str] = []
     for family in filter(_has_samples, families):
         kind = {"unknown": "untyped", "info": "gauge"}.get(family.type, family.type)
-        name = family.name
-        if family.type in ("counter", "info"):
-            name = family.samples[0].name
+        name = exposed_name(family)
         lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
         lines.append(f"# TYPE {name} {kind}")
         lines.extend(_line(sample) for sample in family.samples if not sample.name.endswith("_created"))
@@ -43,6 +41,13 @@ def render_openmetrics(families: Iterable[Metric]) -> bytes:
         lines.append(f"# TYPE {family.name} {kind}")
         lines.extend(_line(sample) for sample in family.samples)
     return ("\n".join(lines) + "\n# EOF\n").encode()
+
+
+def exposed_name(family: Metric) -> str:
+    """The name under which the text format has the family, which must be there once."""
+    if family.type in ("counter", "info") and family.samples:
+        return str(family.samples[0].name)
+    return str(family.name)
 
 
 def accepts_openmetrics(accept: str) -> bool:

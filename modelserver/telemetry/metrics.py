@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from modelserver.cache.store import StoreCounts
 from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.caller_counts import CallerCounts
+from modelserver.telemetry.exposition import exposed_name
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.gpu_metrics import gpu_families
@@ -121,11 +122,24 @@ class ServerMetrics:
             for sample in samples
             for position, measurements in enumerate(sample.model.measure())
         )
-        if self._model_metrics is not None:
-            families += self._model_metrics.families()
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")
         info.add_sample(info.name, {"version": self._server_version}, 1)
-        return [*families, info, *self._process.collect()]
+        families += [info, *self._process.collect()]
+        if self._model_metrics is not None:
+            _add_families_of_models(families, self._model_metrics.families())
+        return families
+
+
+def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric]) -> None:
+    """Add what models have made: to the server's own family of the same name, for a page that has a name twice is no
+    good to a scraper. Where that family is of another kind, the model's is left out."""
+    own = {exposed_name(family): family for family in families if family.samples}
+    for family in of_models:
+        present = own.get(exposed_name(family))
+        if present is None:
+            families.append(family)
+        elif present.type == family.type:
+            present.samples.extend(family.samples)
 
 
 def _load_families(counts: Mapping[str, LoadCounter]) -> list[Metric]:

@@ -22,6 +22,7 @@ from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.model_families import MetricsOptions
+from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.refusals import RefusalCounts, RefusalReason
 from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
 
@@ -173,6 +174,20 @@ def test_every_family_is_described_once() -> None:
     names = [family.name for family in families]
     assert len(set(names)) == len(names)
     assert all(family.documentation for family in families)
+
+
+def test_what_a_model_names_as_the_server_does_is_in_the_servers_family_or_nowhere() -> None:
+    board = ModelMetricsBoard()
+    for name, kind in (("nv_inference_count", "counter"), ("process_open_fds", "counter"), ("my_own", "gauge")):
+        family = board.ask(board, "metric_family", {"name": name, "description": "a model's", "kind": kind})
+        board.ask(board, "metric_new", {"family": family, "labels": {"model": "mine"}, "buckets": ()})
+    page = render_text(metrics(worked_model(), model_metrics=board).collect()).decode().splitlines()
+    described = [line.split()[2] for line in page if line.startswith("# TYPE ")]
+    assert len(described) == len(set(described))
+    assert [line for line in page if 'model="mine"' in line] == [
+        'nv_inference_count{model="mine"} 0.0',
+        'my_own{model="mine"} 0.0',
+    ]
 
 
 def test_optional_families_can_be_left_out_and_the_counts_stay() -> None:
