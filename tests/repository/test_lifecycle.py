@@ -1,10 +1,13 @@
 import asyncio
 import json
 import tempfile
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.repositories import IDENTITY_CONFIG, GatedLoader, identity_request, infer, open_repository, write_model
+from support.waiting import PATIENCE_S
 
 from modelserver.config.message import config_to_json
 from modelserver.config.pbtxt import parse_pbtxt
@@ -13,6 +16,18 @@ from modelserver.repository.repository import ModelRepository
 
 ALL = "version_policy { all { } }"
 SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "100" } }'
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """How long that takes, the test says: a batch that is to be slow ends when this is set."""
+    may_end = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        assert not seconds or may_end.wait(PATIENCE_S), "the test never let it end"
+
+    monkeypatch.setattr("modelserver_backends.identity.time", SimpleNamespace(sleep=sleep))
+    return may_end
 
 
 @pytest.fixture
@@ -75,7 +90,9 @@ async def test_all_versions_are_swapped_in_one_step(tmp_path: Path, loader: Gate
         assert {tuple(sorted(pair)) for pair in seen} == {(0, 1), (2, 3)}
 
 
-async def test_in_flight_requests_of_the_old_version_are_answered(tmp_path: Path, loader: GatedLoader) -> None:
+async def test_in_flight_requests_of_the_old_version_are_answered(
+    tmp_path: Path, loader: GatedLoader, delays: threading.Event
+) -> None:
     directory = write_model(tmp_path, "m", extra=SLOW)
     async with open_repository(tmp_path, load_models=("m",), loader=loader) as repository:
         answers = [asyncio.create_task(infer(repository, "m", value)) for value in range(3)]
@@ -84,12 +101,15 @@ async def test_in_flight_requests_of_the_old_version_are_answered(tmp_path: Path
         await repository.load("m")
         assert not any(answer.done() for answer in answers)
         assert loader.closed == []
+        delays.set()
         await asyncio.gather(*answers)
         await settle(repository)
         assert loader.closed == loader.loaded[:1]
 
 
-async def test_unload_answers_what_is_in_flight_and_refuses_what_comes(tmp_path: Path, loader: GatedLoader) -> None:
+async def test_unload_answers_what_is_in_flight_and_refuses_what_comes(
+    tmp_path: Path, loader: GatedLoader, delays: threading.Event
+) -> None:
     write_model(tmp_path, "m", extra=SLOW)
     async with open_repository(tmp_path, load_models=("m",), loader=loader) as repository:
         model = repository.get("m", None)
@@ -99,12 +119,15 @@ async def test_unload_answers_what_is_in_flight_and_refuses_what_comes(tmp_path:
         assert states(repository) == {1: ("UNLOADING", "")}
         with pytest.raises(UnavailableError):
             model.submit(identity_request("m"))
+        delays.set()
         await answer
         await settle(repository)
         assert states(repository) == {1: ("UNAVAILABLE", "unloaded")}
 
 
-async def test_a_load_while_the_unloaded_version_still_drains(tmp_path: Path, loader: GatedLoader) -> None:
+async def test_a_load_while_the_unloaded_version_still_drains(
+    tmp_path: Path, loader: GatedLoader, delays: threading.Event
+) -> None:
     write_model(tmp_path, "m", extra=SLOW)
     async with open_repository(tmp_path, load_models=("m",), loader=loader) as repository:
         answer = asyncio.create_task(infer(repository, "m"))
@@ -112,6 +135,7 @@ async def test_a_load_while_the_unloaded_version_still_drains(tmp_path: Path, lo
         await repository.unload("m")
         await repository.load("m")
         assert states(repository) == {1: ("READY", "")}
+        delays.set()
         await answer
         await settle(repository)
         assert states(repository) == {1: ("READY", "")}
