@@ -40,9 +40,9 @@ def unary(channel: Channel, name: str) -> Any:
     return UnaryUnaryMethod(channel, f"/test.Wire/{name}", bytes, bytes)
 
 
-@pytest.mark.parametrize("size", [0, 1, 70_000, 3 << 20])
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3 << 20, pytest.param(64 << 20, marks=pytest.mark.slow)])
 async def test_unary(channel: Channel, size: int) -> None:
-    assert await unary(channel, "Echo")(bytes(size), timeout=30) == bytes(size)
+    assert await unary(channel, "Echo")(bytes(size), timeout=100) == bytes(size)
 
 
 async def test_a_stream(channel: Channel) -> None:

@@ -9,23 +9,42 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import resource
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 from support.floods import FLOODS
+from support.http2_frames import Setting, window_update
 from support.raw_http1 import Http1Peer
 from support.raw_http2 import Peer
 from support.wires import running_wire
 
 MIB = 1 << 20
-NUM_IDLE = 2000
+NUM_IDLE = 5000
+NUM_SLOW = 1000
+# How long somebody else asks while slow peers are there, from their first byte on.
+PROBING_S = 5
+_POST = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+HTTP1_FLOODS = {
+    "http1: fields without end": b"GET / HTTP/1.1\r\nHost: test\r\n" + b"X: a\r\n" * 100_000,
+    "http1: a target of 1 MB": b"GET /" + b"a" * 1_000_000,
+    "http1: chunks of one byte": _POST + b"1\r\nx\r\n" * 100_000,
+    "http1: extensions of chunks": _POST + (b"1;" + b"x" * 1000 + b"\r\nx\r\n") * 1000,
+    "http1: trailers without end": _POST + b"0\r\n" + b"X: a\r\n" * 100_000,
+}
+SLOW = {
+    "head": b"GET / HTTP/1.1\r\nHost: test\r\n",
+    "body": b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\nhalf",
+    "reader": b"GET /pieces/1000000/10000 HTTP/1.1\r\nHost: test\r\n\r\n",
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +81,15 @@ def cpu_s(process: psutil.Process) -> float:
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
-def measure(address: tuple[str, int], process: psutil.Process, flood: bytes) -> Cost:
+@contextmanager
+def neighbour(address: tuple[str, int]) -> Iterator[list[float]]:
+    """A client that makes one call after the other; yields the seconds that its calls took."""
     latencies_s: list[float] = []
     stop = threading.Event()
 
     def call() -> None:
         with Peer(address) as peer:
+            peer.send(window_update(0, 1 << 30))
             stream_id = 1
             while not stop.is_set() or len(latencies_s) < 20:
                 begun = time.perf_counter()
@@ -77,26 +99,44 @@ def measure(address: tuple[str, int], process: psutil.Process, flood: bytes) -> 
                 stream_id += 2
                 time.sleep(0.001)
 
-    neighbour = threading.Thread(target=call)
-    neighbour.start()
+    thread = threading.Thread(target=call)
+    thread.start()
     try:
+        yield latencies_s
+    finally:
+        stop.set()
+        thread.join()
+
+
+def p99_ms(latencies_s: list[float]) -> float:
+    return 1000 * statistics.quantiles(latencies_s, n=100)[98]
+
+
+def flood_http2(address: tuple[str, int], flood: bytes) -> None:
+    with Peer(address) as attacker:
+        attacker.send_bytes(flood)
+        attacker.expect_closed()
+
+
+def flood_http1(address: tuple[str, int], flood: bytes) -> None:
+    with Http1Peer(address) as attacker:
+        attacker.try_send(flood)
+        attacker.read_all()
+
+
+def measure(address: tuple[str, int], process: psutil.Process, attack: Callable[[], None]) -> Cost:
+    with neighbour(address) as latencies_s:
         rss, cpu, begun = process.memory_info().rss, cpu_s(process), time.perf_counter()
-        with Peer(address) as attacker:
-            attacker.send_bytes(flood)
-            attacker.expect_closed()
+        attack()
         ended = time.perf_counter()
         time.sleep(0.05)
         spent = cpu_s(process) - cpu
         grown = process.memory_info().rss - rss
-    finally:
-        stop.set()
-        neighbour.join()
-    p99 = statistics.quantiles(latencies_s, n=100)[98]
-    return Cost(1000 * (ended - begun), 1000 * spent, grown / MIB, 1000 * p99)
+    return Cost(1000 * (ended - begun), 1000 * spent, grown / MIB, p99_ms(latencies_s))
 
 
 def measure_idle(address: tuple[str, int], process: psutil.Process) -> None:
-    """Memory and CPU of connections that do nothing, over each protocol."""
+    """Memory and CPU of connections that do nothing, over each protocol, and what a client notices of their coming."""
     for name, connect in {"HTTP/2": Peer, "HTTP/1.1": Http1Peer}.items():
         rss, cpu = process.memory_info().rss, cpu_s(process)
         peers = []
@@ -107,28 +147,65 @@ def measure_idle(address: tuple[str, int], process: psutil.Process) -> None:
                 peer.read_answer()
             peers.append(peer)
         grown, spent = process.memory_info().rss - rss, cpu_s(process) - cpu
+        with neighbour(address) as latencies_s:
+            time.sleep(1)
         print(
-            f"idle {name}: {grown / NUM_IDLE / 1024:.1f} KiB and {1e6 * spent / NUM_IDLE:.0f} us of CPU per connection"
+            f"{NUM_IDLE} idle over {name}: {grown / NUM_IDLE / 1024:.1f} KiB and {1e6 * spent / NUM_IDLE:.0f} us "
+            f"of CPU each; p99 beside them {p99_ms(latencies_s):.1f} ms"
         )
         for peer in peers:
             peer.close()
+
+
+def measure_slow(address: tuple[str, int]) -> None:
+    """What a client notices of a thousand that never end what they have begun."""
+    for name, sent in SLOW.items():
+        peers = [Http1Peer(address, receive_buffer_bytes=4096) for _ in range(NUM_SLOW)]
+        with neighbour(address) as latencies_s:
+            for peer in peers:
+                peer.send(sent)
+            time.sleep(PROBING_S)
+        print(f"{NUM_SLOW} with a slow {name}: p99 beside them {p99_ms(latencies_s):.1f} ms")
+        for peer in peers:
+            peer.close()
+
+
+def measure_zero_windows(address: tuple[str, int], process: psutil.Process) -> None:
+    """Memory that answers take which nobody lets out, while they wait and afterwards."""
+    before = process.memory_info().rss
+    for _ in range(3):
+        with Peer(address, announces={Setting.INITIAL_WINDOW_SIZE: 0}) as stalled:
+            for stream_id in range(1, 201, 2):
+                stalled.call(stream_id, "Size", b"%d" % MIB)
+            stalled.expect_alive()
+            held = process.memory_info().rss - before
+        time.sleep(0.5)
+        left = process.memory_info().rss - before
+        print(f"100 answers of 1 MiB that nobody reads: {held / MIB:.1f} MiB, {left / MIB:.1f} MiB afterwards")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loop", default="uvloop", choices=["asyncio", "uvloop"])
     arguments = parser.parse_args()
+    # Both ends of the connections, of which the server's process inherits its share.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 14), hard))
     with server(arguments.loop) as (address, process):
         with Peer(address) as peer:
             peer.call(1, "Echo")
             peer.expect_answer(1)
         print(f"{'flood':42} {'lived ms':>9} {'CPU ms':>7} {'MiB':>6} {'p99 ms':>7}")
-        for name, (flood, _, _) in FLOODS.items():
-            cost = measure(address, process, flood)
+        floods = {name: partial(flood_http2, address, flood) for name, (flood, _, _) in FLOODS.items()}
+        floods |= {name: partial(flood_http1, address, flood) for name, flood in HTTP1_FLOODS.items()}
+        for name, attack in floods.items():
+            cost = measure(address, process, attack)
             print(
                 f"{name:42} {cost.lived_ms:9.1f} {cost.server_cpu_ms:7.1f} {cost.grown_mib:6.1f} "
                 f"{cost.neighbour_p99_ms:7.2f}"
             )
+        measure_zero_windows(address, process)
+        measure_slow(address)
         measure_idle(address, process)
 
 
