@@ -36,11 +36,12 @@ def test_large_buffers_no_longer_fault_each_time() -> None:
 # Frees 200 MiB that lie below something which stays, and prints how much the process holds, before and after.
 FREEING = """
 import ctypes
+import resource
 from pathlib import Path
 from modelserver.allocator import give_back, tune_malloc
 
 def held_mib():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
 
 tune_malloc()
 blocks = [bytearray(b"x") * (1 << 20) for _ in range(200)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.asking import ask, infer, metric, wait_for
+from support.latches import LATCHES, write_latched
 from support.layouts import free_port
 from support.model_files import write_identity
 from support.processes import ANY_PORTS, ENVIRONMENT, SERVE, serving_process
@@ -21,15 +22,19 @@ MOMENTS_S = [0.3, 0.9, *(pytest.param(moment_s, marks=pytest.mark.slow) for mome
 
 def test_one_request_to_stop_that_comes_many_times_at_once_is_one(tmp_path: Path) -> None:
     """To the process group, and passed on by its parent: what is in flight finishes."""
-    write_identity(tmp_path, execute_delay_ms=700)
-    with serving_process(tmp_path) as server, ThreadPoolExecutor() as pool:
+    latch = write_latched(tmp_path, held="batch")
+    with serving_process(tmp_path, LATCHES) as server, ThreadPoolExecutor() as pool:
         server.wait_until_started()
         answer = pool.submit(infer, server.http_url, 1.0)
         metrics = f"127.0.0.1:{server.port('metrics')}"
         wait_for(lambda: metric(metrics, "modelserver_inflight_requests") == 1, "it executes")
+        server.signal(signal.SIGSTOP)  # so that it meets all of them at one moment, however slow the machine is
         for _ in range(5):
             server.signal()
             server.signal(signal.SIGINT)
+        server.signal(signal.SIGCONT)
+        server.wait_for("finishing what is in flight")
+        latch.open()
         assert answer.result() == (200, 1.0)
         assert server.wait() == 0
 

@@ -367,7 +367,7 @@ async def test_stop_out_of_time_closes_all_the_same(tmp_path: Path) -> None:
     write_model(tmp_path, "a", extra='parameters { key: "execute_delay_ms" value { string_value: "300" } }')
     async with open_repository(tmp_path, load_models=("a",)) as repository:
         answers = [asyncio.create_task(infer(repository, "a", value)) for value in range(2)]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         await repository.stop(0)
         results = await asyncio.gather(*answers, return_exceptions=True)
         assert any(isinstance(result, UnavailableError) for result in results)

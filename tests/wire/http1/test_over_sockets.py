@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from support.certificates import Authority
+from support.gate import until
 from support.http1_dialogue import Answer, Frontend, limits_of, path_back
 from support.loops import on_both_loops
 
@@ -49,9 +50,9 @@ def _digest_back(exchange: HttpExchange) -> None:
 
 
 async def _read_body(reader: asyncio.StreamReader) -> bytes:
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    return await asyncio.wait_for(reader.readexactly(length), 10)
+    return await asyncio.wait_for(reader.readexactly(length), 60)
 
 
 @on_both_loops
@@ -88,7 +89,7 @@ async def test_bodies_over_tls(tmp_path: Path) -> None:
         assert await _read_body(reader) == body
         writer.write(GET % 1 + b"nonsense\r\n\r\n")
         assert await _read_body(reader) == b""
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400 ")
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 400 ")
 
 
 @on_both_loops
@@ -108,6 +109,7 @@ async def test_who_does_not_read_holds_up_only_itself() -> None:
         writer,
     ):
         writer.write(GET % 1 * 100)
+        await until(lambda: bool(frontend.exchanges), "the first one came")
         await asyncio.sleep(0.2)
         # Its further requests are neither executed nor their answers piled up.
         assert 0 < len(frontend.exchanges) < 10
@@ -133,13 +135,14 @@ async def test_a_writer_of_pieces_waits_for_its_reader() -> None:
 
     async with _dialogue(start) as (_, reader, writer):
         writer.write(GET % 1)
+        await until(lambda: written > 0, "it has begun")
         await asyncio.sleep(0.2)
-        assert 0 < written < 300
+        assert written < 300
         received = 0
-        while not (piece := await asyncio.wait_for(reader.read(MIB), 10)).endswith(b"\r\n0\r\n\r\n"):
+        while not (piece := await asyncio.wait_for(reader.read(MIB), 60)).endswith(b"\r\n0\r\n\r\n"):
             received += len(piece)
         assert received + len(piece) > 100_000_000
-        await asyncio.wait_for(tasks[0], 10)
+        await asyncio.wait_for(tasks[0], 60)
 
 
 @on_both_loops
@@ -149,7 +152,7 @@ async def test_a_client_that_sends_all_before_it_reads_learns_why_it_was_refused
         for _ in range(4):
             writer.write(bytes(MIB))
             await writer.drain()
-        assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 413 ")
+        assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 413 ")
         assert not frontend.exchanges
 
 
@@ -157,7 +160,7 @@ async def test_a_client_that_sends_all_before_it_reads_learns_why_it_was_refused
 async def test_an_answer_reaches_a_client_that_goes_on_sending_nonsense() -> None:
     async with _dialogue() as (_, reader, writer):
         writer.write(GET % 1 + b"nonsense" * 5000)
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 60)
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b"HTTP/1.1 400 " in answer
 
@@ -173,4 +176,4 @@ async def test_a_client_that_leaves_is_noticed() -> None:
         writer.write(GET % 1)
         await writer.drain()
         writer.close()
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(left.wait(), 60)

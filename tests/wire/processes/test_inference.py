@@ -308,14 +308,17 @@ async def test_large_tensors_leave_their_memory_when_they_are_dead() -> None:
                 assert response.outputs[0].data[[0, -1]].tolist() == [n, n]
             del large, responses, response
         gc.collect()
-        for _ in range(4):  # news of the last ones, there and back
+        arenas = [link._arena for link in (over.core.link, over.session._link)]
+
+        def is_told() -> bool:
+            """News of the last ones went there and back."""
             over.core.link.tidy()
             over.session.silence_s(0.0)
-            await asyncio.sleep(0.01)
-        for link in (over.core.link, over.session._link):
-            assert link._arena.num_leases == 0
-            link._arena.check_integrity()
-            assert link._arena.buffer.nbytes <= 16 << 20
+            return all(arena.num_leases == 0 and arena.buffer.nbytes <= 16 << 20 for arena in arenas)
+
+        await until(is_told)
+        for arena in arenas:
+            arena.check_integrity()
 
 
 @settings(max_examples=60)

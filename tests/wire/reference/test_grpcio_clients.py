@@ -65,7 +65,7 @@ class Served:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         async def run() -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not condition():  # noqa: ASYNC110 - what is waited for happens in the client
                     await asyncio.sleep(0.005)
 

@@ -71,7 +71,7 @@ def message(size: int = 4, request_id: str = "", value: float = 0.0) -> bytes:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in the client or the server
             await asyncio.sleep(0.005)
 
@@ -153,11 +153,11 @@ async def test_deadline_reaches_the_request_and_cancels_it() -> None:
     model = EchoModel(holds=True)
     async with serving(model) as running:
         before_ns = time.monotonic_ns()
-        call = running.infer(message(), timeout=0.3)
+        call = running.infer(message(), timeout=2.0)
         await until(lambda: model.held)
         deadline_ns = model.held[0].deadline_ns
         assert deadline_ns is not None
-        assert 0 < deadline_ns - before_ns < 10**9
+        assert deadline_ns - before_ns > 10**9
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -254,7 +254,7 @@ async def test_stop_lets_calls_finish_and_ends_idle_streams() -> None:
         assert await watch.read() is grpc.aio.EOF
         model.release(model.held[0])
         assert (await call).id == "q"
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 60)
 
 
 async def test_stop_cancels_what_outlives_the_grace() -> None:
@@ -262,7 +262,7 @@ async def test_stop_cancels_what_outlives_the_grace() -> None:
     async with serving(model) as running:
         call = running.infer(message())
         await until(lambda: model.held)
-        await asyncio.wait_for(running.server.stop(0.05), 10)
+        await asyncio.wait_for(running.server.stop(0.05), 60)
         with pytest.raises(grpc.aio.AioRpcError):
             await call
         await until(lambda: model.cancelled)
