@@ -10,7 +10,8 @@ from typing import Any
 
 from modelserver.backend import BackendContext, ConfigError, InvalidArgumentError, NotFoundError, UnsupportedError
 
-from .embedding.recognition import is_encoder, usual_len
+from .embedding.layout import read_layout
+from .embedding.recognition import check_purpose, is_encoder, usual_len
 from .options import EngineOptions
 
 MODEL_JSON = "model.json"
@@ -44,7 +45,8 @@ class CheckpointPlace:
 
 
 def find_checkpoint(context: BackendContext) -> CheckpointPlace:
-    """Raises NotFoundError with the places looked at, ConfigError for options that are wrong."""
+    """Raises NotFoundError with the places looked at, ConfigError for options that are wrong, and what
+    `embedding.layout` and `embedding.recognition` say of an encoder that cannot be served."""
     version_directory = context.version_directory
     what = f"model '{context.model_name}' version {context.version}"
     path = version_directory / (context.config.default_model_filename or MODEL_JSON)
@@ -65,7 +67,11 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         options = EngineOptions.from_parameters(parameters, others=_OTHER_PARAMETERS)
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
-    return CheckpointPlace(directory, options, is_encoder(entries, directory))
+    has_encoder = is_encoder(entries, directory)
+    if has_encoder:
+        check_purpose(entries, directory)
+        read_layout(directory, default="mean").prompt(options.default_prompt_name)
+    return CheckpointPlace(directory, options, has_encoder)
 
 
 def longest_of(directory: Path) -> int | None:

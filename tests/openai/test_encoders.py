@@ -21,6 +21,18 @@ from support.tiny_encoders import SIZE, reference_hidden, unit, write_encoder
 from tokenizers import Tokenizer
 
 TEXT = "the model of a server"
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "NORMALISED" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "FIRST" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling {
+  step { model_name: "plain" model_version: -1
+    input_map { key: "text_input" value: "TEXT" } output_map { key: "embedding" value: "NORMALISED" } }
+  step { model_name: "hosted" model_version: -1
+    input_map { key: "text_input" value: "TEXT" } output_map { key: "embedding" value: "FIRST" } }
+}
+"""
 TEXTS = [TEXT, "and", "it waits for the next one to come", "every request", "a server answers"] * 7
 
 
@@ -31,13 +43,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[RunningServer]:
-    """One is a directory of sentence-transformers as it is, the other has options and a process of its own."""
+    """One is a directory of sentence-transformers as it is, one has options and a process of its own, one a cache."""
     root = tmp_path_factory.mktemp("encoders")
     (root / "plain").mkdir()
     (root / "plain" / "1").symlink_to(checkpoint)
     write_llm(root, "hosted", checkpoint, instance_in_process="true", max_num_seqs=4, pooling="cls", normalize="false")
+    write_llm(root, "cached", checkpoint)
+    with (root / "cached" / "config.pbtxt").open("a") as file:
+        file.write("\nresponse_cache { enable: true }")
+    (root / "both" / "1").mkdir(parents=True)
+    (root / "both" / "config.pbtxt").write_text(ENSEMBLE)
     write_mock_llm(root, "mock")
-    with running_server(root, exit_on_error=True) as running:
+    with running_server(root, exit_on_error=True, cache_config=("local,size=1048576",)) as running:
         yield running
 
 
@@ -64,6 +81,7 @@ def token_ids_of(checkpoint: Path, text: str) -> list[int]:
 
 def test_a_directory_of_sentence_transformers_is_a_model(client: openai.OpenAI, checkpoint: Path) -> None:
     assert {model.id: getattr(model, "max_model_len", None) for model in client.models.list()} == {
+        "cached": 48,
         "hosted": 48,
         "mock": None,
         "plain": 48,
@@ -181,6 +199,17 @@ def test_tritons_clients_get_the_same(served: RunningServer, checkpoint: Path, k
         np.testing.assert_allclose(answer["embedding"], expected, atol=1e-5)
         assert answer["num_input_tokens"].tolist() == [len(token_ids_of(checkpoint, TEXT))]
         assert answer.outputs.keys() == {"embedding", "num_input_tokens"}
+
+
+def test_ensembles_and_the_response_cache_take_an_encoder(served: RunningServer, checkpoint: Path) -> None:
+    hidden = hidden_of(checkpoint, TEXT)
+    with HttpClient(served) as client:
+        answer = client.infer("both", {"TEXT": np.array([TEXT.encode()], object)})
+        np.testing.assert_allclose(answer["NORMALISED"], unit(hidden.mean(axis=0)), atol=1e-5)
+        np.testing.assert_allclose(answer["FIRST"], hidden[0], atol=1e-5)
+        first, again = (client.infer("cached", arrays(text_input=TEXT)) for _ in range(2))
+        np.testing.assert_array_equal(first["embedding"], again["embedding"])
+    assert numbers_of(served, "cached")["nv_cache_num_hits_per_model_total"] == 1
 
 
 def test_metadata_metrics_and_the_generate_route(served: RunningServer, http: httpx.Client) -> None:

@@ -18,7 +18,7 @@ from ..options import EngineOptions
 from ..text.tokenizer import Tokenizer
 from .head import EmbeddingHead, load_head
 from .network import EncoderNetwork, load_network
-from .recognition import check_purpose, num_positions, usual_len
+from .recognition import num_positions, usual_len
 
 # Where neither a network nor a tokenizer has a limit: what a step's memory would not survive anyway.
 _LONGEST = 1 << 20
@@ -48,7 +48,6 @@ class Encoder:
         """Raises ServerErrors that name the file or the option."""
         entries = read_config_json(directory)
         model_type = str(entries["model_type"])
-        check_purpose(entries, directory)
         if options.quantization is not None or options.tensor_parallel_size > 1:
             raise UnsupportedError(
                 f"quantization and tensor_parallel_size are not supported for {model_type}, which is an encoder"

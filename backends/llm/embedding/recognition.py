@@ -67,7 +67,7 @@ def is_encoder(entries: Mapping[str, Any], directory: Path) -> bool:
     So they do in the families above, and in those of decoders where config.json has it (`use_bidirectional_attention`
     of Gemma, `is_causal`).
     """
-    family = entries.get("model_type")
+    family = _family(entries)
     if family in ENCODER_DECODERS:
         return (directory / MODULES_JSON).is_file() or any("EncoderModel" in name for name in _architectures(entries))
     if family in ENCODERS:
@@ -100,7 +100,7 @@ def usual_len(entries: Mapping[str, Any], directory: Path) -> int:
 
 def num_positions(entries: Mapping[str, Any]) -> int | None:
     """The longest text that the network has positions for; None where they are relative and without end."""
-    family = entries.get("model_type")
+    family = _family(entries)
     if family in ENCODER_DECODERS:
         return None
     rows = entries.get("max_position_embeddings")
@@ -114,6 +114,11 @@ def num_positions(entries: Mapping[str, Any]) -> int | None:
     if rows <= offset + 1:
         raise InvalidArgumentError(f"config.json: max_position_embeddings {rows} leaves no position for a token")
     return rows - offset - 1
+
+
+def _family(entries: Mapping[str, Any]) -> str:
+    family = entries.get("model_type")
+    return family if isinstance(family, str) else ""
 
 
 def _architectures(entries: Mapping[str, Any]) -> list[str]:

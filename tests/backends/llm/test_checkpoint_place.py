@@ -14,6 +14,7 @@ from modelserver.backend import ModelConfig
 from modelserver.errors import ConfigError, NotFoundError, ServerError, UnsupportedError
 
 CONFIG = {"model_type": "llama", "max_position_embeddings": 64}
+ENCODER = {"model_type": "bert", "max_position_embeddings": 64}
 
 
 def write(directory: Path, **files: object) -> None:
@@ -85,6 +86,8 @@ def test_the_length_is_read_from_the_config(tmp_path: Path, config: Any, expecte
         ({"config": CONFIG}, {"block_sise": "16"}, ConfigError, "did you mean 'block_size'?"),
         ({"config": CONFIG}, {"gpu_memory_utilization": "2"}, ConfigError, "above 0 and at most 1"),
         ({"config": "{"}, {}, ConfigError, "config.json is not JSON"),
+        ({"config": ENCODER}, {"pooling": "all"}, ConfigError, "'pooling' must be one of cls, max, mean"),
+        ({"config": ENCODER}, {"normalize": "maybe"}, ConfigError, "'normalize' must be true or false"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -95,6 +98,30 @@ def test_what_is_wrong_is_named(
         find(tmp_path, **parameters)
     assert message in caught.value.message
     assert "model 'm' version 1" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("files", "parameters", "message"),
+    [
+        ({"config": {**ENCODER, "architectures": ["BertForSequenceClassification"]}}, {}, "which classifies"),
+        ({"config": ENCODER, "modules": [{"path": "", "type": "a.WordEmbeddings"}]}, {}, "WordEmbeddings"),
+        ({"config": ENCODER}, {"default_prompt_name": "query"}, "this checkpoint has the prompts none"),
+    ],
+)
+def test_an_encoder_that_cannot_be_served_is_known_before_its_weights_are(
+    tmp_path: Path, files: dict[str, object], parameters: dict[str, str], message: str
+) -> None:
+    write(tmp_path / "m" / "1", **files)
+    with pytest.raises(ServerError) as caught:
+        find(tmp_path, **parameters)
+    assert message in caught.value.message
+
+
+def test_an_encoder_is_known_by_its_config(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "1", config=ENCODER, sentence_bert_config={"max_seq_length": 32})
+    place = find(tmp_path, max_model_len="32", pooling="auto", normalize="auto")
+    assert (place.is_encoder, place.options.max_model_len, place.options.pooling) == (True, None, None)
+    assert longest_of(place.directory) == 32
 
 
 def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from modelserver.errors import InvalidArgumentError, UnsupportedError
         ({"model_type": "t5", "architectures": ["T5EncoderModel"]}, True),
         ({"model_type": "t5", "architectures": "T5EncoderModel"}, False),
         ({}, False),
+        ({"model_type": ["bert"]}, False),
     ],
 )
 def test_an_encoder_sees_what_comes_later(tmp_path: Path, entries: dict[str, Any], expected: bool) -> None:
