@@ -90,9 +90,9 @@ def tune(
     from modelserver.toolkit.tuning.space import SpaceOptions
 
     config_file = output if output is not None else Path(f"{model}.config.pbtxt")
-    for file in (config_file, html):
-        if file is not None and file.exists() and not force:
-            raise AlreadyExistsError(f"'{file}' is there already: choose another name, or replace it with --force")
+    _check_files((config_file, html), force=force)
+    if model_repository is not None and not model_repository.is_dir():
+        raise InvalidArgumentError(f"--model-repository: there is no directory '{model_repository}'")
     if serve_flag and model_repository is None:
         raise InvalidArgumentError("--serve-flag is for the server of --model-repository")
     is_grpc = protocol is Protocol.GRPC
@@ -125,6 +125,17 @@ def tune(
         result = _run(options, model_repository, serve_flag or [], report)
     _finish(result, config_file, html, as_json=as_json)
     raise typer.Exit(1 if result.winner is None or result.end == "interrupted" else 0)
+
+
+def _check_files(files: tuple[Path | None, ...], *, force: bool) -> None:
+    """Raise ServerError for what cannot be written: before minutes of measuring, rather than after them."""
+    for file in files:
+        if file is None:
+            continue
+        if file.exists() and not force:
+            raise AlreadyExistsError(f"'{file}' is there already: choose another name, or replace it with --force")
+        if file.is_dir() or not file.parent.is_dir():
+            raise InvalidArgumentError(f"cannot write '{file}': expected the name of a file in a directory that exists")
 
 
 def _run(options: TuneOptions, repository: Path | None, flags: list[str], report: _Report) -> TuneResult:

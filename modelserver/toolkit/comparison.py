@@ -143,7 +143,9 @@ def label_output(config: ModelConfig, wanted: str = "") -> str:
     names = [spec.name for spec in config.output]
     if wanted:
         if wanted not in names:
-            raise InvalidArgumentError(f"--label-output: no output '{wanted}'{nearest_hint(wanted, names)}")
+            raise InvalidArgumentError(
+                f"--label-output: no output '{wanted}'{nearest_hint(wanted, names)} (the model has {', '.join(names)})"
+            )
         return wanted
     for spec in config.output:
         size = int(np.prod([max(dim, 0) for dim in spec.dims])) if spec.dims else 1

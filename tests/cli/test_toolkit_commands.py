@@ -54,6 +54,11 @@ def test_mistakes_are_explained(run: Any, model_repository: Path, tmp_path: Path
     there = tmp_path / "there.pbtxt"
     there.write_text("")
     assert "--force" in run("tune", "m", "-o", there, status=1)[1]
+    for words in (("-o", tmp_path / "none/x"), ("--html", tmp_path / "none/x.html"), ("-o", tmp_path, "--force")):
+        assert "in a directory that exists" in run("tune", "m", *words, status=1)[1]
+    out_of_the_way = ("-o", tmp_path / "best.pbtxt")
+    absent = run("tune", "m", "--model-repository", tmp_path / "none", *out_of_the_way, status=1)[1]
+    assert "--model-repository: there is no directory" in absent
 
 
 def test_tune_on_a_server_of_its_own(run: Any, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_output_of_labels_is_found_or_asked_for() -> None:
     both = config(("score", Datatype.FP32, (1,)), ("p", Datatype.FP32, (10,)), ("c", Datatype.INT64, (1,)))
     assert label_output(both) == "p"
     assert label_output(both, "c") == "c"
-    with pytest.raises(InvalidArgumentError, match="--label-output: no output 'd'"):
+    with pytest.raises(InvalidArgumentError, match=r"--label-output: no output 'd'.* \(the model has score, p, c\)"):
         label_output(both, "d")
     with pytest.raises(InvalidArgumentError, match="say it with --label-output"):
         label_output(config(("score", Datatype.FP32, (1,))))
