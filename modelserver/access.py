@@ -96,16 +96,19 @@ class Access:
         """The trace that the call is a part of (W3C `traceparent`); empty for none, and where nobody wants it."""
         return str(headers.get("traceparent", "")) if self.reads_context else ""
 
-    def forwarded(self, headers: Mapping[str, str | bytes]) -> dict[str, str] | None:
+    def forwarded(
+        self, headers: Mapping[str, str | bytes], names: Mapping[str, str] | None = None
+    ) -> dict[str, str] | None:
         """The headers that become parameters of the request; None where there are none.
 
-        As in Triton the pattern may match anywhere in the name, in whatever case. Names are in lower case, since
-        HTTP/2 has no others. Raises InvalidArgumentError for a name that is reserved.
+        As in Triton the pattern may match anywhere in the name, in whatever case, and the parameter has the name as it
+        came: `names` has those that were not in lower case. Raises InvalidArgumentError for a name that is reserved.
         """
         if not self.forward_pattern:
             return None
+        names = names or {}
         return {
-            name: value if isinstance(value, str) else value.decode("latin-1")
+            names.get(name, name): value if isinstance(value, str) else value.decode("latin-1")
             for name, value in headers.items()
             if self._forwards(name)
         } or None

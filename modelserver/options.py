@@ -121,7 +121,7 @@ class ServerOptions:
     http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
     http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1))
     reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port, and that of the metrics, with other processes (SO_REUSEPORT)."))
-    http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters, with their names in lower case; it may match anywhere in a name, in whatever case.", metavar="REGEX"))
+    http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters, with their names as they came; it may match anywhere in a name, in whatever case.", metavar="REGEX"))
     http_thread_count: int = field(default=8, metadata=flag(HTTP, "One event loop serves all connections, whatever this says.", state=_NOT_YET, minimum=1))
     http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need the header KEY with that value: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging. Repeat for several.", metavar="API[,API...]:KEY=VALUE"))
 

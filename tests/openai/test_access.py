@@ -40,7 +40,7 @@ def test_headers_are_forwarded_to_the_model(guarded: RunningServer) -> None:
     headers = {"Authorization": "Bearer sk-1", "X-Tenant-Id": "t1"}
     body = {"model": "mock", "prompt": say(report=True), "max_tokens": 400}
     answer = httpx.post(f"http://{guarded.http_url}/v1/completions", json=body, headers=headers)
-    assert json.loads(answer.json()["choices"][0]["text"])["parameters"] == {"x-tenant-id": "t1"}
+    assert json.loads(answer.json()["choices"][0]["text"])["parameters"] == {"X-Tenant-Id": "t1"}
 
 
 def test_health_is_for_all(guarded: RunningServer) -> None:

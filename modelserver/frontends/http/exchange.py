@@ -19,17 +19,26 @@ from modelserver.core.tensor import Buffer
 class HttpHead:
     """The request line and headers. Equal requests of a connection may share one: never change it.
 
-    `path` is percent-decoded and has no query; header names are lower case. `memo` is the frontend's: what it
+    `path` is percent-decoded and has no query; header names are lower case, and `names` has those that came otherwise,
+    as HTTP/1.1 allows, as they came. `memo` is the frontend's: what it
     derived from this head (a route, a parsed header), so that it need not do so again.
     """
 
-    __slots__ = ("headers", "memo", "method", "path", "query")
+    __slots__ = ("headers", "memo", "method", "names", "path", "query")
 
-    def __init__(self, method: str, path: str, headers: Mapping[str, str] | None = None, query: str = "") -> None:
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        query: str = "",
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self.method = method
         self.path = path
         self.headers: Mapping[str, str] = headers if headers is not None else {}
         self.query = query
+        self.names: Mapping[str, str] = names if names is not None else {}
         self.memo: object = None
 
 

@@ -70,7 +70,7 @@ class Generate:
     ) -> None:
         config = self._dataplane.model_config(name, version)
         request = decode_generate(name, version, config, body, self._limits)
-        forwarded = self._limits.access.forwarded(exchange.head.headers)
+        forwarded = self._limits.access.forwarded(exchange.head.headers, exchange.head.names)
         if forwarded is not None:
             forward(request, forwarded)
         context = self._limits.access.context(exchange.head.headers)

@@ -67,7 +67,7 @@ class InferHead:
 
     def __init__(self, head: HttpHead, name: str, version: str | None, access: Access) -> None:
         """Raises NotFoundError for a version that is no number, InvalidArgumentError for a header as `Access` does."""
-        self.forwarded = access.forwarded(head.headers)
+        self.forwarded = access.forwarded(head.headers, head.names)
         self.trace_parent = access.context(head.headers)
         self.patience_ns = patience_ns(head.headers)
         self.recent = RecentCall()

@@ -44,7 +44,7 @@ class ReroutedExchange(RelayedExchange):
         size = binary_type.read(headers.get("content-type", ""))
         if size is not None:
             headers[_JSON_LEN.lower()] = size
-        self.head = HttpHead(method, path, headers, head.query)
+        self.head = HttpHead(method, path, headers, head.query, head.names)
         self._binary_type = binary_type
 
     def change(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:

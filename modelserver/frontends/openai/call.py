@@ -60,7 +60,7 @@ class Call:
 
     def adopt(self, request: InferRequest) -> InferRequest:
         """Pass on what the call's headers say: forwarded ones, and the trace that it is a part of."""
-        forwarded = self._access.forwarded(self._exchange.head.headers)
+        forwarded = self._access.forwarded(self._exchange.head.headers, self._exchange.head.names)
         if forwarded is not None:
             forward(request, forwarded)
         context = self._access.context(self._exchange.head.headers)

@@ -139,7 +139,7 @@ def read_head(data: bytes, wire_limits: WireLimits) -> RequestHead:
     if method == "CONNECT":
         raise RefusedError(405, "this server is no proxy: CONNECT is not served")
     path, query = _split_target(lines.target.decode("latin-1"), headers)
-    http = HttpHead(method, path, headers, query)
+    http = HttpHead(method, path, headers, query, _names(lines.fields))
     return RequestHead(http, wire_limits.max_body_bytes, is_http_1_0=is_http_1_0)
 
 
@@ -173,6 +173,16 @@ def _headers(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
+
+
+def _names(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The names that are not in lower case, by what they are there; of lines that are joined the first one's."""
+    names: dict[str, str] = {}
+    for field, _ in fields:
+        name = field.decode("latin-1")
+        if (key := name.lower()) != name:
+            names.setdefault(key, name)
+    return names
 
 
 def _check_host(fields: list[tuple[bytes, bytes]], headers: Mapping[str, str], *, is_http_1_0: bool) -> None:

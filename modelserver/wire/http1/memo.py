@@ -64,5 +64,5 @@ class HeadMemo:
             return None
         http = shape.http
         headers = {**http.headers, "content-length": digits.decode()}
-        http = HttpHead(http.method, http.path, headers, http.query)
+        http = HttpHead(http.method, http.path, headers, http.query, http.names)
         return RequestHead(http, self._limits.max_body_bytes, is_http_1_0=shape.is_http_1_0)

@@ -114,7 +114,7 @@ class _Exchange(HttpExchange):
     __slots__ = ("_exchanges", "_is_started", "_number", "_peer", "window")
 
     def __init__(self, exchanges: ForwardedExchanges, message: Exchange) -> None:
-        self.head = HttpHead(message.method, message.path, message.headers, message.query)
+        self.head = HttpHead(message.method, message.path, message.headers, message.query, message.names)
         self.body = exchanges.bytes_of(message.body)
         self.on_disconnect = None
         self.window = Window()

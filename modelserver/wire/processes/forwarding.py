@@ -124,7 +124,8 @@ class ForwardedCalls:
         self._calls[number] = _HttpCall(self, number, exchange)
         exchange.on_disconnect = partial(self.cancel, number)
         body = self.link.content(exchange.body)
-        self.link.send(Exchange(number, head.method, head.path, head.query, dict(head.headers), body, exchange.peer))
+        headers, names = dict(head.headers), dict(head.names)
+        self.link.send(Exchange(number, head.method, head.path, head.query, headers, body, exchange.peer, names))
 
     def grpc(self, path: str, method: Method) -> Method:
         """A method of the same kind that forwards its calls."""

@@ -59,6 +59,7 @@ class Exchange(Message, tag=3):
     headers: dict[str, str]
     body: Content
     peer: str = ""
+    names: dict[str, str] = {}
 
 
 class Unary(Message, tag=4):

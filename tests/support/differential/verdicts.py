@@ -159,7 +159,6 @@ RULES: tuple[Rule, ...] = (
         facts=("nv_inference_first_response_histogram_ms",),
     ),
     # Flags.
-    _different("forwarded headers have lower case: HTTP/2 has no other", "forwarded: another case (http)"),
     _better("an empty header is empty", "forwarded: an empty one (http)", pair=(" ", "")),
     _better("what only grows is a counter", "cache: families", pair=("gauge", "counter")),
     # Model control.
