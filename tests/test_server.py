@@ -37,7 +37,7 @@ def any_layout(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def get(url: str, path: str, timeout_s: float = 10.0) -> tuple[int, Any]:
+def get(url: str, path: str, timeout_s: float = 60.0) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(url, timeout=timeout_s)
     try:
         connection.request("GET", path)

@@ -44,7 +44,7 @@ def _begin_stop(server: RunningServer) -> Future[None]:
 
 
 async def _ended(stopping: Future[None]) -> None:
-    await asyncio.wait_for(asyncio.wrap_future(stopping), 20)
+    await asyncio.wait_for(asyncio.wrap_future(stopping), 60)
 
 
 async def test_the_delay_serves_on_while_it_says_that_it_is_not_ready(

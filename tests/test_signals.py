@@ -28,7 +28,7 @@ async def test_the_first_signal_asks_and_the_second_forces() -> None:
             now_s += later_s
             asked.clear()
             os.kill(os.getpid(), number)
-            await asyncio.wait_for(asked.wait(), 20)
+            await asyncio.wait_for(asked.wait(), 60)
             assert (signals.stop.is_set(), signals.force.is_set()) == (True, is_forced)
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -36,7 +36,7 @@ async def test_the_first_signal_asks_and_the_second_forces() -> None:
 async def test_a_closing_terminal_asks_too_but_not_under_nohup() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.wait_for(signals.stop.wait(), 5)
+        await asyncio.wait_for(signals.stop.wait(), 60)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals() as signals:

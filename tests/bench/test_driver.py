@@ -99,7 +99,7 @@ def open_driver(numbers: Numbers, due: list[int], grow: Callable[[], asyncio.Tas
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  (a test's patience)
             await asyncio.sleep(0.001)
 

@@ -30,7 +30,7 @@ class Told:
         raise AssertionError("HTTP has one response")
 
     async def next(self) -> str | None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await self._failures.get()
 
 

@@ -20,7 +20,7 @@ async def test_it_fires_once_and_not_early(kind: Callable[[Callable[[], None]], 
     pacer = kind(lambda: fired.append(monotonic_ns()))
     due_ns = monotonic_ns() + 20_000_000
     pacer.arm(due_ns)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not fired:  # noqa: ASYNC110  (a test's patience)
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
@@ -35,7 +35,7 @@ async def test_a_time_in_the_past_fires_at_once(kind: Callable[[Callable[[], Non
     fired = asyncio.Event()
     pacer = kind(fired.set)
     pacer.arm(1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await fired.wait()
     pacer.close()
 

@@ -98,7 +98,7 @@ def _is_inline(model: Model) -> bool:
 
 async def _left(model: Model) -> None:
     """Wait until the model has left the event loop."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while _is_inline(model):  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(0.005)
 
@@ -109,7 +109,7 @@ async def _double(model: Model, *values: float) -> list[float | str]:
     answers: list[float | str] = []
     for stream in streams:
         try:
-            answers.append(float((await asyncio.wait_for(stream.only(), 10)).outputs[0].data.flat[0]))
+            answers.append(float((await asyncio.wait_for(stream.only(), 60)).outputs[0].data.flat[0]))
         except ServerError as error:
             answers.append(error.message)
     return answers

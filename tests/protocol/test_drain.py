@@ -34,7 +34,7 @@ def _begin_stop(server: RunningServer) -> Future[None]:
 
 
 async def _ended(stopping: Future[None]) -> None:
-    await asyncio.wait_for(asyncio.wrap_future(stopping), 20)
+    await asyncio.wait_for(asyncio.wrap_future(stopping), 60)
 
 
 def _is_refused(port: int) -> bool:

@@ -20,7 +20,7 @@ from modelserver.errors import InvalidArgumentError
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def _http(served: RunningServer, authority: Authority, pair: Pair | None, headers: dict[str, str]) -> list[int]:

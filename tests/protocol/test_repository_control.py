@@ -405,7 +405,7 @@ async def test_what_is_in_flight_is_answered_when_its_model_goes(
             assert not executing.done()
             assert not waiting.done()
             gated.gate.release()
-            await asyncio.wait_for(asyncio.gather(executing, waiting), 20)
+            await asyncio.wait_for(asyncio.gather(executing, waiting), 60)
             assert gated.gate.batches == [("blocker",), ("waiting",)]
 
 

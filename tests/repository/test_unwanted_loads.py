@@ -12,7 +12,7 @@ from modelserver.backend import Backend, BackendContext
 from modelserver.errors import UnavailableError
 from modelserver.execution.model import Model
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class LongLoader(GatedLoader):

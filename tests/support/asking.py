@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def ask(

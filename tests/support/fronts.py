@@ -64,7 +64,7 @@ async def hop(
         made.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Let the loop run until `condition` is true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - conditions are the other side's

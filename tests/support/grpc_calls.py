@@ -52,7 +52,7 @@ class Call(UnaryCall):
 
     async def answer(self) -> bytes:
         """The reply's message, once the call has ended. Raises RefusedError."""
-        await asyncio.wait_for(self._ended.wait(), 10)
+        await asyncio.wait_for(self._ended.wait(), 60)
         if self.failure is not None:
             raise RefusedError(*self.failure)
         return b"".join(self.parts or ())
@@ -115,7 +115,7 @@ class OpenStream:
         self._requests.put_nowait(None)
 
     async def receive(self, reply: type[MessageT]) -> MessageT:
-        return reply.FromString(await asyncio.wait_for(self._replies.get(), 10))
+        return reply.FromString(await asyncio.wait_for(self._replies.get(), 60))
 
     @property
     def num_unread(self) -> int:
@@ -124,7 +124,7 @@ class OpenStream:
     async def status(self) -> tuple[Status, str]:
         """How the call ended, once it has."""
         try:
-            await asyncio.wait_for(self.task, 10)
+            await asyncio.wait_for(self.task, 60)
         except RpcError as error:
             return Status(error.status), error.message
         return Status.OK, ""

@@ -65,7 +65,7 @@ class Exchange(HttpExchange):
 
     async def answer(self) -> HttpAnswer:
         """The one answer, once it is given."""
-        await asyncio.wait_for(self._answered.wait(), 10)
+        await asyncio.wait_for(self._answered.wait(), 60)
         return self.answer_now()
 
 

@@ -31,7 +31,7 @@ from modelserver.wire.limits import WireLimits
 from modelserver.wire.outbox import Outbox
 
 
-async def until(holds: Callable[[], bool], patience_s: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], patience_s: float = 60.0) -> None:
     """Let the loop run until `holds`; for what takes real time. Fails with TimeoutError."""
     async with asyncio.timeout(patience_s):
         while not holds():  # noqa: ASYNC110 - what is waited for has no event

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from support.http2_frames import (
     settings_of,
 )
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 Address = tuple[str, int]
 # What a socket raises when the server has closed its end.
 _CLOSED = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)

@@ -13,7 +13,7 @@ import redis
 from support.certificates import Authority
 from support.tools import tool
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class RedisServer:

@@ -79,7 +79,7 @@ class GatedLoader:
 
     async def reached(self, name: str) -> None:
         """Return when a load of a held model has come to its gate."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self._reached[name].wait()
         self._reached[name].clear()
 

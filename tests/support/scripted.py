@@ -33,7 +33,7 @@ input [ { name: "SCRIPT", data_type: TYPE_STRING, dims: [ -1 ] } ]
 output [ { name: "OUT", data_type: TYPE_STRING, dims: [ -1 ] } ]
 """
 DECOUPLED = "model_transaction_policy { decoupled: true }"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 # What models have done, in order: `cancelled`, `closed: text`, `sent N` (of a flood).
 events: list[str] = []

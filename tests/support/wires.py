@@ -23,7 +23,7 @@ from modelserver.wire.tls import TlsFiles
 Result = TypeVar("Result")
 
 HOST = "127.0.0.1"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 # Longer than connections linger after their last word.
 _LINGER_S = 2.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {

@@ -27,7 +27,7 @@ async def test_a_follower_gets_the_last_lines_and_then_each_new_one() -> None:
     thread.start()
     seen: list[str] = []
     while len(seen) < 100:
-        seen += await asyncio.wait_for(follower.lines(), 10)
+        seen += await asyncio.wait_for(follower.lines(), 60)
     thread.join()
     assert seen == [f"new {number}" for number in range(100)]
     follower.close()

@@ -45,7 +45,7 @@ async def _send_over_many() -> None:
     for writer, payload in zip(writers, payloads, strict=True):
         writer.write(payload)
     for receiver, payload, writer in zip(receivers, payloads, writers, strict=True):
-        await asyncio.wait_for(receiver.complete.wait(), 10)
+        await asyncio.wait_for(receiver.complete.wait(), 60)
         assert receiver.received == payload
         writer.close()
         await writer.wait_closed()

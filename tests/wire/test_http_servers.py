@@ -145,7 +145,7 @@ async def test_a_client_that_asks_first_need_not_send_a_body_that_is_too_large()
     async with _serve(FunctionFrontend(_mirror)) as server:
         reader, writer = await asyncio.open_connection(ADDRESS, server.port)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nExpect: 100-continue\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 60)
         writer.close()
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in answer.lower()
@@ -165,7 +165,7 @@ async def test_requests_of_one_connection_are_answered_in_order() -> None:
         writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % index for index in range(20)))
         answers = b""
         while answers.count(b"HTTP/1.1 200") < 20 or not answers.endswith(b"}"):
-            answers += await asyncio.wait_for(reader.read(65536), 10)
+            answers += await asyncio.wait_for(reader.read(65536), 60)
         writer.close()
     positions = [answers.index(b'"/%d"' % index) for index in range(20)]
     assert positions == sorted(positions)
@@ -175,7 +175,7 @@ async def _send_raw(server: AnyServer, data: bytes) -> bytes:
     """All that comes back until the server closes."""
     reader, writer = await asyncio.open_connection(ADDRESS, server.port)
     writer.write(data)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 
@@ -197,7 +197,7 @@ async def test_headers_without_end_are_cut_off() -> None:
                 writer.write(bytes(b"x" * 65536))
                 await writer.drain()
         with contextlib.suppress(ConnectionError):
-            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431")
+            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 431")
         writer.close()
 
 
@@ -217,12 +217,12 @@ async def test_a_client_that_leaves_is_noticed() -> None:
         lengths = f"Content-Length: {len(body)}\r\n{LENGTH}: {headers[LENGTH]}"
         _, writer = await asyncio.open_connection(ADDRESS, server.port)
         writer.write(f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n{lengths}\r\n\r\n".encode() + body)
-        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        await asyncio.wait_for(frontend.arrived.wait(), 60)
         cancel, gone = frontend.exchanges[0].on_disconnect, asyncio.Event()
         assert cancel is not None
         frontend.exchanges[0].on_disconnect = gone.set
         writer.close()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
         cancel()
     assert len(model.cancelled) == 1
 
@@ -233,10 +233,10 @@ async def test_an_answer_after_the_client_left_is_dropped() -> None:
     async with _serve(frontend) as server:
         _, writer = await asyncio.open_connection(ADDRESS, server.port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        await asyncio.wait_for(frontend.arrived.wait(), 60)
         frontend.exchanges[0].on_disconnect = gone.set
         writer.close()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
         frontend.exchanges[0].respond(HttpResponse())
 
 
@@ -271,14 +271,14 @@ async def test_a_writer_learns_that_the_client_left() -> None:
     async with _serve(frontend) as server:
         reader, writer = await asyncio.open_connection(ADDRESS, server.port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        await asyncio.wait_for(frontend.arrived.wait(), 60)
         exchange = frontend.exchanges[0]
         exchange.on_disconnect = gone.set
         pieces = exchange.start(200, [])
         await pieces.write(b"one")
-        await asyncio.wait_for(reader.readuntil(b"one"), 10)
+        await asyncio.wait_for(reader.readuntil(b"one"), 60)
         writer.close()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
         with pytest.raises(ConnectionError):
             await pieces.write(b"two")
 
@@ -287,12 +287,12 @@ async def test_stop_lets_requests_in_flight_finish() -> None:
     frontend = FunctionFrontend(_hold)
     async with _serve(frontend) as server, _client(server) as client:
         pending = asyncio.ensure_future(client.get("/"))
-        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        await asyncio.wait_for(frontend.arrived.wait(), 60)
         stopping = asyncio.ensure_future(server.stop(10))
         await turns()
         frontend.exchanges[0].respond(HttpResponse(200, [], (b"done",)))
         answer = await pending
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 60)
         with pytest.raises(httpx.ConnectError):
             await client.get("/")
     assert (answer.text, answer.headers["connection"]) == ("done", "close")
@@ -306,12 +306,12 @@ async def test_stop_closes_idle_connections_and_ends_what_outlives_its_grace() -
         idle_reader, idle_writer = await asyncio.open_connection(ADDRESS, server.port)
         reader, writer = await asyncio.open_connection(ADDRESS, server.port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.wait_for(frontend.arrived.wait(), 10)
+        await asyncio.wait_for(frontend.arrived.wait(), 60)
         frontend.exchanges[0].on_disconnect = left.set
         stopping = asyncio.ensure_future(server.stop(0.05))
-        assert await asyncio.wait_for(idle_reader.read(), 10) == b""
-        await asyncio.wait_for(stopping, 10)
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 503 ")
+        assert await asyncio.wait_for(idle_reader.read(), 60) == b""
+        await asyncio.wait_for(stopping, 60)
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 503 ")
         idle_writer.close()
         writer.close()
     assert left.is_set()
@@ -327,7 +327,7 @@ def test_on_uvloop() -> None:
         async with _serve(frontend, grace_s=0.05) as server:
             _, writer = await asyncio.open_connection(ADDRESS, server.port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.wait_for(frontend.arrived.wait(), 10)
+            await asyncio.wait_for(frontend.arrived.wait(), 60)
         writer.close()
 
     uvloop.run(scenario())

@@ -105,7 +105,7 @@ async def door(limits: WireLimits | None = None, tls: TlsFiles | None = None) ->
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens at the other end
             await asyncio.sleep(0.002)
 
@@ -119,7 +119,7 @@ async def ask(port: int, *pieces: bytes, tls: ssl.SSLContext | None = None) -> b
             await writer.drain()
             await asyncio.sleep(0.01)
         size = len(b"one:") + sum(map(len, pieces))
-        return await asyncio.wait_for(reader.readexactly(size), 10)
+        return await asyncio.wait_for(reader.readexactly(size), 60)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
@@ -157,7 +157,7 @@ async def _closed_after(port: int, *pieces: bytes) -> None:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
 
 
@@ -243,7 +243,7 @@ async def test_who_is_one_too_many_is_told_in_http() -> None:
         await until(lambda: opened.num_unknown == 1)
         reader, writer = await asyncio.open_connection(HOST, opened.number)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 60)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"raise the limit with --max-connections" in answer
         writer.close()
@@ -278,7 +278,7 @@ async def test_refused_connections_that_say_nothing_are_cut() -> None:
         for connection in list(opened.context.connections):
             connection.sweep(opened.context.loop.time() + 2)
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
 
@@ -299,7 +299,7 @@ async def test_descriptors_are_kept_for_other_things(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("resource.getrlimit", lambda _which: (7, 7))
         reader, writer = await asyncio.open_connection(HOST, opened.number)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 60)
         assert b"nearly all of the server's 7 file descriptors are open; raise them with ulimit -n" in answer
         writer.close()
 
@@ -349,7 +349,7 @@ async def test_connections_with_tls_carry_what_they_must(authority: Authority, t
         )
         assert await reader.readexactly(4) == b"two:"
         writer.write(data)
-        assert await asyncio.wait_for(reader.readexactly(len(data)), 10) == data
+        assert await asyncio.wait_for(reader.readexactly(len(data)), 60) == data
         writer.close()
         await writer.wait_closed()
         await until(lambda: not opened.context.connections)
@@ -370,7 +370,7 @@ async def _closed_after_tls(port: int, data: bytes) -> None:
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(data)
     with contextlib.suppress(ConnectionError):
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 60)
         assert answer == b"" or answer[0] == 0x15, "nothing, or an alert"
     writer.close()
 

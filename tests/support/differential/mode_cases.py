@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 
 _ECHO = {"inputs": ("INPUT0 FP32",), "outputs": ("OUTPUT0 FP32",)}
 _STILL_S = 2.5  # two scans, and a load
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 def _company(ragged: str, more: str = "") -> Entry:

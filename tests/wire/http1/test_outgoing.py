@@ -71,7 +71,7 @@ async def test_nothing_is_written_to_what_closes() -> None:
 
 async def test_who_waits_for_room_goes_on_when_there_is_some() -> None:
     outgoing, _ = _outgoing()
-    await asyncio.wait_for(outgoing.room(), 1)
+    await asyncio.wait_for(outgoing.room(), 60)
     outgoing.pause()
     waiting = [asyncio.ensure_future(outgoing.room()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -80,7 +80,7 @@ async def test_who_waits_for_room_goes_on_when_there_is_some() -> None:
         await waiting[0]
     assert not waiting[1].done()
     outgoing.resume()
-    await asyncio.wait_for(asyncio.gather(*waiting[1:]), 1)
+    await asyncio.wait_for(asyncio.gather(*waiting[1:]), 60)
 
 
 async def test_a_loss_ends_the_waiting() -> None:
@@ -90,7 +90,7 @@ async def test_a_loss_ends_the_waiting() -> None:
     await asyncio.sleep(0)
     outgoing.add(b"unsent", (), 0)
     outgoing.close()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
     await asyncio.sleep(0)
     assert not transport.writes
 

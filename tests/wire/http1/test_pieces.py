@@ -56,7 +56,7 @@ async def test_a_writer_waits_for_its_reader() -> None:
         await asyncio.sleep(0)
     assert not writing.done()
     dialogue.connection.resume_writing()
-    await asyncio.wait_for(writing, 1)
+    await asyncio.wait_for(writing, 60)
 
 
 async def test_a_writer_learns_that_the_client_left() -> None:

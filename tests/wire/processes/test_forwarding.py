@@ -130,7 +130,7 @@ async def test_a_client_that_leaves_is_told_to_the_handler() -> None:
         asked.on_disconnect = left.set
         assert exchange.on_disconnect is not None
         exchange.on_disconnect()
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(left.wait(), 60)
         asked.respond(HttpResponse(200))
 
 
@@ -214,7 +214,7 @@ async def test_a_reader_that_leaves_ends_the_writer() -> None:
                 await writer.write(b"x")
 
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(write(), 10)
+            await asyncio.wait_for(write(), 60)
         await writer.close()
 
 
@@ -363,7 +363,7 @@ async def test_metadata_deadline_and_cancel_of_a_call_cross() -> None:
         asked.on_cancel = cancelled.set
         assert call.on_cancel is not None
         call.on_cancel()
-        await asyncio.wait_for(cancelled.wait(), 10)
+        await asyncio.wait_for(cancelled.wait(), 60)
         asked.fail(Status.CANCELLED, "as you wish")
         with pytest.raises(RefusedError, match="as you wish"):
             await call.answer()
@@ -429,7 +429,7 @@ async def test_the_end_of_a_front_ends_all_that_it_forwarded() -> None:
         over.core.link.close()
         await until(lambda: bool(over.lost))
         over.session.close()
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
         assert left.is_set()
         await stream.cancel()
         over.core._calls._calls.clear()
