@@ -80,7 +80,7 @@ def _compare(
     ratios = [ours.per_second / bare.per_second for ours, bare in zip(one_served, one_bare, strict=True)]
     report.at_least("d", f"ResNet-18 throughput / bare {kind} loop", float(np.median(ratios)), 0.97)
     ratios = [ours.per_second / bare.per_second for ours, bare in zip(two_served, two_bare, strict=True)]
-    # The client is on the same cores, and takes from the instances what the loops have for themselves: see what is ours.
+    # The client takes from the same cores what the loops have for themselves: the CPU says what is ours.
     cpu = [ours.cpu_us / bare.cpu_us for ours, bare in zip(two_served, two_bare, strict=True)]
     what = f"ResNet-18 CPU per request, {_NUM_INSTANCES} instances / {_NUM_INSTANCES} bare {kind} loops"
     report.at_most("d", what, float(np.median(cpu)), 1.03)
