@@ -21,6 +21,7 @@ from .pace import Pace
 from .pattern import parse_pattern
 from .program import ROOT, Program
 from .token_trie import TokenTrie
+from .unstoppable import TooManyCallsError, UnstoppableCalls
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
@@ -30,6 +31,8 @@ _MAX_GRAMMARS = 128
 _MAX_BYTES = 2**20
 DEADLINE_S = 10.0
 BUILTIN = "builtin"
+# Calls of libraries at once: as many as compile side by side, and as many that hang.
+_MAX_LIBRARY_CALLS = 8
 
 
 class LibraryCompiler(Protocol):
@@ -92,6 +95,7 @@ class GrammarCompiler:
         self._trie: TokenTrie | None = None
         self._libraries: dict[str, LibraryCompiler] = {}
         self._grammars: OrderedDict[tuple[str, bytes], Grammar] = OrderedDict()
+        self._library_calls: UnstoppableCalls[Grammar | None] = UnstoppableCalls(_MAX_LIBRARY_CALLS)
 
     def compile(self, structured_outputs: Mapping[str, Any], deadline_s: float, library: str) -> Grammar:
         key = library, _key(structured_outputs)
@@ -100,9 +104,10 @@ class GrammarCompiler:
             if found is not None:
                 self._grammars.move_to_end(key)
                 return found
-        grammar = self._compile_with(library, structured_outputs) if library != BUILTIN else None
+        deadline = time.monotonic() + deadline_s
+        grammar = self._compile_with(key, structured_outputs, deadline) if library != BUILTIN else None
         if grammar is None:
-            grammar = self._compile(structured_outputs, time.monotonic() + deadline_s)
+            grammar = self._compile(structured_outputs, deadline)
         with self._lock:
             # Two threads may have compiled the same; the first result is the one that is shared.
             grammar = self._grammars.setdefault(key, grammar)
@@ -110,14 +115,25 @@ class GrammarCompiler:
                 self._grammars.popitem(last=False)
         return grammar
 
-    def _compile_with(self, library: str, structured_outputs: Mapping[str, Any]) -> Grammar | None:
+    def _compile_with(
+        self, key: tuple[str, bytes], structured_outputs: Mapping[str, Any], deadline: float
+    ) -> Grammar | None:
+        """By a library, which looks at no clock; None where our own engine is to do it."""
         if not self._tokenizer.eos_token_ids:
             return None  # they cannot do without
+        library = key[0]
         with self._lock:
             compiler = self._libraries.get(library)
             if compiler is None:
                 compiler = self._libraries[library] = _LIBRARIES[library](self._tokenizer)
-        return compiler.compile(structured_outputs)
+        try:
+            return self._library_calls.run(
+                key, lambda: compiler.compile(structured_outputs), max(0.0, deadline - time.monotonic())
+            )
+        except TooManyCallsError:
+            return None
+        except TimeoutError:
+            raise InvalidArgumentError("structured output: compiling what is asked for takes too long") from None
 
     def _compile(self, structured_outputs: Mapping[str, Any], deadline: float) -> Grammar:
         vocabulary = self._vocabulary()
