@@ -14,7 +14,13 @@ import pytest
 from modelserver_backends.llm.embedding.encoder import Encoder
 from modelserver_backends.llm.options import EngineOptions
 from safetensors.torch import load_file, save_file
-from support.tiny_encoders import ENCODER_FAMILIES, VOCAB_SIZE, reference_hidden, write_encoder
+from support.tiny_encoders import (
+    ENCODER_FAMILIES,
+    VOCAB_SIZE,
+    reference_hidden,
+    write_encoder,
+    write_word_tokenizer,
+)
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 
@@ -89,6 +95,24 @@ def test_half_precision_is_near(encoders: Encoders) -> None:
     for one, other in zip(exact.embed(texts(3)), near.embed(texts(3)), strict=True):
         assert other.dtype == np.float32
         assert one @ other > 0.99 * np.linalg.norm(one) * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "XLMRobertaForMaskedLM", "DistilBertForMaskedLM"])
+def test_a_masked_language_model_is_an_encoder_by_its_means(tmp_path: Path, name: str) -> None:
+    """As published before sentence-transformers: other names of tensors, a head, no pooler, no modules.json."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    kind: Any = getattr(transformers, name)
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    kind(kind.config_class(**sizes, max_position_embeddings=40)).save_pretrained(tmp_path)
+    write_word_tokenizer(tmp_path)
+    encoder = Encoder.from_directory(tmp_path, OPTIONS)
+    token_ids = texts(5)[0]
+    np.testing.assert_allclose(
+        encoder.embed([token_ids])[0], reference_hidden(tmp_path, token_ids).mean(axis=0), atol=1e-5
+    )
+    assert encoder.head.is_normalised
 
 
 def _drop(directory: Path, name: str) -> None:
