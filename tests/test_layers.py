@@ -80,7 +80,7 @@ BACKEND_EXCEPTIONS = {
         "modelserver.execution.process",  # its instances live in child processes, which the core supervises
         "modelserver.execution.process_call",  # or starts to ask one thing,
         "modelserver.execution.recipe",  # from what says how to build them
-        "modelserver.execution.model_calls",  # and say whose calls of other models they make
+        "modelserver.core.call_origin",  # and say whose calls of other models they make
         "modelserver.execution.child_server",  # from there
         "modelserver.execution.loop_thread",  # and, if they answer many requests at once, run a loop
         "modelserver.core.response",

@@ -19,7 +19,7 @@ from modelserver.backend import (
     ServerError,
 )
 from modelserver.config.message import config_from_json, config_to_json
-from modelserver.execution.model_calls import CallOrigin
+from modelserver.core.call_origin import CallOrigin
 from modelserver.execution.process import ProcessInstance
 from modelserver.execution.process_call import call_in_process
 from modelserver.execution.recipe import ProcessOptions, Recipe

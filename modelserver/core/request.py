@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from modelserver.core.call_origin import CallOrigin
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.sender import ResponseSender
 from modelserver.core.sequence_state import SequenceState
@@ -78,6 +79,8 @@ class InferRequest(msgspec.Struct, eq=False):
     # Whose it is, where callers share models and have quotas; and the caller's weight among those that wait.
     caller: str = ""
     share: float = 1.0
+    # The instances that wait for the answer, the first first: of a model's request, and what an ensemble makes of one.
+    call_origins: tuple[CallOrigin, ...] = ()
 
     @property
     def sender(self) -> ResponseSender:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from modelserver.backend import InferRequest, InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
+from modelserver.core.call_origin import CallOrigin, check_has_free_instance
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ErrorCode
 from modelserver.execution.messages import Ask, Call, ErrorRecord, Message, Reply, RequestRecord, ResponseRecord, Told
@@ -31,19 +32,8 @@ class Caller(Protocol):
         """The request of this number that it executes."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallOrigin:
-    """Who calls: an instance, and its model with the number of its instances, to see calls that wait for themselves."""
-
-    instance: str
-    model: str = ""
-    num_instances: int = 0
-
-
-class CalledRequest(InferRequest, kw_only=True, eq=False):
-    """A request that a model made; `callers` are the instances that wait for its answer, the first first."""
-
-    callers: tuple[CallOrigin, ...]
+class CalledRequest(InferRequest, eq=False):
+    """A request that a model made."""
 
 
 class _CallStream(ResponseStream):
@@ -81,10 +71,10 @@ class ModelCalls:
         try:
             if self._server is None:
                 raise UnavailableError("models can be called from within a server only")
-            request = _request_of(record, payload, self._callers(message.parent))
+            request = _request_of(record, payload, self._origins(message.parent))
             if message.is_decoupled:
                 request.stream = _CallStream()
-            self._check_waits_for_itself(request)
+            check_has_free_instance(request.model_name, request.call_origins)
             stream = self._server.infer(request)
         except ServerError as error:
             self._reply(number, _refusal(record.model_name, error), is_final=True)
@@ -158,22 +148,11 @@ class ModelCalls:
                 parents.remove(number)
         return parents
 
-    def _callers(self, parent: int) -> tuple[CallOrigin, ...]:
+    def _origins(self, parent: int) -> tuple[CallOrigin, ...]:
         request = self._caller.request(parent) if parent else None
         if request is None:
             return ()
-        return (*(request.callers if isinstance(request, CalledRequest) else ()), self._origin)
-
-    def _check_waits_for_itself(self, request: CalledRequest) -> None:
-        """Refuse a call of a model each of whose instances waits for the answer: it would wait for ever."""
-        waiting = {caller.instance for caller in request.callers if caller.model == request.model_name}
-        limits = [caller.num_instances for caller in request.callers if caller.model == request.model_name]
-        if waiting and len(waiting) >= limits[-1] > 0:
-            chain = " -> ".join([*(caller.model for caller in request.callers), request.model_name])
-            raise UnavailableError(
-                f"calling model '{request.model_name}' would wait for ever: all its {limits[-1]} instances wait for "
-                f"the answer ({chain}); give it more instances (instance_group), or do not call in a circle"
-            )
+        return (*request.call_origins, self._origin)
 
     def _reply(self, number: int, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
         payload = Payload()
@@ -207,7 +186,7 @@ class ModelCalls:
             logger.error("%s: %s: %s", self._origin.instance, message.topic, error.message)
 
 
-def _request_of(record: RequestRecord, payload: bytearray | ByteView, callers: tuple[CallOrigin, ...]) -> CalledRequest:
+def _request_of(record: RequestRecord, payload: bytearray | ByteView, origins: tuple[CallOrigin, ...]) -> CalledRequest:
     return CalledRequest(
         model_name=record.model_name,
         version=record.version,
@@ -222,7 +201,7 @@ def _request_of(record: RequestRecord, payload: bytearray | ByteView, callers: t
         sequence_start=record.sequence_start,
         sequence_end=record.sequence_end,
         trace_parent=record.trace_parent,
-        callers=callers,
+        call_origins=origins,
     )
 
 

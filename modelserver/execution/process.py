@@ -20,6 +20,7 @@ from modelserver.backend import (
     ServerError,
     UnavailableError,
 )
+from modelserver.core.call_origin import CallOrigin
 from modelserver.execution.channel import PeerGoneError
 from modelserver.execution.child_process import ChildProcess
 from modelserver.execution.conversation import Conversation, Remains
@@ -27,7 +28,7 @@ from modelserver.execution.flight import Flight, OnDone, Result
 from modelserver.execution.flight_queue import FlightQueue
 from modelserver.execution.loop_thread import LoopThread
 from modelserver.execution.messages import Ask, Began, Call, CallRead, Finish, Measured, Readiness, SequenceEnded
-from modelserver.execution.model_calls import CallOrigin, ModelCalls
+from modelserver.execution.model_calls import ModelCalls
 from modelserver.execution.readiness import ReadinessProbe
 from modelserver.execution.recipe import ProcessOptions, Recipe
 from modelserver.execution.shared_buffer import ByteView

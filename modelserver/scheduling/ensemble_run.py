@@ -11,6 +11,7 @@ from collections import deque
 from typing import Protocol
 
 from modelserver.config.ensemble_limits import StepLimits
+from modelserver.core.call_origin import check_has_free_instance
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
@@ -157,7 +158,7 @@ class EnsembleRun:
             self._send_answers()
         self._is_advancing = False
 
-    def _start(self, iteration: Iteration, step: StepPlan) -> None:
+    def _start(self, iteration: Iteration, step: StepPlan) -> None:  # noqa: C901
         """Send a step's request, or skip it. One function, because it is most of what a step costs."""
         if step.condition is not None:
             try:
@@ -206,6 +207,9 @@ class EnsembleRun:
         if step.limits is not None:
             self._begin_attempt(call, step.limits)
         try:
+            if whole.call_origins:
+                request.call_origins = whole.call_origins
+                check_has_free_instance(step.model_name, whole.call_origins)
             model.infer(request)
         except ServerError as error:
             self._calls.pop(call, None)

@@ -1,0 +1,32 @@
+"""Who waits for the answer to a request that a model made, to see requests that would wait for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modelserver.errors import UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Who calls: an instance, and its model with the number of its instances."""
+
+    instance: str
+    model: str = ""
+    num_instances: int = 0
+
+
+def check_has_free_instance(model: str, origins: Sequence[CallOrigin]) -> None:
+    """Refuse a call of a model each of whose instances waits for the answer: it would wait for ever.
+
+    `origins`: who waits for it, the first first. Raises UnavailableError.
+    """
+    waiting = {caller.instance for caller in origins if caller.model == model}
+    limits = [caller.num_instances for caller in origins if caller.model == model]
+    if waiting and len(waiting) >= limits[-1] > 0:
+        chain = " -> ".join([*(caller.model for caller in origins), model])
+        raise UnavailableError(
+            f"calling model '{model}' would wait for ever: all its {limits[-1]} instances wait for "
+            f"the answer ({chain}); give it more instances (instance_group), or do not call in a circle"
+        )
