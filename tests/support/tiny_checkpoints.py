@@ -130,6 +130,24 @@ FOREIGN_FAMILIES: dict[str, Family] = {
     "starcoder2": Family("starcoder2", {"head_dim": None, "sliding_window": _WINDOW}),
     "cohere2": Family("cohere2", {"sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
     "olmoe": Family("olmoe", {"head_dim": None, "num_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek_v3": Family(
+        "deepseek_v3",
+        {
+            "head_dim": None,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "opt": Family("opt", {"head_dim": None, "num_key_value_heads": None, "ffn_dim": 96, "word_embed_proj_dim": None}),
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
@@ -106,18 +107,24 @@ def _attend(
         raise UnsupportedError(
             f"{type(module).__name__} looks at tokens that come later, as encoders do: this backend runs causal models"
         )
-    changing = [name for name, given in others.items() if given is not None and name not in _HARMLESS]
-    if changing or key.shape != value.shape:
+    if changing := [name for name, given in others.items() if given is not None and name not in _HARMLESS]:
         raise UnsupportedError(
-            f"{type(module).__name__} attends in a way that blocks do not support: "
-            f"{', '.join(changing) or 'keys and values differ in size'}"
+            f"{type(module).__name__} attends in a way that blocks do not support: {', '.join(changing)}"
         )
-    _, num_heads, _, head_dim = query.shape
-    scale = head_dim**-0.5 if scaling is None else scaling
+    _, num_heads, _, key_dim = query.shape
+    value_dim = value.shape[-1]
+    head_dim = max(key_dim, value_dim)
+    scale = key_dim**-0.5 if scaling is None else scaling
     call = AttentionCall(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window)
-    kv = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
-    output = module.paged_network.attend(module.layer_idx, query[0].transpose(0, 1), kv, call)
-    return output.view(1, -1, num_heads, head_dim), None
+    queries = _widened(query, head_dim)[0].transpose(0, 1)
+    kv = torch.stack((_widened(key, head_dim)[0], _widened(value, head_dim)[0])).permute(2, 0, 1, 3)
+    output = module.paged_network.attend(module.layer_idx, queries, kv, call)
+    return output.view(1, -1, num_heads, head_dim)[..., :value_dim], None
+
+
+def _widened(heads: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """With zeros up to `head_dim`: a block's keys and values are of one size, those of latent attention are not."""
+    return F.pad(heads, (0, head_dim - heads.shape[-1])) if heads.shape[-1] < head_dim else heads
 
 
 @dataclass(frozen=True, slots=True)
