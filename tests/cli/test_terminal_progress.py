@@ -20,7 +20,7 @@ def test_tune_shows_what_it_measures_now(tmp_path: Path) -> None:
     write_identity(tmp_path / "repo", "quick", max_batch_size=0)
     shown = run_on_terminal(
         *("tune", "quick", "--model-repository", tmp_path / "repo", "--shape", "INPUT0:2", "--instances", "1"),
-        *("--concurrency", "2", "--window-ms", "50", "-o", tmp_path / "best.pbtxt"),
+        *("--concurrency", "2", "--window-ms", "250", "-o", tmp_path / "best.pbtxt"),
     )
     assert shown.status == 0, shown.text
     for step in ("starting a server ...", "setting 1 (of 1 at most): 1 instance", "; 2 in flight ...", "comparing the"):

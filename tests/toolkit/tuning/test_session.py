@@ -102,8 +102,9 @@ def test_a_target_that_nobody_meets_and_limits(client: ServerClient) -> None:
     result = tune(options(client, limit_us=1000.0, max_trials=2, is_exhaustive=True), Silent())
     assert result.end == "ended after 2 trials (--max-trials)"
     assert result.end in notes(result)
-    assert all(trial.score is not None and not trial.score.is_within for trial in result.trials)
-    assert "too slow" in rank_rows(result)[0][-1]
+    # A machine that has no time for us may answer nothing within the windows: then there is no score.
+    assert not any(trial.score is not None and trial.score.is_within for trial in result.trials)
+    assert all("too slow" in row[-1] or "no answers" in row[-1] for row in rank_rows(result))
     assert tune(options(client, time_limit_s=1e-9), Silent()).trials == []
 
 
@@ -137,6 +138,7 @@ def test_answers_before_and_after_are_compared(
         "space": SpaceOptions(instances=(2,)),
         "data": DataOptions(),
         "max_trials": 2,
+        "window_s": 0.3,
         "samples": samples,
         "directory": model_repository / "digits_onnx",
         "is_grpc": is_grpc,
