@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from modelserver.config.message import config_from_json, config_to_json
@@ -103,7 +104,9 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what runs in the background
+        signal.default_int_handler(number, frame)
     # As Ctrl-C: an event loop that runs ends its tasks in order.
     signal.raise_signal(signal.SIGINT)
 

@@ -181,7 +181,24 @@ def test_answers_that_cannot_be_compared_are_a_note(client: ServerClient) -> Non
     assert any("were not compared: --shape: the model has no input 'INPUT1'" in note for note in notes(result))
 
 
-@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture
+def sigint(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What SIGINT does is what the test says, not what the shell of whoever runs it left."""
+    old = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
+@pytest.mark.parametrize(
+    ("name", "sigint"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # in the background
+    ],
+    indirect=["sigint"],
+)
+@pytest.mark.usefixtures("sigint")
 def test_signals_end_it_and_the_model_comes_back(client: ServerClient, name: signal.Signals) -> None:
     before = client.model_config("slow")
 

@@ -18,6 +18,7 @@ from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
 from modelserver_backends.llm.attention.triton_attention import TritonAttention
 from modelserver_backends.llm.captured_decode import CapturedDecode
+from modelserver_backends.llm.embedding.head import load_head
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.models.load import LoadedNetwork, load_network
 from modelserver_backends.llm.options import EngineOptions
@@ -132,6 +133,7 @@ def captured() -> None:
             runner = Runner(
                 loaded.network,
                 sampler=Sampler(),
+                head=load_head(directory, options, default="last", device=loaded.device),
                 blocks=blocks,
                 attention=kernels if is_captured else reference,
                 fresh_attention=reference,
