@@ -7,6 +7,7 @@ setup(
         Extension(
             "modelserver.core._accelerator",
             ["modelserver/core/_accelerator.c"],
+            depends=["modelserver/core/_decimal.h"],
             extra_compile_args=["-O2"],
             py_limited_api=True,
             optional=True,

@@ -14,64 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifndef __SIZEOF_INT128__
-#error "needs a compiler with 128-bit integers; the server runs without this module"
-#endif
-
-typedef unsigned __int128 uint128;
-
-/* ---- Decimal numbers ------------------------------------------------------------------------------------------------
- *
- * A number is read as w * 10^q, with w of 64 bits, and rounded to a double as Eisel and Lemire do (D. Lemire, "Number
- * Parsing at a Gigabyte per Second", 2021): one product of w with the first 128 bits of 10^q decides, for any w, as
- * N. Mushtak and D. Lemire proved ("Fast Number Parsing Without Fallback", 2023). Within MAX_POWER, results are
- * normal numbers, so there is neither overflow nor underflow.
- */
-
-#define MAX_POWER 64
-#define NUM_POWERS (2 * MAX_POWER + 1)
-
-/* The first 128 bits of 10^q for q from -MAX_POWER on, the higher half first; made by accelerator.py. */
-static uint64_t powers[NUM_POWERS][2];
-static int has_powers = 0;
-
-/* Powers of ten that doubles hold exactly. */
-static const double exact_powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
-                                      1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-#define MAX_EXACT_POWER 22
-#define MAX_EXACT_INTEGER ((uint64_t)1 << 53)
-
-/* w * 10^q to the nearest double, ties to even; w is not 0, and q within MAX_POWER. */
-static double rounded(uint64_t w, int q)
-{
-    const uint64_t *power = powers[q + MAX_POWER];
-    int num_leading = __builtin_clzll(w);
-    w <<= num_leading;
-    uint128 product = (uint128)w * power[0];
-    uint64_t high = (uint64_t)(product >> 64), low = (uint64_t)product;
-    if ((high & 0x1FF) == 0x1FF) {
-        /* The bits that decide may still change: the power's lower half too. */
-        uint64_t more = (uint64_t)(((uint128)w * power[1]) >> 64);
-        low += more;
-        high += low < more;
-    }
-    /* One bit more than the 53 of a double, to round by. */
-    int upper = (int)(high >> 63), shift = upper + 9;
-    uint64_t mantissa = high >> shift;
-    if (low <= 1 && q >= -4 && q <= 23 && (mantissa & 3) == 1 && mantissa << shift == high)
-        mantissa &= ~(uint64_t)1; /* just between two doubles, and the lower one is even */
-    mantissa = (mantissa + (mantissa & 1)) >> 1;
-    /* 217706 / 2^16 is the binary logarithm of 10; the shift is meant to round down. */
-    int exponent = ((217706 * q) >> 16) + 63 + upper - num_leading + 1023;
-    if (mantissa == MAX_EXACT_INTEGER) {
-        mantissa >>= 1;
-        exponent++;
-    }
-    uint64_t bits = (mantissa & (((uint64_t)1 << 52) - 1)) | (uint64_t)exponent << 52;
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+#include "_decimal.h"
 
 /* ---- JSON -----------------------------------------------------------------------------------------------------------
  *
@@ -444,6 +387,102 @@ static PyObject *read_call(PyObject *module, PyObject *const *args, Py_ssize_t n
     return tensors;
 }
 
+/* ---- Arrays as JSON ---------------------------------------------------------------------------------------------- */
+
+#define MAX_TEXT 21      /* of an element with the comma behind it: an integer of 64 bits has 20 characters at most */
+#define MAX_ON_STACK 128 /* elements whose text is made there */
+
+#define ELEMENT(put, wide, type)                                                                                       \
+    {                                                                                                                  \
+        type value;                                                                                                    \
+        memcpy(&value, at, sizeof value);                                                                              \
+        return put(out, (wide)value);                                                                                  \
+    }
+
+/* One element of `size` bytes; NULL for what has no such form here. `code` is a letter of `struct`. */
+static inline char *put_element(char *out, const char *at, char code, Py_ssize_t size)
+{
+    switch (code) {
+    case 'f':
+        ELEMENT(put_float, uint32_t, uint32_t)
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+        switch (size) {
+        case 1:
+            ELEMENT(put_signed, int64_t, int8_t)
+        case 2:
+            ELEMENT(put_signed, int64_t, int16_t)
+        case 4:
+            ELEMENT(put_signed, int64_t, int32_t)
+        default:
+            ELEMENT(put_signed, int64_t, int64_t)
+        }
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+        switch (size) {
+        case 1:
+            ELEMENT(put_integer, uint64_t, uint8_t)
+        case 2:
+            ELEMENT(put_integer, uint64_t, uint16_t)
+        case 4:
+            ELEMENT(put_integer, uint64_t, uint32_t)
+        default:
+            ELEMENT(put_integer, uint64_t, uint64_t)
+        }
+    }
+    return NULL;
+}
+
+/* The elements of a buffer, as text that `out` has room for; NULL where one of them has no such form here. */
+static char *put_elements(char *out, const Py_buffer *data)
+{
+    const char *at = data->buf, *end = at + data->len;
+    *out++ = '[';
+    for (; at < end; at += data->itemsize) {
+        out = put_element(out, at, data->format[0], data->itemsize);
+        if (out == NULL)
+            return NULL;
+        *out++ = ',';
+    }
+    out[data->len > 0 ? -1 : 0] = ']';
+    return out + (data->len == 0);
+}
+
+static PyObject *write_array(PyObject *module, PyObject *array)
+{
+    Py_buffer data;
+    (void)module;
+    if (PyObject_GetBuffer(array, &data, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
+        PyErr_Clear(); /* Python's: it makes it contiguous */
+        Py_RETURN_NONE;
+    }
+    PyObject *written = NULL;
+    char on_stack[MAX_ON_STACK * MAX_TEXT], *text = on_stack;
+    /* One letter: the system's own bytes. */
+    if (!has_powers || data.format == NULL || data.format[0] == 0 || data.format[1] != 0 || data.itemsize < 1 ||
+        data.itemsize > 8 || data.len / data.itemsize >= PY_SSIZE_T_MAX / MAX_TEXT)
+        goto done;
+    Py_ssize_t count = data.len / data.itemsize;
+    if (count >= MAX_ON_STACK && (text = PyMem_Malloc((size_t)(count + 1) * MAX_TEXT)) == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    char *end = put_elements(text, &data);
+    if (end != NULL)
+        written = PyBytes_FromStringAndSize(text, end - text);
+    if (text != on_stack)
+        PyMem_Free(text);
+done:
+    PyBuffer_Release(&data);
+    return written != NULL ? written : refused();
+}
+
 /* ---- HTTP/2 ---------------------------------------------------------------------------------------------------------
  *
  * The frames of a small answer to a unary gRPC call: HEADERS, DATA and the trailers' HEADERS, of one stream.
@@ -635,6 +674,7 @@ static PyMethodDef methods[] = {
     FAST(read_call),
     FAST(join_answer),
     FAST(read_frame),
+    {"write_array", write_array, METH_O, NULL},
     {"set_powers", set_powers, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

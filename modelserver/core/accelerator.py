@@ -1,4 +1,4 @@
-"""The optional part in C (`_accelerator.c`): reads tensors in JSON and HTTP/2's usual frames, and joins gRPC's answers.
+"""The optional part in C (`_accelerator.c`): tensors in JSON, HTTP/2's usual frames, and the joining of gRPC's answers.
 
 It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
 MODELSERVER_PURE_PYTHON=1 in the environment, the same is done in Python by those who ask for it here. The functions
@@ -26,6 +26,8 @@ ReadArray = Callable[[object, bytes], bytes | None]
 # Of a body, texts and one kind less: the elements of each array, when the body is the texts with arrays of these kinds
 # between them; None as above.
 ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, ...] | None]
+# Of an array: its elements as flat JSON; None for what is not contiguous, not finite, or neither float32 nor integers.
+WriteArray = Callable[[object], bytes | None]
 # Of a stream's id, the parts of a message, and two frames whose own ids do not count: the first frame, the message in a
 # DATA frame, the last frame, all of that stream; None for what is unusual.
 JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
@@ -85,5 +87,6 @@ def _powers_of_ten(max_power: int) -> bytes:
 _MODULE_IN_C = load(os.environ)
 read_array: ReadArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_array
 read_call: ReadCall | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_call
+write_array: WriteArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.write_array
 join_answer: JoinAnswer | None = None if _MODULE_IN_C is None else _MODULE_IN_C.join_answer
 read_frame: ReadFrame | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_frame

@@ -109,6 +109,10 @@ def test_every_kind_of_number_is_read(twin: str) -> None:
 
 if "c" in TWINS:
 
+    def write(array: object) -> bytes | None:
+        assert accelerator.write_array is not None
+        return accelerator.write_array(array)
+
     @settings(max_examples=1500)
     @given(datatype=st.sampled_from(NUMBERS), text=_ARRAY, count=st.integers(1, 5), data=st.data())
     @example(Datatype.FP32, "[1e-320]", 1, None)
@@ -147,6 +151,40 @@ if "c" in TWINS:
             for divisor in range(5):
                 text = f"{number * 5**divisor}e-{divisor}"
                 assert _c(Datatype.FP64, (1,), f"[{text}]".encode()) == struct.pack("d", float(text))
+
+    @settings(max_examples=400)
+    @given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200))
+    @example([0, 1 << 31, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0xFF7FFFFF])
+    @example([exponent << 23 | mantissa for exponent in range(255) for mantissa in (0, 1, 0x7FFFFF)])
+    def test_c_writes_the_shortest_text_of_a_float(bits: list[int]) -> None:
+        floats = np.array(bits, np.uint32).view(np.float32)
+        text = write(floats)
+        if not np.isfinite(floats).all():
+            assert text is None
+            return
+        assert text is not None
+        assert np.array(json.loads(text), np.float32).tobytes() == floats.tobytes()
+        for written, number in zip(text[1:-1].decode().split(","), floats, strict=True):
+            shortest = np.format_float_scientific(number, trim="-")
+            assert float(written) == float(shortest)
+
+    @pytest.mark.parametrize("datatype", [datatype for datatype in NUMBERS if datatype.numpy.kind in "iu"])
+    def test_c_writes_integers(datatype: Datatype) -> None:
+        info = np.iinfo(datatype.numpy)
+        powers = [sign * 10**power + step for power in range(20) for step in (-1, 0, 1) for sign in (-1, 1)]
+        values = [int(info.min), int(info.max)] + [value for value in powers if info.min <= value <= info.max]
+        for count in (1, 127, 128, 1000):
+            integers = np.resize(np.array(values, datatype.numpy), count)
+            assert write(integers) == json.dumps(integers.tolist(), separators=(",", ":")).encode()
+
+    def test_c_writes_arrays_of_any_shape_flat_and_leaves_the_rest() -> None:
+        ones = np.ones((2, 3), np.float32)
+        assert write(ones) == b"[1.0,1.0,1.0,1.0,1.0,1.0]"
+        assert write(ones[0, 0].reshape(())) == b"[1.0]"
+        assert write(ones[:0]) == b"[]"
+        others = (ones[:, 1], ones.T, ones.astype(float), ones > 0, ones.astype(">i4"), ones.astype(object), ones * np.nan)
+        for other in (*others, ones.astype([("x", "f4")]), "text", None):
+            assert write(other) is None
 
     def test_c_allocates_nothing_that_the_text_cannot_hold() -> None:
         assert _c(Datatype.FP64, (1 << 60,), b"[1]") is None

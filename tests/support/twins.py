@@ -20,7 +20,7 @@ def using(twin: str) -> Iterator[None]:
     """Everything in the block is done by this twin."""
     with pytest.MonkeyPatch.context() as patch:
         if twin == "python":
-            for name in ("read_array", "read_call", "join_answer"):
+            for name in ("read_array", "read_call", "write_array", "join_answer"):
                 patch.setattr(accelerator, name, None)
             patch.setattr(receiver, "read_usual_frame", read_in_python)
         yield

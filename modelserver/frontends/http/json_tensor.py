@@ -86,6 +86,10 @@ def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
             f"output '{tensor.name}': {datatype.value} has no JSON form; request it with 'binary_data': true, "
             "or all outputs with the request parameter 'binary_data_output': true"
         )
+    if accelerator.write_array is not None and not is_nested:
+        written = accelerator.write_array(data)
+        if written is not None:
+            return written
     data = np.ascontiguousarray(data).reshape(data.shape) if is_nested else data.ravel()
     text = orjson.dumps(data, None, _WITH_NUMPY)
     # What is not finite is null there, and nothing else has an n: finding that costs less than looking at each number.
