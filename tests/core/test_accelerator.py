@@ -182,7 +182,15 @@ if "c" in TWINS:
         assert write(ones) == b"[1.0,1.0,1.0,1.0,1.0,1.0]"
         assert write(ones[0, 0].reshape(())) == b"[1.0]"
         assert write(ones[:0]) == b"[]"
-        others = (ones[:, 1], ones.T, ones.astype(float), ones > 0, ones.astype(">i4"), ones.astype(object), ones * np.nan)
+        others = (
+            ones[:, 1],
+            ones.T,
+            ones.astype(float),
+            ones > 0,
+            ones.astype(">i4"),
+            ones.astype(object),
+            ones * np.nan,
+        )
         for other in (*others, ones.astype([("x", "f4")]), "text", None):
             assert write(other) is None
 
