@@ -13,7 +13,8 @@ import numpy as np
 
 from benchmarks import models, requests
 from benchmarks.cases import Settings, statistics_of
-from benchmarks.load import Load, run_load
+from benchmarks.load import Load
+from benchmarks.load_tools import check, run_tool
 from benchmarks.report import Measurement, Report
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess
@@ -62,6 +63,9 @@ def _compare(
 ) -> None:
     """One instance with one request behind it beside one loop; two instances beside two loops."""
     two = replace(load, path=load.path.replace(names[0], names[1]))
+    for warmup in (load.at(2), two.at(2 * _NUM_INSTANCES)):
+        check(warmup, ours.ports["http"])
+        run_tool(replace(warmup, seconds=1), ours.ports["http"])
     pairs: list[list[_Sample]] = [[], [], [], []]
     for _ in range(settings.rounds):
         pairs[0].append(_bare(kind, path, 1, load.seconds))
@@ -102,8 +106,8 @@ def _bare(kind: str, path: Path, num_loops: int, seconds: float) -> _Sample:
 
 
 def _served(ours: ServerProcess, model: str, load: Load) -> _Sample:
-    """CPU is divided by what the server itself counted meanwhile, the load's warm-up included."""
+    """CPU is divided by what the server itself counted meanwhile. wrk takes least from the cores that they share."""
     count, cpu = statistics_of(ours, model)["inference_count"], ours.cpu_s()
-    result = run_load(load, ours.ports["http"])
+    result = run_tool(load, ours.ports["http"])
     cpu, count = ours.cpu_s() - cpu, statistics_of(ours, model)["inference_count"] - count
     return _Sample(result.per_second, cpu / count * 1e6, result.p50_us, result.p99_us)
