@@ -66,7 +66,7 @@ def _run(options: ServerOptions) -> int:
     logs = start_logs(options)
     for sentence in unknown_variables(os.environ):
         logger.warning("%s", sentence)
-    logger.info("numbers in JSON are read by %s", accelerator.description())
+    logger.info("numbers in JSON are read and written by %s", accelerator.description())
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             status, is_abandoned = runner.run(_serve(options, logs))

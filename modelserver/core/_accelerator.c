@@ -399,6 +399,18 @@ static PyObject *read_call(PyObject *module, PyObject *const *args, Py_ssize_t n
         return put(out, (wide)value);                                                                                  \
     }
 
+#define INTEGER_ELEMENT(put, wide, type)                                                                               \
+    switch (size) {                                                                                                    \
+    case 1:                                                                                                            \
+        ELEMENT(put, wide, type##8_t)                                                                                  \
+    case 2:                                                                                                            \
+        ELEMENT(put, wide, type##16_t)                                                                                 \
+    case 4:                                                                                                            \
+        ELEMENT(put, wide, type##32_t)                                                                                 \
+    default:                                                                                                           \
+        ELEMENT(put, wide, type##64_t)                                                                                 \
+    }
+
 /* One element of `size` bytes; NULL for what has no such form here. `code` is a letter of `struct`. */
 static inline char *put_element(char *out, const char *at, char code, Py_ssize_t size)
 {
@@ -410,31 +422,13 @@ static inline char *put_element(char *out, const char *at, char code, Py_ssize_t
     case 'i':
     case 'l':
     case 'q':
-        switch (size) {
-        case 1:
-            ELEMENT(put_signed, int64_t, int8_t)
-        case 2:
-            ELEMENT(put_signed, int64_t, int16_t)
-        case 4:
-            ELEMENT(put_signed, int64_t, int32_t)
-        default:
-            ELEMENT(put_signed, int64_t, int64_t)
-        }
+        INTEGER_ELEMENT(put_signed, int64_t, int)
     case 'B':
     case 'H':
     case 'I':
     case 'L':
     case 'Q':
-        switch (size) {
-        case 1:
-            ELEMENT(put_integer, uint64_t, uint8_t)
-        case 2:
-            ELEMENT(put_integer, uint64_t, uint16_t)
-        case 4:
-            ELEMENT(put_integer, uint64_t, uint32_t)
-        default:
-            ELEMENT(put_integer, uint64_t, uint64_t)
-        }
+        INTEGER_ELEMENT(put_integer, uint64_t, uint)
     }
     return NULL;
 }

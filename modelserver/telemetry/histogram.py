@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -41,6 +44,16 @@ class HistogramSnapshot:
         """What was counted after `before`, a snapshot of the same histogram."""
         counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
         return HistogramSnapshot(self.bounds, counts, self.sum - before.sum)
+
+    def add_to(self, metric: Metric, labels: Mapping[str, str]) -> None:
+        """As samples of a Prometheus histogram, whose counts are cumulative."""
+        total = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += count
+            limit = "+Inf" if bound == float("inf") else repr(float(bound))
+            metric.add_sample(f"{metric.name}_bucket", {**labels, "le": limit}, total)
+        metric.add_sample(f"{metric.name}_count", dict(labels), total)
+        metric.add_sample(f"{metric.name}_sum", dict(labels), self.sum)
 
 
 class Histogram:

@@ -246,12 +246,5 @@ def _histogram(
 ) -> Metric:
     metric = Metric(name, text, "histogram")
     for sample in samples:
-        histogram = pick(sample.numbers)
-        total = 0
-        for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-            total += count
-            limit = "+Inf" if bound == float("inf") else repr(float(bound))
-            metric.add_sample(f"{name}_bucket", {**sample.labels, "le": limit}, total)
-        metric.add_sample(f"{name}_count", sample.labels, total)
-        metric.add_sample(f"{name}_sum", sample.labels, histogram.sum)
+        pick(sample.numbers).add_to(metric, sample.labels)
     return metric

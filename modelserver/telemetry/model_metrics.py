@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from modelserver.errors import AlreadyExistsError, InternalError, InvalidArgumentError, NotFoundError
+from modelserver.telemetry.histogram import HistogramSnapshot
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -165,14 +166,8 @@ class ModelMetricsBoard:
 def _prometheus(family: _MetricFamily) -> Metric:
     metric = Metric(family.name, family.text, family.kind)
     for series in family.series.values():
-        if family.kind != "histogram":
+        if family.kind == "histogram":
+            HistogramSnapshot(tuple(series.bounds), tuple(series.counts), series.value).add_to(metric, series.labels)
+        else:
             metric.add_sample(family.name, series.labels, series.value)
-            continue
-        total = 0
-        for bound, count in zip((*series.bounds, float("inf")), series.counts, strict=True):
-            total += count
-            limit = "+Inf" if bound == float("inf") else repr(float(bound))
-            metric.add_sample(f"{family.name}_bucket", {**series.labels, "le": limit}, total)
-        metric.add_sample(f"{family.name}_count", series.labels, total)
-        metric.add_sample(f"{family.name}_sum", series.labels, series.value)
     return metric

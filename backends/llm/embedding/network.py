@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
+from modelserver.backend import UnavailableError
 
 from ..models.checkpoint import Checkpoint
+from ..models.pretrained import load_pretrained
 from .recognition import ENCODER_DECODERS
 
 
@@ -44,7 +45,6 @@ def load_network(
     """
     try:
         from transformers import AutoModel, AutoModelForTextEncoding
-        from transformers.utils import logging
     except ImportError:
         raise UnavailableError(
             f"the {model_type} in {directory} is an encoder, which runs on transformers' network: pip install "
@@ -52,26 +52,9 @@ def load_network(
         ) from None
     with Checkpoint(directory):
         pass  # says what is wrong with the files, and that there are no others than safetensors
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
-    loader: Any = AutoModelForTextEncoding if model_type in ENCODER_DECODERS else AutoModel
-    try:
-        model, found = loader.from_pretrained(
-            directory,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (ValueError, ImportError) as error:
-        raise UnsupportedError(f"transformers does not run the {model_type} in {directory}: {error}") from None
-    except (OSError, RuntimeError) as error:
-        raise InvalidArgumentError(f"transformers cannot load the {model_type} in {directory}: {error}") from None
-    # transformers draws what is missing at random. Its pooler is for classes: nothing here looks at it.
-    if missing := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
-        raise InvalidArgumentError(
-            f"the {model_type} in {directory} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"
-        )
+    loader = AutoModelForTextEncoding if model_type in ENCODER_DECODERS else AutoModel
+    # A pooler is for classes: nothing here looks at it.
+    model = load_pretrained(loader, directory, model_type, unused="pooler.", dtype=dtype, use_safetensors=True)
     config = model.config
     for given in (pad_token_id, config.pad_token_id, config.eos_token_id, 0):
         if isinstance(given, int) and 0 <= given < config.vocab_size:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from modelserver.backend import InvalidArgumentError, UnsupportedError
+from modelserver.backend import UnsupportedError
 
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
+from .pretrained import load_pretrained
 
 _ATTENTION = "modelserver_paged"
 # What an attention function may be given that does not change its result here, or that `AttentionCall` keeps.
@@ -146,40 +147,20 @@ def load_transformers(
     try:
         from transformers import AutoModelForCausalLM
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-        from transformers.utils import logging
     except ImportError:
         raise UnsupportedError(
             f"config.json says {model_type}, which this server has no network for; with transformers installed "
             "(pip install transformers) it runs most others"
         ) from None
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
     ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
     try:
-        model: Any
-        model, found = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            attn_implementation=_ATTENTION,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
+        model = load_pretrained(
+            AutoModelForCausalLM, directory, model_type, dtype=dtype, attn_implementation=_ATTENTION
         )
-    except (ValueError, ImportError) as error:
-        # The first sentence: what follows is how to install another version, over several lines.
-        raise UnsupportedError(
-            f"transformers does not run the {model_type} in {directory} on blocks: {str(error).splitlines()[0]}"
-        ) from None
     except KeyError as error:
         raise UnsupportedError(
             f"the attention of a {model_type} cannot be exchanged, so that it does not run on blocks: KeyError: {error}"
         ) from None
-    except (OSError, RuntimeError) as error:
-        raise InvalidArgumentError(f"transformers cannot load the {model_type} in {directory}: {error}") from None
-    if missing := sorted(found["missing_keys"]):
-        # transformers draws them at random, and the model would write nonsense.
-        raise InvalidArgumentError(
-            f"the {model_type} in {directory} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"
-        )
     network, calls = _tried_out(model_type, model.eval().to(device))
     _check_alike(model_type, calls, int(model.config.get_text_config().num_hidden_layers))
     return TransformersLoaded(network, tuple(calls), int(model.config.get_text_config().vocab_size))

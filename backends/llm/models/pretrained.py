@@ -1,0 +1,37 @@
+"""Checkpoints as transformers loads them, with errors that name the directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+
+def load_pretrained(loader: Any, directory: Path, model_type: str, *, unused: str = "", **options: Any) -> Any:
+    """What `loader`, one of transformers' Auto classes, makes of a checkpoint. Code that comes with it is not run.
+
+    Weights whose names begin with `unused` may be missing. UnsupportedError for what transformers does not know,
+    InvalidArgumentError for files that are damaged and weights that are missing.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
+    try:
+        model, found = loader.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
+        )
+    except (ValueError, ImportError) as error:
+        # The first sentence: what follows is how to install another version, over several lines.
+        raise UnsupportedError(
+            f"transformers does not run the {model_type} in {directory}: {str(error).splitlines()[0]}"
+        ) from None
+    except (OSError, RuntimeError) as error:
+        raise InvalidArgumentError(f"transformers cannot load the {model_type} in {directory}: {error}") from None
+    # transformers draws them at random, and the model would write nonsense.
+    missing = sorted(name for name in found["missing_keys"] if not (unused and name.startswith(unused)))
+    if missing:
+        raise InvalidArgumentError(
+            f"the {model_type} in {directory} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"
+        )
+    return model
