@@ -108,6 +108,9 @@ class AsyncLLM:
         inbox = _Inbox(request, asyncio.get_running_loop(), num_running=request.params.n)
         self._commands.put(_Add(inbox))
         try:
+            # Closed from another thread meanwhile: the command may have come behind the one that ended the thread.
+            if self.is_closed:
+                raise UnavailableError("the engine is closed")
             while inbox.num_running:
                 arrived = await inbox.arrived.get()
                 error = arrived if isinstance(arrived, ServerError) else arrived.error

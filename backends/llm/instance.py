@@ -184,7 +184,7 @@ class LlmInstance(StepInstance):
             add_generation_prompt=chat.has_generation_prompt,
             continue_final_message=chat.is_continued,
             documents=chat.documents,
-            **chat.variables,
+            variables=chat.variables,
         )
         # A template writes the special tokens itself.
         return self._tokenizer.encode(text, add_special_tokens=call.has_special_tokens is True), text

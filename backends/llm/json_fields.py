@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
 from modelserver.backend import InvalidArgumentError
 
 LONGEST_QUOTE = 80
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,1000}\s*")
 
 
 def quote(value: Any) -> str:
@@ -36,10 +38,10 @@ def unknown(name: str, known: Collection[str]) -> InvalidArgumentError:
 def integer(name: str, value: Any) -> int:
     """An integer, or a string or float that is one."""
     if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            raise wrong(name, "an integer", value) from None
+        # int() alone reads "1_0" and the digits of every script, and none of more than some thousand digits.
+        if not _INTEGER.fullmatch(value):
+            raise wrong(name, "an integer", value)
+        return int(value)
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

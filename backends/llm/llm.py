@@ -7,10 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from modelserver.backend import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError, UnavailableError
 
 from .engine import Engine
 from .generation import GenerationRequest
+from .json_fields import quote
 from .options import EngineOptions
 from .prompts import Message, Prompt, is_conversation, make_request
 from .request_output import RequestOutput
@@ -25,7 +26,10 @@ class LLM:
     `dtype="float32"`.
 
     Raises ServerErrors that name the file or the option. One thread at a time may call it; `close` it, or use `with`.
+    What is asked of it afterwards raises UnavailableError.
     """
+
+    is_closed = False
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         self.engine = Engine.from_directory(Path(model), EngineOptions.from_parameters(options))
@@ -72,7 +76,7 @@ class LLM:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **dict(chat_template_kwargs or {}),
+                variables=chat_template_kwargs,
             )
             for conversation in conversations
         ]
@@ -83,7 +87,9 @@ class LLM:
 
     def close(self) -> None:
         """Give back what the model holds."""
-        self.engine.close()
+        if not self.is_closed:
+            self.is_closed = True
+            self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +105,8 @@ class LLM:
         return self.engine.tokenizer
 
     def _run(self, requests: Iterable[GenerationRequest]) -> list[RequestOutput]:
+        if self.is_closed:
+            raise UnavailableError("the engine is closed")
         engine = self.engine
         taken: dict[GenerationRequest, RequestOutput] = {}
         try:
@@ -122,12 +130,16 @@ class LLM:
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]  # a list of numbers is one prompt
+    if not isinstance(prompts, Sequence):
+        raise InvalidArgumentError(f"prompts must be a prompt or a list of prompts, got {quote(prompts)}")
     return list(prompts)  # type: ignore[arg-type]
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(entry, SamplingParams) for entry in params):
+        raise InvalidArgumentError(f"sampling_params must be SamplingParams, or a list of them, got {quote(params)}")
     if len(params) != count:
         raise InvalidArgumentError(f"there are {count} prompts and {len(params)} sampling_params; give one, or as many")
     return params

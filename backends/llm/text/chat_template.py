@@ -19,6 +19,8 @@ from .template_sandbox import SandboxedTemplate, TemplateLimits
 _END_MARK = "END_OF_FINAL_MESSAGE_MARK "
 # The names under which templates look for the reasoning of a message; the first is the standard one.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+# What of a conversation has a place of its own in a request, and is no argument of the template beside it.
+_CONVERSATION_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class ChatTemplates:
                 "continue_final_message and add_generation_prompt exclude each other: one continues the last message, "
                 "the other begins a new one"
             )
+        for name in sorted(_CONVERSATION_NAMES.intersection(variables or ())):
+            raise InvalidArgumentError(f"chat_template_kwargs must not have '{name}', which has a place of its own")
         conversation = [_checked_message(message, place) for place, message in enumerate(messages)]
         if not conversation:
             raise InvalidArgumentError("messages must have at least one message")

@@ -87,7 +87,14 @@ class Tokenizer:
         """Token ids. Special tokens that are written out in the text are recognised.
 
         At most `longest` of them: then the end of the text is left out, and not what is added around it.
+        InvalidArgumentError: the text has half of a surrogate pair, which is no character.
         """
+        try:
+            return self._encoded(text, add_special_tokens, longest)
+        except TypeError:
+            raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
+
+    def _encoded(self, text: str, add_special_tokens: bool, longest: int | None) -> list[int]:
         tokenizer = self._tokenizer
         if longest is None:
             encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -128,11 +135,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of a conversation for the model, from the template of the model's own directory.
 
-        InvalidArgumentError: no template, a message that it refuses, or it takes too long or becomes too large.
+        `variables` are what else the template may read. InvalidArgumentError: no template, a message that it
+        refuses, a variable whose name is one of the above, or it takes too long or becomes too large.
         """
         return self.chat_templates.render(
             messages,
@@ -140,7 +148,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             documents=documents,
-            variables=kwargs,
+            variables=variables,
         )
 
     def _named_id(self, name: str) -> int | None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import modelserver_backends.llm as package
@@ -124,6 +125,20 @@ def test_text_and_conversations_of_a_checkpoint(checkpoint: Callable[[str], Path
         assert alone.outputs[0].token_ids == both[0].outputs[0].token_ids
 
 
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        (None, None, "prompts must be a prompt or a list of prompts, got null"),
+        (PROMPTS, {"max_tokens": 3}, "sampling_params must be SamplingParams, or a list of them"),
+        (PROMPTS[:1], [None], "sampling_params must be SamplingParams"),
+        (PROMPTS, [PARAMS], "there are 8 prompts and 1 sampling_params"),
+    ],
+)
+def test_what_is_no_prompt_and_no_parameters(llm: LLM, prompts: Any, params: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        llm.generate(prompts, params)
+
+
 def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="did you mean 'max_model_len'"):
         LLM(tmp_path, max_modellen=5)
@@ -135,6 +150,14 @@ def test_close_gives_back_what_the_runner_holds() -> None:
     engine = fake_engine()
     LLM.over(engine).close()
     assert engine.runner.is_closed  # type: ignore[attr-defined]
+
+
+def test_what_is_closed_answers_no_more() -> None:
+    llm = LLM.over(fake_engine())
+    llm.close()
+    llm.close()
+    with pytest.raises(UnavailableError, match="the engine is closed"):
+        llm.generate(PROMPTS, PARAMS)
 
 
 async def test_outputs_grow(async_llm: AsyncLLM) -> None:
@@ -210,6 +233,22 @@ async def test_closing_fails_what_runs(async_llm: AsyncLLM) -> None:
     with pytest.raises(UnavailableError, match="the engine is closed"):
         await last(async_llm, PROMPTS[0])
     async_llm.close()
+
+
+async def test_who_asks_while_it_is_closed_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread closes it between the look whether it is closed and the request."""
+    llm = AsyncLLM.over(fake_engine())
+    put = llm._commands.put
+
+    def close_first(command: Any) -> None:
+        monkeypatch.setattr(llm, "_commands", commands)
+        llm.close()
+        put(command)
+
+    commands, late = llm._commands, SimpleNamespace(put=close_first)
+    monkeypatch.setattr(llm, "_commands", late)
+    with pytest.raises(UnavailableError, match="the engine is closed"):
+        await asyncio.wait_for(last(llm, PROMPTS[0]), 60)
 
 
 def test_a_loop_that_is_closed_is_left_alone() -> None:

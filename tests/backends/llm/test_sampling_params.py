@@ -123,6 +123,8 @@ def test_what_is_taken(name: str, given: Any, taken: Any) -> None:
         ("bad_words", [1], "a string or a list of strings"),
         ("seed", 2**63, "an integer of 64 bits"),
         ("max_tokens", 0, "at least 1, got 0"),
+        ("max_tokens", "1_0", 'an integer, got "1_0"'),
+        ("max_tokens", "\u0663", "an integer"),
         ("min_tokens", -1, "at least 0"),
         ("min_tokens", 17, "at most max_tokens (16), got 17"),
         ("stop", "", "without empty strings"),

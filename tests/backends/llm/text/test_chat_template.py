@@ -147,9 +147,22 @@ def test_names_of_templates(tmp_path: Path) -> None:
     assert Tokenizer.from_directory(tmp_path).apply_chat_template([USER], tools=[TOOL]) == "additional"
 
 
-def test_variables_are_given_and_cannot_replace_messages() -> None:
-    templates = ChatTemplates({"default": "{{ bos_token }}{{ mood }}{{ messages[0].content }}"}, TOKENS)
-    assert templates.render([SYSTEM], variables={"mood": "calm ", "messages": "no"}) == "<s>calm Be brief."
+def test_variables_are_given(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{{ mood }}{{ messages[0].content }}"
+    assert ChatTemplates({"default": template}, TOKENS).render([SYSTEM], variables={"mood": "calm "}) == (
+        "<s>calm Be brief."
+    )
+    # Names that Python has for itself are names like others.
+    tokenizer = Tokenizer.from_directory(
+        write_tokenizer(tmp_path, byte_level(), chat_template="{{ self }}{{ variables }}")
+    )
+    assert tokenizer.apply_chat_template([SYSTEM], variables={"self": 1, "variables": 2}).endswith("2")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"])
+def test_variables_cannot_replace_what_a_conversation_has(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"must not have '{name}', which has a place of its own"):
+        ChatTemplates({"default": "x"}, TOKENS).render([SYSTEM], variables={name: "no"})
 
 
 def test_without_a_template_the_error_says_what_to_do() -> None:

@@ -136,6 +136,13 @@ def test_files_that_are_no_objects_are_named(tmp_path: Path, name: str, content:
         Tokenizer.from_directory(directory)
 
 
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path, byte_level()))
+    with pytest.raises(InvalidArgumentError, match="half of a surrogate pair"):
+        tokenizer.encode("a\ud800b")
+    assert tokenizer.encode("a\U0001f600b")
+
+
 def test_a_decoder_that_joins_by_spaces() -> None:
     raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     tokenizer = Tokenizer(raw)
