@@ -24,7 +24,7 @@ class RmsNorm:
         self._kernels = kernels_for(weight.device, weight.dtype) if self._is_shared else None
         # On a CPU torch's rms_norm is seven small steps; these are four.
         self._is_split = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._eps_column = torch.full((1, 1), eps)
+        self._eps_column = torch.full((1, 1), eps, dtype=torch.float32)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         if values.dtype != self._weight.dtype:  # weights that half precision would round away stay float32

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+# While transformers builds a network, its classes tie no weights and torch's default datatype is the network's: for the
+# whole process, and put back as it was found. Of two loads at a time the second would find what the first has changed,
+# and put that back for good; checkpoints with tied weights would be filled with random ones from then on.
+_loading = Lock()
 
 
 def load_pretrained(loader: Any, directory: Path, model_type: str, *, unused: str = "", **options: Any) -> Any:
     """What `loader`, one of transformers' Auto classes, makes of a checkpoint. Code that comes with it is not run.
 
-    Weights whose names begin with `unused` may be missing. UnsupportedError for what transformers does not know,
-    InvalidArgumentError for files that are damaged and weights that are missing.
+    Called from any thread; loads wait for one another. Weights whose names begin with `unused` may be missing.
+    UnsupportedError for what transformers does not know, InvalidArgumentError for files that are damaged and weights
+    that are missing.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
     try:
-        model, found = loader.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
-        )
+        with _loading:
+            model, found = loader.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
+            )
     except (ValueError, ImportError) as error:
         # The first sentence: what follows is how to install another version, over several lines.
         raise UnsupportedError(
