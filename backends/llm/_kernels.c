@@ -50,6 +50,7 @@ typedef struct {
     int64_t kv_head, num_kv_heads, head_dim, block_size;
     int is_half;
     float softcap;
+    const float *sinks; /* of each query head that reads this KV head; NULL: none */
 } Sight;
 
 /* A layer is [blocks, 2, KV heads, block size, head_dim]: of each block keys, then values, by head. */
@@ -198,6 +199,7 @@ typedef struct {
     const Plan *plan;
     char *layer, *heads, *output;
     const char *cosines, *sines;
+    const float *sinks;
     int64_t rotated, window;
 } Layer;
 
@@ -245,6 +247,7 @@ static void attend_part(const Work *shared, int64_t part)
         .block_size = g->block_size,
         .is_half = (int)g->is_half,
         .softcap = (float)g->softcap,
+        .sinks = layer->sinks == NULL ? NULL : layer->sinks + kv_head * num_queries,
     };
     const int64_t row = item->token * (g->num_heads + 2 * g->num_kv_heads) + kv_head * num_queries;
     const int64_t output_row = item->token * g->num_heads + kv_head * num_queries;
@@ -387,7 +390,7 @@ static PyObject *plan(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
     return made;
 }
 
-/* ---- attend(geometry, plan, layer, heads, cosines, sines, output, rotated, window) ---------------------------------- */
+/* ---- attend(geometry, plan, layer, heads, cosines, sines, output, rotated, window, sinks) --------------------------- */
 
 static const Plan *read_plan(PyObject *made, const Geometry *g)
 {
@@ -405,15 +408,15 @@ static const Plan *read_plan(PyObject *made, const Geometry *g)
 
 static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t numbers[7];
+    int64_t numbers[8];
     (void)module;
-    if (num_args != 9) {
-        PyErr_SetString(PyExc_TypeError, "attend takes a geometry, a plan, five addresses, a width and a window");
+    if (num_args != 10) {
+        PyErr_SetString(PyExc_TypeError, "attend takes a geometry, a plan, five addresses, a width, a window and sinks");
         return NULL;
     }
     const Geometry *g = read_geometry(args[0]);
     const Plan *step = g == NULL ? NULL : read_plan(args[1], g);
-    if (step == NULL || !read_integers(args + 2, num_args - 2, 7, numbers))
+    if (step == NULL || !read_integers(args + 2, num_args - 2, 8, numbers))
         return NULL;
     if (numbers[5] < 0 || numbers[5] % 2 != 0 || numbers[5] > g->head_dim) {
         PyErr_SetString(PyExc_ValueError, "what is turned of a head is not within it");
@@ -430,6 +433,7 @@ static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t num_
         .output = (char *)(intptr_t)numbers[4],
         .rotated = numbers[5],
         .window = numbers[6],
+        .sinks = (const float *)(intptr_t)numbers[7],
     };
     Py_BEGIN_ALLOW_THREADS
     layer.work.compute = turn_and_keep;

@@ -257,15 +257,18 @@ INLINE float NAME(soften)(float *scores, int64_t count, float softcap, float *gr
     return NAME(sum_of_lanes)(sum);
 }
 
-/* One to MAX_QUERIES heads of a token over the pages of their KV head, tile by tile with a running softmax. */
-TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, int num_queries, float *outputs)
+/* One to MAX_QUERIES heads of a token over the pages of their KV head, tile by tile with a running softmax. It begins
+ * with their sinks, if they have any: a token's score whose values are zero.
+ */
+TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, const float *sinks, int num_queries,
+                                      float *outputs)
 {
     float scores[MAX_QUERIES * TILE + WIDTH], greatest[MAX_QUERIES], sums[MAX_QUERIES], shrinkage;
     const int64_t dim = sight->head_dim, block_size = sight->block_size;
     const int is_half = sight->is_half;
     for (int query = 0; query < num_queries; query++) {
-        greatest[query] = -INFINITY;
-        sums[query] = 0.0f;
+        greatest[query] = sinks == NULL ? -INFINITY : sinks[query];
+        sums[query] = sinks == NULL ? 0.0f : 1.0f;
     }
     memset(outputs, 0, sizeof(float) * (size_t)(num_queries * dim));
     for (int64_t start = sight->first; start < sight->stop; start += TILE) {
@@ -336,7 +339,7 @@ TARGET static void NAME(attend)(const Sight *sight, const void *queries, int64_t
             NAME(store)(scaled, at, scale * NAME(load)(queries, first + at, sight->is_half), 0);
         for (; at < count; at++)
             scaled[at] = scale * element(queries, first + at, sight->is_half);
-        NAME(attend_heads)(sight, scaled, number, sums);
+        NAME(attend_heads)(sight, scaled, sight->sinks == NULL ? NULL : sight->sinks + query, number, sums);
         for (at = 0; at + WIDTH <= count; at += WIDTH)
             NAME(store)(outputs, first + at, NAME(load)(sums, at, 0), sight->is_half);
         for (; at < count; at++)

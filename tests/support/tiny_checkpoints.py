@@ -148,6 +148,18 @@ FOREIGN_FAMILIES: dict[str, Family] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        {
+            "sliding_window": _WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            **_rope(
+                "yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=128
+            ),
+        },
+    ),
+    "granite_swa": Family("granite_swa", {"head_dim": None, "sliding_window": _WINDOW, "num_hidden_layers": 4}),
     "opt": Family("opt", {"head_dim": None, "num_key_value_heads": None, "ffn_dim": 96, "word_embed_proj_dim": None}),
 }
 

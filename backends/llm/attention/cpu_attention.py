@@ -43,6 +43,7 @@ class CpuAttention:
         self._layers = blocks.layers
         self._addresses = [layer.data_ptr() for layer in blocks.layers]
         self._windows = spec.windows
+        self._sinks = [spec.sinks_of(layer) for layer in range(len(blocks.layers))]
         self._dtype = shape.dtype
         self._num_heads = spec.num_heads
         self._num_kv_heads = shape.num_kv_heads
@@ -89,7 +90,7 @@ class CpuAttention:
         cosines = sines = rotated = 0
         if rotation is not None:
             cosines, sines, rotated = rotation.addresses(heads)
-        window = self._windows[layer]
+        window, sinks = self._windows[layer], self._sinks[layer]
         self._kernels.attend(
             self._geometry,
             inputs.plan,
@@ -100,6 +101,7 @@ class CpuAttention:
             output.data_ptr(),
             rotated,
             window or 0,
+            0 if sinks is None else sinks.data_ptr(),
         )
         if inputs.prefills:
             queries, kv = heads[:, : self._num_heads], heads[:, self._num_heads :].unflatten(1, (2, self._num_kv_heads))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ class FlashInferInputs:
 class FlashInferAttention:
     """Decodes are chunks of one query here: the kernels for prefill have tensor cores for both.
 
-    A plan holds for one window, so there is a wrapper for each window that some layer has.
+    A plan holds for one window, so there is a wrapper for each window that some layer has. Sinks take their part away
+    from what comes out: its kernels tell the sums of their softmax, as logarithms to base 2 [tokens, heads].
     """
 
     is_turning = False
@@ -74,8 +76,12 @@ class FlashInferAttention:
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: FlashInferInputs) -> torch.Tensor:
         self._tokens[layer].index_copy_(0, inputs.slots, kv)
-        wrapper = self._wrappers[self._spec.windows[layer]]
-        return wrapper.run(queries.contiguous(), self._pairs[layer]).flatten(1)
+        wrapper, sinks = self._wrappers[self._spec.windows[layer]], self._spec.sinks_of(layer)
+        if sinks is None:
+            return wrapper.run(queries.contiguous(), self._pairs[layer]).flatten(1)
+        output, log2_sums = wrapper.run(queries.contiguous(), self._pairs[layer], return_lse=True)
+        shares = torch.sigmoid(log2_sums * math.log(2.0) - sinks)
+        return (output * shares[..., None].to(output.dtype)).flatten(1)
 
     def turn_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: FlashInferInputs

@@ -79,6 +79,8 @@ class SdpaAttention:
         self._scale = spec.scale
         self._softcap = spec.softcap
         self._windows = spec.windows
+        # By KV head and query head of its group.
+        self._sinks = [_grouped(spec.sinks_of(layer), blocks.shape.num_kv_heads) for layer in range(len(blocks.layers))]
         self._device = blocks.layers[0].device
         self._dtype = blocks.shape.dtype
         self._token_bytes = blocks.shape.block_bytes(1) // blocks.shape.num_layers
@@ -137,21 +139,28 @@ class SdpaAttention:
         matrices = rows * self._num_kv_heads
         keys, values = self._gather(layer, tile.page_ids, matrices)
         tiled = queries[tile.start : tile.stop].reshape(matrices, -1, self._head_dim)
-        if self._dtype is torch.float32 and self._softcap is None:
+        sinks = self._sinks[layer]
+        if self._dtype is torch.float32 and self._softcap is None and sinks is None:
             scores = torch.baddbmm(tile.mask, tiled, keys.transpose(1, 2), alpha=self._scale)
             return torch.bmm(scores.softmax(dim=-1), values).view(rows, -1)
-        return self._attend(tiled[:, None], keys[:, None], values[:, None], tile.mask[:, None]).reshape(rows, -1)
+        if sinks is not None:
+            sinks = sinks.repeat(rows, 1)[:, None, None, :, None]
+        mixed = self._attend(tiled[:, None], keys[:, None], values[:, None], tile.mask[:, None], sinks)
+        return mixed.reshape(rows, -1)
 
     def prefill(
         self, layer: int, queries: torch.Tensor, kv: torch.Tensor, prefill: Prefill, window: int | None
     ) -> torch.Tensor:
         rows = prefill.stop - prefill.start
         own = queries[prefill.start : prefill.stop].transpose(0, 1)[None]
+        sinks = self._sinks[layer]
+        if sinks is not None:
+            sinks = sinks[None, :, :, None, None]
         if prefill.page_ids is None:
             fresh = kv[prefill.start : prefill.stop].permute(1, 2, 0, 3)[:, None]
             keys, values = fresh[0], fresh[1]
-            if self._softcap is None and (window is None or rows <= window):
-                return self._attend(own, keys, values, None, is_causal=True)[0].transpose(0, 1).reshape(rows, -1)
+            if self._softcap is None and sinks is None and (window is None or rows <= window):
+                return self._attend(own, keys, values, None, None, is_causal=True)[0].transpose(0, 1).reshape(rows, -1)
         else:
             keys, values = (part[None] for part in self._gather(layer, prefill.page_ids, self._num_kv_heads))
         pieces = []
@@ -161,7 +170,7 @@ class SdpaAttention:
             begin = prefill.first if window is None else max(prefill.first, position - window + 1)
             span = slice(begin - prefill.first, prefill.num_past + stop - prefill.first)
             mask = self._causal_mask(window, stop - piece, position - begin)
-            pieces.append(self._attend(own[:, :, piece:stop], keys[:, :, span], values[:, :, span], mask))
+            pieces.append(self._attend(own[:, :, piece:stop], keys[:, :, span], values[:, :, span], mask, sinks))
         output = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
         return output[0].transpose(0, 1).reshape(rows, -1)
 
@@ -192,11 +201,12 @@ class SdpaAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
         *,
         is_causal: bool = False,
     ) -> torch.Tensor:
-        """[rows, heads, queries, head_dim] over [rows, kv heads, tokens, head_dim]."""
-        if self._softcap is None:
+        """[rows, heads, queries, head_dim] over [rows, kv heads, tokens, head_dim]; `sinks` as in `_attend_in_full`."""
+        if self._softcap is None and sinks is None:
             return F.scaled_dot_product_attention(
                 queries,
                 keys,
@@ -206,7 +216,7 @@ class SdpaAttention:
                 scale=self._scale,
                 enable_gqa=queries.shape[1] != keys.shape[1],
             )
-        return _attend_with_softcap(queries, keys, values, mask, scale=self._scale, softcap=self._softcap)
+        return _attend_in_full(queries, keys, values, mask, sinks, scale=self._scale, softcap=self._softcap)
 
     def _causal_mask(self, window: int | None, rows: int, num_past: int) -> torch.Tensor:
         """[rows, num_past + rows], added to scores: row i stands at column num_past + i and sees what is before it.
@@ -300,20 +310,31 @@ def _first_blocks(positions: IntArray, window: int | None, block_size: int) -> I
     return np.maximum(positions - window + 1, 0) // block_size
 
 
-def _attend_with_softcap(
+def _grouped(sinks: torch.Tensor | None, num_kv_heads: int) -> torch.Tensor | None:
+    return None if sinks is None else sinks.view(num_kv_heads, -1)
+
+
+def _attend_in_full(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     *,
     scale: float,
-    softcap: float,
+    softcap: float | None,
 ) -> torch.Tensor:
-    """What SDPA cannot: scores go through softcap * tanh(. / softcap) before mask and softmax (in float32)."""
+    """What SDPA cannot: scores go through softcap * tanh(. / softcap) before mask and softmax (in float32), and `sinks`
+    [rows or 1, kv heads, heads of a group, queries or 1, 1] are scores of one more token, whose values are zero.
+    """
     rows, num_heads, num_queries, head_dim = queries.shape
     grouped = queries.reshape(rows, keys.shape[1], -1, num_queries, head_dim)
-    scores = torch.matmul(grouped * (scale / softcap), keys[:, :, None].transpose(3, 4)).tanh_().mul_(softcap)
+    scores = torch.matmul(grouped * (scale / (softcap or 1.0)), keys[:, :, None].transpose(3, 4))
+    if softcap is not None:
+        scores = scores.tanh_().mul_(softcap)
     if mask is not None:
         scores += mask if mask.dim() == 2 else mask[:, :, None]
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
-    return torch.matmul(weights, values[:, :, None]).view(rows, num_heads, num_queries, head_dim)
+    weights = scores.softmax(dim=-1, dtype=torch.float32)
+    if sinks is not None:
+        weights *= torch.sigmoid(scores.float().logsumexp(-1, keepdim=True) - sinks)
+    return torch.matmul(weights.to(queries.dtype), values[:, :, None]).view(rows, num_heads, num_queries, head_dim)

@@ -56,7 +56,7 @@ class TritonAttention:
         blocks, spec = self._layers[layer], self._spec
         tables = None if rotation is None else (rotation.cosines, rotation.sines)
         queries = triton_kernels.turn_and_store(heads, blocks, inputs.slots, tables)
-        window = spec.windows[layer]
+        window, sinks = spec.windows[layer], spec.sinks_of(layer)
         outputs = []
         count = inputs.num_decodes
         if count:
@@ -70,6 +70,7 @@ class TritonAttention:
                     num_splits=self._num_splits(count),
                     window=window,
                     softcap=spec.softcap,
+                    sinks=sinks,
                 )
             )
         if inputs.prefill is not None:
@@ -88,6 +89,7 @@ class TritonAttention:
                     scale=spec.scale,
                     window=window,
                     softcap=spec.softcap,
+                    sinks=sinks,
                 )
             )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

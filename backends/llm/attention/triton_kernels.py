@@ -57,12 +57,16 @@ def _bounded(scores, softcap: tl.constexpr):
 
 @triton.jit
 def _decode(
-    queries, blocks, tables, lens, sums, maxima, totals,
+    queries, blocks, tables, lens, sinks, sums, maxima, totals,
     stride_query, stride_table, num_kv_heads, scale, num_splits,
     group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, window: tl.constexpr, softcap: tl.constexpr,
+    has_sinks: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, KV head and split: the softmax over the split's part of what the sequence's last token sees."""
+    """One sequence, KV head and split: the softmax over the split's part of what the sequence's last token sees.
+
+    It begins with the heads' sinks, if they have any, in the first split alone.
+    """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row)
     begin = 0
@@ -82,6 +86,10 @@ def _decode(
     )
     best = tl.full([padded_group], float("-inf"), tl.float32)
     total = tl.zeros([padded_group], tl.float32)
+    if has_sinks:
+        begins = members < tl.where(split == 0, group, 0)
+        best = tl.load(sinks + heads, mask=begins, other=float("-inf")) * _LOG2_E
+        total = tl.where(begins, 1.0, 0.0)
     mixed = tl.zeros([padded_group, padded_dim], tl.float32)
     for start in range(first, last, tile):
         positions = start + tl.arange(0, tile)
@@ -137,11 +145,11 @@ def _merge(
 
 @triton.jit
 def _prefill(
-    queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, output,
+    queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, sinks, output,
     stride_query, stride_table, num_kv_heads, scale,
     group: tl.constexpr, padded_group: tl.constexpr, tile_queries: tl.constexpr,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr,
-    window: tl.constexpr, softcap: tl.constexpr,
+    window: tl.constexpr, softcap: tl.constexpr, has_sinks: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one sequence, with the heads of one group, over all of the sequence that they see."""
     row = tl.load(tile_rows + tl.program_id(0))
@@ -169,6 +177,9 @@ def _prefill(
         first = tl.maximum(length - count + start_query - window + 1, 0) // tile * tile
     best = tl.full([tile_queries * padded_group], float("-inf"), tl.float32)
     total = tl.zeros([tile_queries * padded_group], tl.float32)
+    if has_sinks:
+        best = tl.load(sinks + heads, mask=is_lane, other=0.0) * _LOG2_E
+        total += 1.0
     mixed = tl.zeros([tile_queries * padded_group, padded_dim], tl.float32)
     for start in range(first, last, tile):
         positions = start + tl.arange(0, tile)
@@ -231,10 +242,11 @@ def decode_attention(
     num_splits: int,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last token of each sequence over its `lens` tokens; a length of 0 gives zeros. [sequences, heads * head_dim]
 
-    `num_splits`: into so many parts a sequence is cut, which different processors work on.
+    `num_splits`: into so many parts a sequence is cut, which different processors work on. `sinks` [heads] in float32.
     """
     num_rows, num_heads, head_dim = queries.shape
     block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
@@ -245,11 +257,11 @@ def decode_attention(
     maxima = torch.empty(places, dtype=torch.float32, device=queries.device)
     totals = torch.empty_like(maxima)
     _decode[(num_rows, num_kv_heads, num_splits)](
-        queries, blocks, tables, lens, sums, maxima, totals,
+        queries, blocks, tables, lens, queries if sinks is None else sinks, sums, maxima, totals,
         queries.stride(0), tables.stride(0), num_kv_heads, scale, num_splits,
         group=group, padded_group=max(_LEAST_ROWS, triton.next_power_of_2(group)),
         head_dim=head_dim, padded_dim=padded_dim, block_size=block_size, tile=64 if head_dim <= 128 else 32,
-        window=window or 0, softcap=softcap or 0.0, num_warps=4, num_stages=3,
+        window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, num_warps=4, num_stages=3,
     )  # fmt: skip
     output = torch.empty(num_rows, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
     _merge[(num_rows * num_heads,)](
@@ -273,10 +285,12 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last `num_queries` tokens of each sequence, which begin at row `row_starts` of `queries`, causally.
 
-    Tile i has `tile_queries` queries of sequence `tile_rows[i]` from its query `tile_starts[i]` on.
+    Tile i has `tile_queries` queries of sequence `tile_rows[i]` from its query `tile_starts[i]` on. `sinks` [heads]
+    in float32.
     """
     num_tokens, num_heads, head_dim = queries.shape
     block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
@@ -284,11 +298,11 @@ def prefill_attention(
     padded_group = triton.next_power_of_2(group)
     output = torch.empty(num_tokens, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
     _prefill[(tile_rows.shape[0], num_kv_heads)](
-        queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, output,
-        queries.stride(0), tables.stride(0), num_kv_heads, scale,
+        queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens,
+        queries if sinks is None else sinks, output, queries.stride(0), tables.stride(0), num_kv_heads, scale,
         group=group, padded_group=padded_group, tile_queries=tile_queries, head_dim=head_dim,
         padded_dim=max(16, triton.next_power_of_2(head_dim)), block_size=block_size, tile=64 if head_dim <= 128 else 32,
-        window=window or 0, softcap=softcap or 0.0,
+        window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None,
         num_warps=8 if tile_queries * padded_group >= 128 else 4, num_stages=2,
     )  # fmt: skip
     return output

@@ -38,11 +38,12 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.decode_attention`."""
     ones = torch.ones_like(lens)
     return prefill_attention(
-        queries, blocks, tables, lens, num_queries=ones, scale=scale, window=window, softcap=softcap
+        queries, blocks, tables, lens, num_queries=ones, scale=scale, window=window, softcap=softcap, sinks=sinks
     )
 
 
@@ -56,6 +57,7 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.prefill_attention`; rows follow each other without gaps."""
     outputs = []
@@ -74,6 +76,9 @@ def prefill_attention(
             scores = softcap * torch.tanh(scores / softcap)
         distance = torch.arange(length)[None, :] - torch.arange(length - count, length)[:, None]
         is_seen = distance <= 0 if window is None else (distance <= 0) & (distance > -window)
-        weights = scores.masked_fill(~is_seen.to(scores.device), float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(~is_seen.to(scores.device), float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, count, 1)), dim=-1)
+        weights = scores.softmax(dim=-1)[..., :length]
         outputs.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
     return torch.cat([output.to(queries) for output in outputs])

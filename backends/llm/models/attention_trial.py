@@ -17,7 +17,10 @@ _TOLERANCE, _HALF_TOLERANCE = 0.01, 0.2
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """How one layer's attention is called: what it shares with the others must be equal."""
+    """How one layer's attention is called: what it shares with the others must be equal.
+
+    `sinks`: as `AttentionSpec.sinks` has them, in the model's dtype.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -25,6 +28,7 @@ class AttentionCall:
     scale: float
     softcap: float | None
     window: int | None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -48,7 +52,10 @@ class TrialAttention:
         is_seen = distances >= 0
         if call.window is not None:
             is_seen &= distances < call.window
-        weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(~is_seen, float("-inf"))
+        if call.sinks is not None:
+            scores = torch.cat((scores, call.sinks.float()[:, None, None].expand(-1, len(queries), 1)), dim=-1)
+        weights = scores.softmax(-1)[..., : len(queries)]
         return torch.einsum("hqk,khd->qhd", weights, values).flatten(1).to(queries.dtype)
 
 

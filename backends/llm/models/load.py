@@ -103,6 +103,9 @@ def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNet
             windows=tuple(call.window for call in loaded.calls),
             scale=first.scale,
             softcap=first.softcap,
+            sinks=tuple(
+                None if call.sinks is None else call.sinks.detach().float().contiguous() for call in loaded.calls
+            ),
         ),
         KvShape(len(loaded.calls), first.num_kv_heads, first.head_dim, dtype),
         device,

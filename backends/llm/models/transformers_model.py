@@ -101,6 +101,7 @@ def _attend(
     dropout: float = 0.0,  # noqa: ARG001 - none at inference
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
@@ -116,7 +117,7 @@ def _attend(
     value_dim = value.shape[-1]
     head_dim = max(key_dim, value_dim)
     scale = key_dim**-0.5 if scaling is None else scaling
-    call = AttentionCall(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window)
+    call = AttentionCall(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window, s_aux)
     queries = _widened(query, head_dim)[0].transpose(0, 1)
     kv = torch.stack((_widened(key, head_dim)[0], _widened(value, head_dim)[0])).permute(2, 0, 1, 3)
     output = module.paged_network.attend(module.layer_idx, queries, kv, call)
@@ -155,7 +156,12 @@ def load_transformers(
     ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
     try:
         model = load_pretrained(
-            AutoModelForCausalLM, directory, model_type, dtype=dtype, attn_implementation=_ATTENTION
+            AutoModelForCausalLM,
+            directory,
+            model_type,
+            dtype=dtype,
+            attn_implementation=_ATTENTION,
+            **_unpacking(config),
         )
     except KeyError as error:
         raise UnsupportedError(
@@ -164,6 +170,17 @@ def load_transformers(
     network, calls = _tried_out(model_type, model.eval().to(device))
     _check_alike(model_type, calls, int(model.config.get_text_config().num_hidden_layers))
     return TransformersLoaded(network, tuple(calls), int(model.config.get_text_config().vocab_size))
+
+
+def _unpacking(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Experts in MXFP4 (gpt-oss) become what the other weights are: transformers' kernels for them want packages of
+    their own, and it would ask for these.
+    """
+    if (config.get("quantization_config") or {}).get("quant_method") != "mxfp4":
+        return {}
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def _tried_out(model_type: str, model: Any) -> tuple[TransformersNetwork, list[AttentionCall]]:

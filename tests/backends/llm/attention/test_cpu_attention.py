@@ -78,6 +78,7 @@ class Step:
             scale=spec.scale,
             window=spec.windows[0],
             softcap=spec.softcap,
+            sinks=spec.sinks_of(0),
         )
         return output, kept
 
@@ -90,12 +91,21 @@ def rotation_of(dtype: torch.dtype, rotated: int) -> Rotation:
 if KERNELS is not None:
 
     @pytest.mark.parametrize(("head_dim", "block_size", "heads"), SHAPES)
-    @pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, None), (40, 3.0)])
+    @pytest.mark.parametrize(
+        ("window", "softcap", "sink_size"), [(None, None, 0), (7, None, 0), (40, 3.0, 0), (None, None, 3), (7, 3.0, 30)]
+    )
     def test_a_mixed_step(
-        width: int, head_dim: int, block_size: int, heads: tuple[int, int], window: int | None, softcap: float | None
+        width: int,
+        head_dim: int,
+        block_size: int,
+        heads: tuple[int, int],
+        window: int | None,
+        softcap: float | None,
+        sink_size: int,
     ) -> None:
         step = Step(head_dim, block_size, heads, torch.float32)
-        spec = AttentionSpec(num_heads=heads[0], windows=(window,), scale=0.3, softcap=softcap)
+        sinks = torch.randn(heads[0]) * sink_size if sink_size else None
+        spec = AttentionSpec(num_heads=heads[0], windows=(window,), scale=0.3, softcap=softcap, sinks=(sinks,))
         rotation = rotation_of(torch.float32, head_dim // 2 // 2 * 2)
         expected, kept = step.expected(spec, rotation)
         attention = CpuAttention(KERNELS, step.blocks, spec)
@@ -108,7 +118,7 @@ if KERNELS is not None:
         monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", most_queries)
         for window in (None, 7):
             step = Step(16, 8, (4, 2), torch.float32)
-            spec = AttentionSpec(num_heads=4, windows=(window,), scale=0.3)
+            spec = AttentionSpec(num_heads=4, windows=(window,), scale=0.3, sinks=(torch.randn(4),))
             expected, kept = step.expected(spec, None)
             attention = CpuAttention(KERNELS, step.blocks, spec)
             queries, kv = step.heads[:, :4], step.heads[:, 4:].unflatten(1, (2, 2))
@@ -119,7 +129,7 @@ if KERNELS is not None:
     @pytest.mark.parametrize(("head_dim", "block_size", "heads"), SHAPES[1:6])
     def test_half_precision(width: int, head_dim: int, block_size: int, heads: tuple[int, int]) -> None:
         step = Step(head_dim, block_size, heads, torch.bfloat16)
-        spec = AttentionSpec(num_heads=heads[0], windows=(None,), scale=0.3)
+        spec = AttentionSpec(num_heads=heads[0], windows=(None,), scale=0.3, sinks=(torch.randn(heads[0]),))
         rotation = rotation_of(torch.bfloat16, head_dim)
         expected, kept = step.expected(spec, rotation)
         attention = CpuAttention(KERNELS, step.blocks, spec)
@@ -167,7 +177,7 @@ if KERNELS is not None:
         attention = CpuAttention(KERNELS, step.blocks, AttentionSpec(num_heads=4, windows=(None,), scale=0.3))
         plan = attention.prepare(step.batch).plan
         others = struct.pack("6q2d", 4, 2, 16, 8, 2, 0, 0.3, 0.0)
-        addresses = (0, 0, 0, 0, 0, 0, 0)
+        addresses = (0,) * 8
         for geometry, made in ((others, plan), (others, b""), (others[:-1], plan), (bytes(64), plan)):
             with pytest.raises(ValueError, match="geometry"):
                 KERNELS.attend(geometry, made, *addresses)

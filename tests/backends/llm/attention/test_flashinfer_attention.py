@@ -31,7 +31,17 @@ class Wrapper:
         self._starts, self._block_starts = query_starts.tolist(), block_starts.tolist()
         self._block_ids, self._last_lens, self._terms = block_ids, last_lens.tolist(), terms
 
-    def run(self, queries: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def run(self, queries: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor], *, return_lse: bool = False) -> Any:
+        output = self._attended(queries, pair, None)
+        if not return_lse:
+            return output
+        # From how much less is left beside a sink of 0: 1 - 1 / (1 + sum).
+        share = (self._attended(queries, pair, torch.zeros(queries.shape[1])) / output).mean(-1)
+        return output, torch.log2(share / (1 - share))
+
+    def _attended(
+        self, queries: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor], sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         blocks, window = torch.stack(pair, dim=2), self._terms["window_left"]
         rows = []
         for row, last in enumerate(self._last_lens):
@@ -48,6 +58,7 @@ class Wrapper:
                     scale=self._terms["sm_scale"],
                     window=None if window < 0 else window + 1,
                     softcap=self._terms["logits_soft_cap"] or None,
+                    sinks=sinks,
                 )
             )
         return torch.cat(rows).view(queries.shape)
@@ -61,7 +72,8 @@ def test_a_mixed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     from modelserver_backends.llm.attention.flashinfer_attention import FlashInferAttention
 
     torch.manual_seed(0)
-    spec = AttentionSpec(num_heads=4, windows=(None, 5), scale=0.25, softcap=3.0)
+    sinks = (None, torch.randn(4))
+    spec = AttentionSpec(num_heads=4, windows=(None, 5), scale=0.25, softcap=3.0, sinks=sinks)
     shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
     pools = [KvBlocks(shape, num_blocks=10, block_size=4, device=torch.device("cpu")) for _ in range(2)]
     reference = SdpaAttention(pools[0], spec)

@@ -14,15 +14,16 @@ from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
 
 COUNTS, LENS = np.array([1, 1, 1, 5, 20, 30]), np.array([63, 30, 9, 5, 41, 30])
-CASES = list(itertools.product([None, 7, 40], [None, 3.0], [(4, 2), (3, 3), (6, 1)]))
+CASES = list(itertools.product([None, 7, 40], [None, 3.0], [(4, 2), (3, 3), (6, 1)], [False, True]))
 
 
-@pytest.mark.parametrize(("window", "softcap", "heads"), CASES)
+@pytest.mark.parametrize(("window", "softcap", "heads", "has_sinks"), CASES)
 @pytest.mark.parametrize("limits", [{}, {"_TILE_BYTES": 1, "_PIECE_ROWS": 8}, {"_PADDING_BYTES": 1}])
 def test_a_mixed_step(
     window: int | None,
     softcap: float | None,
     heads: tuple[int, int],
+    has_sinks: bool,
     limits: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -41,7 +42,8 @@ def test_a_mixed_step(
             for at in range(length - count, length)
         ]
     )
-    spec = AttentionSpec(num_heads=num_heads, windows=(window,), scale=0.3, softcap=softcap)
+    sinks = torch.randn(num_heads) * 3 if has_sinks else None
+    spec = AttentionSpec(num_heads=num_heads, windows=(window,), scale=0.3, softcap=softcap, sinks=(sinks,))
     attention = SdpaAttention(blocks, spec)
     queries, kv = torch.randn(58, num_heads, 16), torch.randn(58, 2, num_kv_heads, 16)
     kept = attention.kept(0)
@@ -55,6 +57,7 @@ def test_a_mixed_step(
         scale=0.3,
         window=window,
         softcap=softcap,
+        sinks=sinks,
     )
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
     kept[torch.from_numpy(slots)] = kv

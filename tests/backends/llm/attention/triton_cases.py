@@ -54,13 +54,14 @@ def turn_and_store() -> None:
 
 def decode() -> None:
     shapes = ((4, 2, 16), (7, 1, 24), (2, 2, 64))
-    for (num_heads, num_kv_heads, head_dim), num_splits, window, softcap in itertools.product(
-        shapes, (1, 3), (None, 5), (None, 4.0)
+    for (num_heads, num_kv_heads, head_dim), num_splits, (window, softcap), has_sinks in itertools.product(
+        shapes, (1, 3), ((None, None), (5, None), (5, 4.0)), (False, True)
     ):
         blocks, lens = filled_blocks(num_kv_heads, head_dim), [1, 70, 8, 0, 33]
         tables = tables_of(lens)
         queries = torch.randn(len(lens), num_heads, head_dim, device=DEVICE)
-        common = {"scale": head_dim**-0.5, "window": window, "softcap": softcap}
+        sinks = torch.randn(num_heads, device=DEVICE) * 3 if has_sinks else None
+        common = {"scale": head_dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
         known = torch.tensor(lens, device=DEVICE)
         expected = twins.decode_attention(queries, blocks, tables, known, **common)
         found = triton_kernels.decode_attention(queries, blocks, tables, known, num_splits=num_splits, **common)
@@ -68,13 +69,14 @@ def decode() -> None:
 
 
 def prefill() -> None:
-    for (num_heads, num_kv_heads, head_dim), window, softcap in itertools.product(
-        ((4, 2, 16), (6, 2, 24)), (None, 5), (None, 4.0)
+    for (num_heads, num_kv_heads, head_dim), (window, softcap), has_sinks in itertools.product(
+        ((4, 2, 16), (6, 2, 24)), ((None, None), (5, None), (5, 4.0)), (False, True)
     ):
         blocks, counts, lens = filled_blocks(num_kv_heads, head_dim), [3, 20, 9], [3, 20, 70]
         tables = tables_of(lens)
         queries = torch.randn(sum(counts), num_heads, head_dim, device=DEVICE)
-        common = {"scale": head_dim**-0.5, "window": window, "softcap": softcap}
+        sinks = torch.randn(num_heads, device=DEVICE) * 3 if has_sinks else None
+        common = {"scale": head_dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
         known, added = torch.tensor(lens, device=DEVICE), torch.tensor(counts, device=DEVICE)
         expected = twins.prefill_attention(queries, blocks, tables, known, num_queries=added, **common)
         tiles = [(row, start) for row, count in enumerate(counts) for start in range(0, count, 8)]
@@ -95,7 +97,8 @@ def prefill() -> None:
 
 def backend() -> None:
     """A step of prefills, an extension and decodes by both implementations of attention."""
-    spec = AttentionSpec(num_heads=6, windows=(None, 7), scale=0.25, softcap=None)
+    sinks = (torch.randn(6, device=DEVICE), None)
+    spec = AttentionSpec(num_heads=6, windows=(None, 7), scale=0.25, sinks=sinks)
     shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.float32)
     pools = [KvBlocks(shape, num_blocks=24, block_size=8, device=torch.device(DEVICE)) for _ in range(2)]
     reference = SdpaAttention(pools[0], spec)

@@ -11,6 +11,8 @@ import pytest
 from modelserver_backends.llm.models.attention_trial import check_equal
 from modelserver_backends.llm.models.transformers_model import load_transformers
 from safetensors.torch import load_file, save_file
+from support.generations import generate, loaded_engine
+from support.tiny_checkpoints import reference_tokens, write_checkpoint
 
 from modelserver.backend import InvalidArgumentError, ServerError, UnsupportedError
 
@@ -75,6 +77,35 @@ def test_what_does_not_run_on_blocks_is_refused(model_type: str, words: str, tmp
     assert isinstance(error, UnsupportedError)
     assert words in error.message
     assert "\n" not in error.message
+
+
+def test_experts_in_mxfp4_are_unpacked(tmp_path: Path) -> None:
+    """gpt-oss as it is published: 16 steps between -6 and 6, two in a byte, and an exponent for each 32 of them."""
+    import torch
+
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    write_checkpoint(plain, "gpt_oss", values={"hidden_size": 64, "intermediate_size": 64})
+    shutil.copytree(plain, packed)
+    config = json.loads((plain / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    steps = torch.cat((steps, -steps))
+    tensors = load_file(plain / "model.safetensors")
+    stored = dict(tensors)
+    for name in [name for name in tensors if name.endswith((".gate_up_proj", ".down_proj"))]:
+        experts, inputs, outputs = tensors[name].shape
+        blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 126, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
+        values = steps[halves.long()] * 2.0 ** (scales[..., None].float() - 127)
+        tensors[name] = values.flatten(-2).transpose(1, 2).contiguous()
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del stored[name]
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
+    prompt = list(range(10, 30))
+    with loaded_engine(packed) as engine:
+        assert generate(engine, [prompt], 8)[0][0] == reference_tokens(plain, prompt, 8)
 
 
 def test_logits_that_differ_are_no_trial_passed() -> None:
