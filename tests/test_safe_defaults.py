@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +52,25 @@ def test_only_this_machine_reaches_it_and_the_log_says_how_to_open_it(server: Se
     assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
     assert len(listening) == 3
     assert "only this machine reaches these ports; --host=0.0.0.0 opens them to the network" in server.output
+
+
+def test_onnx_runtime_tells_nobody_of_models(tmp_path: Path) -> None:
+    """Else its builds keep an id of the machine in the home directory, and events until they are sent."""
+    its_own = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in its_own}
+    code = (
+        "from modelserver.discovery import find_backend; find_backend('onnxruntime'); import onnxruntime; "
+        "onnxruntime.InferenceSession('model_repository/digits_onnx/1/model.onnx')"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": str(tmp_path)}, cwd=ROOT, check=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_onnx_runtime_does_what_its_operator_said() -> None:
+    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}
+    code = "import os, modelserver; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_addresses_of_ports_are_that_of_the_host_unless_they_have_their_own() -> None:
