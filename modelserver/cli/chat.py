@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +15,9 @@ from modelserver.cli.output import print_error, print_line
 from modelserver.errors import InvalidArgumentError, ServerError
 
 _PROMPT = ">>> "
+_NO_TEXT = "the message is not UTF-8 text"
+# What a terminal would obey rather than show, but for ends of lines and tabs.
+_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _HELP = """\
 /clear   begin a new conversation
 /bye     leave, as Ctrl-D does
@@ -43,7 +46,7 @@ def chat(
     if message is None and sys.stdin.isatty():
         _talk(conversation)
         return
-    text = sys.stdin.read().strip() if message is None else message
+    text = _read_input() if message is None else message
     if not text:
         raise InvalidArgumentError("there is no message: standard input is empty")
     _print_answer(conversation, text)
@@ -62,17 +65,29 @@ class Conversation:
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def ask(self, text: str) -> Generator[str, None, None]:
+    def check_model(self) -> None:
+        """Raises the ServerError that every question would get: no server, no such model, or not the caller's."""
+        self._client.language_model(str(self._parameters["model"]))
+
+    def ask(self, text: str, show_reasoning: Callable[[str], None] = lambda _: None) -> Generator[str, None, None]:
         """The answer in pieces. What was said of it before it failed, or nobody wanted more, is remembered.
 
+        `show_reasoning` gets the pieces of the model's reasoning, where that is told apart.
         Raises ServerError; a question without any answer is forgotten.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(_NO_TEXT) from None
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
         try:
             for chunk in self._client.chat({**self._parameters, "messages": self.messages}):
                 for choice in chunk.get("choices", ()):
-                    piece = choice.get("delta", {}).get("content")
+                    delta = choice.get("delta", {})
+                    if delta.get("reasoning"):
+                        show_reasoning(delta["reasoning"])
+                    piece = delta.get("content")
                     if piece:
                         answer.append(piece)
                         yield piece
@@ -87,6 +102,7 @@ def _talk(conversation: Conversation) -> None:
     """Questions from the terminal until its end."""
     with contextlib.suppress(ImportError):  # lines can be edited where there is a readline
         import readline  # noqa: F401
+    conversation.check_model()
     print_line("/help says what else there is; Ctrl-D leaves.")
     while True:
         try:
@@ -97,6 +113,9 @@ def _talk(conversation: Conversation) -> None:
         except EOFError:
             print_line("")
             return
+        except UnicodeDecodeError:
+            print_error(_NO_TEXT)
+            continue
         if text in ("/bye", "/exit", "/quit"):
             return
         if text == "/clear":
@@ -106,23 +125,66 @@ def _talk(conversation: Conversation) -> None:
         elif text:
             try:
                 _print_answer(conversation, text)
+            except InvalidArgumentError as error:
+                is_begun = any(message["role"] == "assistant" for message in conversation.messages)
+                hint = "; /clear begins a new conversation, if this one is too long" if is_begun else ""
+                print_error(error.message + hint)
             except ServerError as error:
                 print_error(error.message)
 
 
+def _read_input() -> str:
+    try:
+        return sys.stdin.read().strip()
+    except UnicodeDecodeError:
+        raise InvalidArgumentError(_NO_TEXT) from None
+
+
 def _print_answer(conversation: Conversation, text: str) -> None:
     """Print the pieces as they come; Ctrl-C stops the answer, and with it the request."""
-    pieces = conversation.ask(text)
-    is_begun = False
+    screen = _Screen(is_terminal=sys.stdout.isatty())
+    pieces = conversation.ask(text, screen.show_reasoning)
     try:
         for piece in pieces:
-            is_begun = True
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            screen.show(piece)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
     finally:
         pieces.close()  # lets go of the connection
-        if is_begun or sys.stdin.isatty():
+        screen.end()
+        if screen.is_begun or sys.stdin.isatty():
             print_line("")
+
+
+class _Screen:
+    """Where an answer is written: reasoning pale, and at terminals only; programs get what the model says."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        self.is_begun = False
+        self._is_terminal = is_terminal
+        self._is_pale = False
+
+    def show(self, text: str) -> None:
+        if self._is_pale:
+            self.end()
+            sys.stdout.write("\n\n")
+        self._write(text)
+
+    def show_reasoning(self, text: str) -> None:
+        if self._is_terminal:
+            if not self._is_pale:
+                sys.stdout.write("\x1b[2m")
+                self._is_pale = True
+            self._write(text)
+
+    def end(self) -> None:
+        """No more is pale."""
+        if self._is_pale:
+            sys.stdout.write("\x1b[22m")
+            self._is_pale = False
+
+    def _write(self, text: str) -> None:
+        self.is_begun = True
+        sys.stdout.write(text.translate(_CONTROLS) if self._is_terminal else text)
+        sys.stdout.flush()

@@ -130,6 +130,10 @@ class ServerClient:
                         raise ServerError(_error_text(chunk["error"]), code=ErrorCode.INTERNAL)
                     yield chunk
 
+    def language_model(self, model: str) -> dict[str, Any]:
+        """What OpenAI's API says of a model."""
+        return dict(self._request("GET", f"/v1/models/{_segment(model)}").document())
+
     def _control(self, verb: str, model: str, parameters: Mapping[str, object]) -> None:
         body = json.dumps({"parameters": dict(parameters)}).encode()
         self._request("POST", f"/v2/repository/models/{_segment(model)}/{verb}", body)

@@ -7,13 +7,15 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from support.mock_llm import write_mock_llm
 from support.serving import RunningServer, running_server
 from support.waiting import until_true
 
-from modelserver.cli.chat import Conversation
+from modelserver.cli.chat import Conversation, _print_answer
 from modelserver.cli.client import ServerClient
 from modelserver.cli.main import main
 from modelserver.errors import ServerError
@@ -35,7 +37,10 @@ def run(served: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: 
     """Runs `modelserver chat mock`: with `lines` typed at a terminal (or interrupts), else with `piped` input."""
 
     def command(
-        *arguments: str, lines: list[str | type[BaseException]] | None = None, piped: str = "", status: int = 0
+        *arguments: str,
+        lines: list[str | BaseException | type[BaseException]] | None = None,
+        piped: str = "",
+        status: int = 0,
     ) -> tuple[str, str]:
         typed = iter(lines or [])
 
@@ -86,6 +91,57 @@ def test_a_conversation_at_a_terminal(run: Run) -> None:
     assert "three" not in out
     assert "/clear" in out
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nobody"], "the model 'nobody' does not exist"),
+        (["mock", "--url=http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+    ],
+)
+def test_what_answers_nothing_is_told_before_the_first_question(
+    served: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments, message: str
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(builtins, "input", lambda _: pytest.fail("a question is asked for"))
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", f"--url=http://{served.http_url}", *arguments])
+    assert ended.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_no_text_is_told(run: Run) -> None:
+    assert "the message is not UTF-8 text" in run("a\udcff", status=1)[1]
+    out, err = run(lines=["a\udcff", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), "and on"])
+    assert err.count("the message is not UTF-8 text") == 2
+    assert "and on\n" in out
+
+
+def test_a_conversation_that_is_too_long_can_be_begun_anew(run: Run) -> None:
+    _, err = run(lines=[script(refuse="the first"), "one", script(refuse="too much")])
+    first, second = err.splitlines()
+    assert first.endswith("the first")
+    assert second.endswith("too much; /clear begins a new conversation, if this one is too long")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_reasoning_is_pale_and_for_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """And a model moves no cursor there."""
+    deltas = [
+        {"role": "assistant"},
+        {"reasoning": "well"},
+        {"reasoning": " now"},
+        {"content": "so\x1b[2J"},
+        {"content": "!\n"},
+    ]
+    said = SimpleNamespace(chat=lambda _: ({"choices": [{"delta": delta}]} for delta in deltas))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    _print_answer(Conversation(cast("ServerClient", said), {"model": "m"}), "?")
+    shown = "\x1b[2mwell now\x1b[22m\n\nso[2J!\n\n" if is_terminal else "so\x1b[2J!\n\n"
+    assert capsys.readouterr().out == shown
 
 
 def test_an_error_does_not_end_the_conversation(run: Run) -> None:

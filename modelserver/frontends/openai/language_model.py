@@ -121,17 +121,17 @@ async def find_model(dataplane: DataPlane, name: str | None, use: str = "generat
     try:
         model = LanguageModel(dataplane.model_config(name))
     except NotFoundError:
-        raise await _unknown(dataplane, name) from None
+        raise await _unknown(dataplane, name, "does not exist") from None
     if not model.is_served:
-        raise await _unknown(dataplane, name)
+        raise await _unknown(dataplane, name, "is no language model")
     if not getattr(model, use):
         raise ParameterError(f"the model '{name:.200}' does not {_VERBS[use]}", "model", "unsupported_model")
     return model
 
 
-async def _unknown(dataplane: DataPlane, name: str) -> UnknownModelError:
+async def _unknown(dataplane: DataPlane, name: str, what: str) -> UnknownModelError:
     known = ", ".join(model.name for model in await known_models(dataplane)) or "none"
-    return UnknownModelError(f"the model '{name:.200}' does not exist; the language models here are: {known}")
+    return UnknownModelError(f"the model '{name:.200}' {what}; the language models here are: {known}")
 
 
 async def known_models(dataplane: DataPlane) -> list[LanguageModel]:
@@ -158,7 +158,7 @@ async def wake(dataplane: DataPlane, name: str, asleep: ModelAsleepError) -> Non
     try:
         await asleep.wake()
     except NotFoundError:
-        raise await _unknown(dataplane, name) from None
+        raise await _unknown(dataplane, name, "does not exist") from None
 
 
 async def unloaded_models(dataplane: DataPlane) -> list[LanguageModel]:
