@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from support.rare_families import RARE_FAMILIES
+
 VOCAB_SIZE = 384
 BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 1
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
@@ -160,6 +162,52 @@ FOREIGN_FAMILIES: dict[str, Family] = {
         },
     ),
     "granite_swa": Family("granite_swa", {"head_dim": None, "sliding_window": _WINDOW, "num_hidden_layers": 4}),
+    # Windows that only the mask tells.
+    "phimoe": Family("phimoe", {"num_local_experts": 4, "sliding_window": _WINDOW, "head_dim": None}),
+    # Layers that differ in KV heads, in their size and in having sinks, or take keys and values from others.
+    "mimo_v2_flash": Family(
+        "mimo_v2_flash",
+        {
+            "v_head_dim": 12,
+            "sliding_window": _WINDOW,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "gemma4": Family(
+        "gemma4_text",
+        {
+            "tie_word_embeddings": True,
+            "sliding_window": _WINDOW,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 20.0,
+        },
+    ),
+    "gemma3n": Family(
+        "gemma3n_text",
+        {
+            "tie_word_embeddings": True,
+            "sliding_window": _WINDOW,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "altup_num_inputs": 2,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+        },
+    ),
     "opt": Family("opt", {"head_dim": None, "num_key_value_heads": None, "ffn_dim": 96, "word_embed_proj_dim": None}),
 }
 
@@ -173,7 +221,7 @@ def write_checkpoint(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    described = FAMILIES.get(family) or FOREIGN_FAMILIES[family]
+    described = FAMILIES.get(family) or FOREIGN_FAMILIES.get(family) or Family(*RARE_FAMILIES[family])
     entries = {**_BASE, **described.values, **(values or {})}
     config = AutoConfig.for_model(
         described.model_type, **{name: value for name, value in entries.items() if value is not None}

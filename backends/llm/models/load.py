@@ -95,19 +95,10 @@ def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNet
     dtype = choose_dtype(options.dtype, read_dtype(entries), device)
     longest = int(entries.get("max_position_embeddings") or 2048)
     loaded = load_transformers(directory, entries, dtype=dtype, device=device)
-    first = loaded.calls[0]
     return LoadedNetwork(
         loaded.network,
-        AttentionSpec(
-            num_heads=first.num_heads,
-            windows=tuple(call.window for call in loaded.calls),
-            scale=first.scale,
-            softcap=first.softcap,
-            sinks=tuple(
-                None if call.sinks is None else call.sinks.detach().float().contiguous() for call in loaded.calls
-            ),
-        ),
-        KvShape(len(loaded.calls), first.num_kv_heads, first.head_dim, dtype),
+        loaded.attention,
+        loaded.kv_shape,
         device,
         loaded.vocab_size,
         choose_max_model_len(options.max_model_len, longest, longest),

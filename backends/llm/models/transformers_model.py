@@ -5,24 +5,22 @@ Slower than our own decoder, but there is nothing to write for a new family. tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from modelserver.backend import UnsupportedError
 
+from ..attention.kv_blocks import KvShape
+from ..attention.spec import AttentionSpec
+from . import attention_hook
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
+from .head_fit import HeadFit, fit_heads
 from .pretrained import load_pretrained
 
-_ATTENTION = "modelserver_paged"
-# What an attention function may be given that does not change its result here, or that `AttentionCall` keeps.
-_HARMLESS = frozenset(
-    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
-)
 # What code raises that is called in a way which it was not written for.
 _UNEXPECTED = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, AssertionError)
 
@@ -39,6 +37,8 @@ class TransformersNetwork:
         self._inputs: Any = None
         self._hidden: torch.Tensor | None = None
         self._output_type: Any = None
+        # Of each layer, what makes its heads as all are.
+        self._fits: list[HeadFit | None] = []
         for module in model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
                 module.paged_network = self
@@ -60,19 +60,36 @@ class TransformersNetwork:
             self._hidden = None
 
     def attend(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-        inputs = call if isinstance(self._attention, TrialAttention) else self._inputs
-        return self._attention(layer, queries, kv, inputs)
+        if isinstance(self._attention, TrialAttention):
+            return self._attention(layer, queries, kv, call)
+        fit = self._fits[layer]
+        if fit is None:
+            return self._attention(layer, queries, kv, self._inputs)
+        return fit.narrowed(self._attention(layer, fit.queries(queries), fit.kv(kv), self._inputs))
 
     def try_out(self) -> list[AttentionCall]:
         """How each layer attends. UnsupportedError, if that says anything else than the model's own attention."""
         model, trial = self._model, TrialAttention()
         ids = torch.arange(NUM_TRIED, device=model.device)
+        model.set_attn_implementation(attention_hook.TRIAL)
         found = self.logits(self(ids, ids, trial, None))
         model.set_attn_implementation("eager")
         expected = model(input_ids=ids[None], position_ids=ids[None], use_cache=False).logits[0].float()
-        model.set_attn_implementation(_ATTENTION)
+        model.set_attn_implementation(attention_hook.SERVING)
         check_equal(found, expected, is_exact=model.dtype == torch.float32)
         return [trial.calls[layer] for layer in sorted(trial.calls)]
+
+    def attention_of(self, calls: Sequence[AttentionCall]) -> tuple[AttentionSpec, AttentionCall]:
+        """What all layers together want of attention, and the call that is right for each: from now on that is made."""
+        common, self._fits = fit_heads(calls)
+        spec = AttentionSpec(
+            num_heads=common.num_heads,
+            windows=tuple(call.window for call in calls),
+            scale=common.scale,
+            softcap=common.softcap,
+            sinks=tuple(_fitted_sinks(call, fit) for call, fit in zip(calls, self._fits, strict=True)),
+        )
+        return spec, common
 
     def _forward_inner(self, *args: Any, **kwargs: Any) -> Any:
         """The model without its head; while logits are made, its result is there already."""
@@ -91,76 +108,38 @@ def _inner_of(model: Any) -> Any:
     raise UnsupportedError(f"{type(model).__name__} has no part that gives what its head takes")
 
 
-def _attend(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001 - causality is ours
-    scaling: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001 - none at inference
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
-    if getattr(module, "is_causal", None) is False:
-        raise UnsupportedError(
-            f"{type(module).__name__} looks at tokens that come later, as encoders do: this backend runs causal models"
-        )
-    if changing := [name for name, given in others.items() if given is not None and name not in _HARMLESS]:
-        raise UnsupportedError(
-            f"{type(module).__name__} attends in a way that blocks do not support: {', '.join(changing)}"
-        )
-    _, num_heads, _, key_dim = query.shape
-    value_dim = value.shape[-1]
-    head_dim = max(key_dim, value_dim)
-    scale = key_dim**-0.5 if scaling is None else scaling
-    call = AttentionCall(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window, s_aux)
-    queries = _widened(query, head_dim)[0].transpose(0, 1)
-    kv = torch.stack((_widened(key, head_dim)[0], _widened(value, head_dim)[0])).permute(2, 0, 1, 3)
-    output = module.paged_network.attend(module.layer_idx, queries, kv, call)
-    return output.view(1, -1, num_heads, head_dim)[..., :value_dim], None
-
-
-def _widened(heads: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """With zeros up to `head_dim`: a block's keys and values are of one size, those of latent attention are not."""
-    return F.pad(heads, (0, head_dim - heads.shape[-1])) if heads.shape[-1] < head_dim else heads
-
-
 @dataclass(frozen=True, slots=True)
 class TransformersLoaded:
-    """What `load` found; `num_kv_heads` and `head_dim` are those of every layer."""
+    """What `load` found; layers attend alike but for their windows and sinks."""
 
     network: TransformersNetwork
-    calls: tuple[AttentionCall, ...]
+    attention: AttentionSpec
+    kv_shape: KvShape
     vocab_size: int
 
 
 def load_transformers(
     directory: Path, config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.device
 ) -> TransformersLoaded:
-    """UnsupportedError, if transformers is not installed or does not know the model, or its layers are not alike;
+    """UnsupportedError, if transformers is not installed or does not know the model, or it does not run on blocks;
     InvalidArgumentError, if files are damaged or weights are missing. Code that comes with a checkpoint is not run.
     """
     model_type = config["model_type"]
     try:
         from transformers import AutoModelForCausalLM
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     except ImportError:
         raise UnsupportedError(
             f"config.json says {model_type}, which this server has no network for; with transformers installed "
             "(pip install transformers) it runs most others"
         ) from None
-    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
+    attention_hook.register()
     try:
         model = load_pretrained(
             AutoModelForCausalLM,
             directory,
             model_type,
             dtype=dtype,
-            attn_implementation=_ATTENTION,
+            attn_implementation=attention_hook.SERVING,
             **_unpacking(config),
         )
     except KeyError as error:
@@ -169,7 +148,9 @@ def load_transformers(
         ) from None
     network, calls = _tried_out(model_type, model.eval().to(device))
     _check_alike(model_type, calls, int(model.config.get_text_config().num_hidden_layers))
-    return TransformersLoaded(network, tuple(calls), int(model.config.get_text_config().vocab_size))
+    attention, common = network.attention_of(calls)
+    kv_shape = KvShape(len(calls), common.num_kv_heads, common.head_dim, dtype)
+    return TransformersLoaded(network, attention, kv_shape, int(model.config.get_text_config().vocab_size))
 
 
 def _unpacking(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,6 +181,15 @@ def _check_alike(model_type: str, calls: list[AttentionCall], num_layers: int) -
         raise UnsupportedError(
             f"{len(calls)} of the {num_layers} layers of this {model_type} have attention that can be exchanged"
         )
-    shared = {(call.num_heads, call.num_kv_heads, call.head_dim, call.scale, call.softcap) for call in calls}
-    if len(shared) > 1:
-        raise UnsupportedError(f"the layers of this {model_type} attend differently: {sorted(shared, key=str)}")
+    softcaps = {call.softcap for call in calls}
+    if len(softcaps) > 1:
+        raise UnsupportedError(
+            f"the layers of this {model_type} attend differently: softcap {sorted(softcaps, key=str)}"
+        )
+
+
+def _fitted_sinks(call: AttentionCall, fit: HeadFit | None) -> torch.Tensor | None:
+    if call.sinks is None:
+        return None
+    sinks = call.sinks.detach().float().contiguous()
+    return sinks if fit is None else fit.sinks(sinks)

@@ -10,6 +10,7 @@ import pytest
 from modelserver_backends.llm import kernels
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from support.generations import generate, loaded_engine, random_prompts
+from support.rare_families import RARE_FAMILIES
 from support.tiny_checkpoints import FAMILIES, FOREIGN_FAMILIES, reference_logprobs, reference_tokens
 
 Checkpoints = Callable[[str], Path]
@@ -50,6 +51,16 @@ def test_small_blocks_chunks_and_preemptions_change_nothing(family: str, checkpo
         # Where all layers have windows, sequences hold so little that there is room for all.
         assert (engine.statistics.num_preemptions > 0) == (engine.runner.window is None)
     assert [tokens for tokens, _ in results] == reference(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RARE_FAMILIES)
+def test_rare_families(family: str, checkpoint: Checkpoints) -> None:
+    directory, prompts = checkpoint(family), PROMPTS[:6]
+    expected = [reference_tokens(directory, prompt, NUM_TOKENS) for prompt in prompts]
+    for options in ({}, {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 6}):
+        with loaded_engine(directory, **options) as engine:
+            assert [tokens for tokens, _ in generate(engine, prompts, NUM_TOKENS)] == expected
 
 
 @pytest.mark.parametrize(
