@@ -27,6 +27,16 @@ def test_every_format(tags: ReasoningFormat, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
+def test_an_answer_may_have_a_channel_of_its_own(size: int) -> None:
+    tags = REASONING_FORMATS["openai_gptoss"]
+    final = "<|channel|>final<|message|>"
+    assert read(tags, f"{final}Yes.", size) == ("", "Yes.")
+    assert read(tags, final[:14], size) == ("", final[:14])
+    text = f"<|channel|>analysis<|message|>I think.<|end|><|start|>assistant{final}Yes."
+    assert read(tags, text, size) == ("I think.", "Yes.")
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
 def test_the_first_tag_may_be_the_template_s(size: int) -> None:
     tags = REASONING_FORMATS["deepseek_r1"]
     assert read(tags, "I think.\n</think>\nYes.", size) == ("I think.", "Yes.")

@@ -49,7 +49,7 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoe": {**_HEADS, **_LOCAL},
         "granitemoe_swa": {**_HEADS, **_LOCAL, "sliding_window": _WINDOW, "num_hidden_layers": 4},
         "granitemoeshared": {**_HEADS, **_LOCAL, "shared_intermediate_size": 24},
-        "helium": _HEADS,
+        "helium": {"head_dim": 12},
         "hunyuan_v1_dense": {},
         "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
         "hy_v3": {**_MOE, "num_experts": 4},
@@ -88,7 +88,7 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "seed_oss": {},
         "smollm3": _HEADS,
         "solar_open": {**_ROUTED, "first_k_dense_replace": None},
-        "stablelm": _HEADS,
+        "stablelm": {**_HEADS, "partial_rotary_factor": 0.5},
         "vaultgemma": {**_SLIDING, "query_pre_attn_scalar": 24},
         "youtu": _LATENT,
     }.items()
