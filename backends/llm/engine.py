@@ -68,6 +68,7 @@ class Engine:
             is_prefix_caching=options.enable_prefix_caching,
             window=runner.window,
             chunk_len=options.chunk_len,
+            has_states=runner.has_states,
         )
         self._scheduler = Scheduler(
             self._kv,

@@ -19,7 +19,8 @@ class KvManager:
 
     `window`: no layer looks further back than so many tokens, its own included; None if some layer sees everything.
     Blocks that no query will see again are given back, and the null block stands for them in the table. `chunk_len`: a
-    step computes at most so many tokens of a sequence; None: all that are known.
+    step computes at most so many tokens of a sequence; None: all that are known. `has_states`: layers keep more of a
+    sequence than its blocks hold, so that none can go on from another's blocks: nothing is shared or found.
     """
 
     def __init__(
@@ -30,14 +31,16 @@ class KvManager:
         is_prefix_caching: bool = True,
         window: int | None = None,
         chunk_len: int | None = None,
+        has_states: bool = False,
     ) -> None:
         assert block_size > 0, "a block holds at least one token"
         assert window is None or window > 0, "a token sees itself"
         self.pool = pool
         self.block_size = block_size
-        self.is_prefix_caching = is_prefix_caching
+        self.is_prefix_caching = is_prefix_caching and not has_states
         self.window = window
         self._chunk_len = chunk_len
+        self._has_states = has_states
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self._root = root_hash()
@@ -58,6 +61,8 @@ class KvManager:
         whole the last block is computed anew. Prompt log-probabilities need every row, so their prompts find nothing
         before they have been computed once.
         """
+        if self._has_states:
+            return []
         most = (len(sequence.token_ids) - 1) // self.block_size
         known = self._find_cached(sequence, most)
         source = sequence.source

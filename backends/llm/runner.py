@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +26,10 @@ from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 
 if TYPE_CHECKING:
+    from .models.recurrent_states import RecurrentStates
     from .sampler import Sampler
+
+logger = logging.getLogger(__name__)
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
@@ -58,7 +62,7 @@ class Runner:
     """Owns the network and the memory of its KV blocks; called from the engine's thread.
 
     `num_blocks` counts block 0, which no sequence gets: padding reads it. `window`: no layer looks further back than so
-    many tokens.
+    many tokens. `states`: what layers without attention keep of sequences.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Runner:
         eos_token_ids: frozenset[int],
         is_asynchronous: bool,
         window: int | None = None,
+        states: RecurrentStates | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
         self.num_blocks = blocks.num_blocks
@@ -87,14 +92,16 @@ class Runner:
         self.eos_token_ids = eos_token_ids
         self.is_asynchronous = is_asynchronous
         self.window = window
+        self.has_states = states is not None
         self.head = head
-        self._device = blocks.layers[0].device
+        self._device = blocks.device
         self._network = network
         self._sampler = sampler
         self._attention = attention
         self._fresh_attention = fresh_attention
         self._captured = captured
         self._followers = followers
+        self._states = states
         self._thread = ComputeThread(self._device, num_threads)
         self._close = close
         # The step before: its sampled tokens, on the device, and the row of each sequence in them.
@@ -108,6 +115,8 @@ class Runner:
             step = StepInputs(plan.chunks, self.block_size)
             if self._followers is not None:
                 self._followers.step(step)
+            if self._states is not None:
+                self._states.begin(step)
             if self._captured is not None and not step.scored and self._captured.can_run(step):
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
                 sampled = self._run_captured(step, self._captured)
@@ -145,6 +154,8 @@ class Runner:
             length = len(token_ids)
             if self._followers is not None:
                 self._followers.embed(token_ids)
+            if self._states is not None:
+                self._states.begin_alone(length)
             hidden = self._network(
                 torch.tensor(token_ids, device=self._device),
                 torch.arange(length, device=self._device),
@@ -251,9 +262,12 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
         options,
         max_model_len=loaded.max_model_len,
         window=loaded.attention.window,
+        states=loaded.states,
         device=loaded.device,
         what=f"the LLM in {directory}",
     )
+    if loaded.states is not None and options.enable_prefix_caching:
+        logger.info("layers of the LLM in %s keep a state of each sequence, so no prefixes are cached", directory)
     attention = make_attention(options.attention_backend, memory.blocks, loaded.attention)
     if followers is not None:
         followers.open_pool(Pool(memory.blocks.num_blocks, memory.blocks.block_size))
@@ -273,6 +287,7 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
         # The other ranks get their steps from the host, tokens and all.
         is_asynchronous=loaded.device.type == "cuda" and followers is None,
         window=loaded.attention.window,
+        states=loaded.states,
         close=memory.reservation.release,
     )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections.abc import Iterable
+from heapq import heappop, heappush
 
 from .kv_cache import KvManager
 from .plan import Chunk, SampledToken, StepPlan
@@ -56,6 +57,7 @@ class Scheduler:
         self._waiting = WaitingQueue(self._key)
         # Ordered by `_key`: the last is the next to be preempted.
         self._running: list[Sequence] = []
+        self._free_seats = list(range(max_num_seqs))  # a heap: those that run sit as close as they can
         self.num_preemptions = 0
 
     @property
@@ -144,7 +146,7 @@ class Scheduler:
                 len(victim.token_ids),
                 self.num_preemptions,
             )
-        self._kv.free(victim)
+        self._leave(victim)
         victim.status = SequenceStatus.WAITING
         victim.num_preemptions += 1
         self._waiting.push(victim)
@@ -176,6 +178,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
+        sequence.seat = heappop(self._free_seats)
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         running = self._running
@@ -213,11 +216,15 @@ class Scheduler:
         """Take a sequence out, wherever it is; its blocks are free at once. A second time does nothing."""
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
-            self._kv.free(sequence)
+            self._leave(sequence)
             sequence.status = SequenceStatus.FINISHED
         elif sequence.status is SequenceStatus.WAITING:
             sequence.status = SequenceStatus.FINISHED
             self._waiting.discard()
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._kv.free(sequence)
+        heappush(self._free_seats, sequence.seat)
 
     def check_integrity(self) -> None:
         """Assert that those who run are in order and hold their blocks, and that nobody else holds any."""
@@ -229,6 +236,8 @@ class Scheduler:
         waiting = self._waiting.check_integrity()
         assert not any(sequence.block_ids for sequence in waiting), "one that waits holds blocks"
         assert len(self._running) <= self._max_num_seqs, "more run than may"
+        seats = [*self._free_seats, *(sequence.seat for sequence in self._running)]
+        assert sorted(seats) == list(range(self._max_num_seqs)), f"seats are lost or taken twice: {sorted(seats)}"
         self._kv.check_integrity(self._running)
 
     def _key(self, sequence: Sequence) -> tuple[int, int]:

@@ -73,6 +73,11 @@ class StepInputs:
             slots=blocks * block_size + self.positions % block_size,
         )
 
+    @property
+    def seats(self) -> list[int]:
+        """Of `sequences`."""
+        return [sequence.seat for sequence in self.sequences]
+
 
 def _order(chunk: Chunk) -> tuple[bool, int]:
     return chunk.num_tokens > 1, -chunk.start

@@ -40,7 +40,8 @@ class FakeLaunched:
 class FakeRunner:
     """`launch` computes at once; an asynchronous one keeps the sampled tokens to itself until they are read.
 
-    With a `window` the hash is of so many tokens.
+    With a `window` the hash is of so many tokens. With states each seat has the tokens of its sequence, which must come
+    one after the other.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class FakeRunner:
         is_asynchronous: bool = False,
         eos_token_ids: frozenset[int] = frozenset({EOS}),
         window: int | None = None,
+        has_states: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -61,6 +63,8 @@ class FakeRunner:
         self.is_asynchronous = is_asynchronous
         self.eos_token_ids = eos_token_ids
         self.window = window
+        self.has_states = has_states
+        self.seats: dict[int, list[int | None]] = {}
         self.memory: list[int | None] = [None] * (num_blocks * block_size)
         self.last_token: dict[int, int] = {}
         self.num_computed = 0
@@ -78,6 +82,8 @@ class FakeRunner:
             self.num_computed += num_tokens
             seen = sequence.block_ids[self._first_seen(start) // self.block_size :]
             assert NULL_BLOCK not in seen, f"sequence {sequence.seq_id} has given back what it sees"
+            if self.has_states:
+                self._go_on(sequence, start, num_tokens)
             for position in range(start, start + num_tokens):
                 self.memory[self._slot(sequence, position)] = self._token(sequence, position)
         sampled: list[SampledToken] = []
@@ -92,6 +98,14 @@ class FakeRunner:
             if is_sampled:
                 sampled.append(self._sample(sequence, end))
         return FakeLaunched(StepResult(tuple(sampled), prompt_logprobs))
+
+    def _go_on(self, sequence: Sequence, start: int, num_tokens: int) -> None:
+        state = self.seats.setdefault(sequence.seat, [])
+        if start == 0:
+            state.clear()
+        known = [self.memory[self._slot(sequence, position)] for position in range(start)]
+        assert state == known, f"sequence {sequence.seq_id} goes on from a state that is not its own"
+        state += [self._token(sequence, position) for position in range(start, start + num_tokens)]
 
     def close(self) -> None:
         self.is_closed = True

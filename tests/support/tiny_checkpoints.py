@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support.rare_families import RARE_FAMILIES
+from support.stateful_families import STATEFUL_FAMILIES
 
 VOCAB_SIZE = 384
 BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 1
@@ -210,6 +211,7 @@ FOREIGN_FAMILIES: dict[str, Family] = {
     ),
     "opt": Family("opt", {"head_dim": None, "num_key_value_heads": None, "ffn_dim": 96, "word_embed_proj_dim": None}),
 }
+FOREIGN_FAMILIES |= {name: Family(*described) for name, described in STATEFUL_FAMILIES.items()}
 
 
 def write_checkpoint(

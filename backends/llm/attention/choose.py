@@ -26,7 +26,7 @@ def make_attention(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAtt
     name = name.lower()
     if name not in _NAMES:
         raise InvalidArgumentError(f"attention_backend {name!r} is unknown: expected one of {', '.join(_NAMES)}")
-    device = blocks.layers[0].device
+    device = blocks.device
     has_triton = importlib.util.find_spec("triton") is not None
     kernels = kernels_for(device, blocks.shape.dtype)
     if kernels is not None and blocks.shape.head_dim > kernels.MAX_HEAD_DIM:

@@ -36,7 +36,7 @@ class FlashInferAttention:
         self._spec = spec
         self._shape = blocks.shape
         self._block_size = blocks.block_size
-        self._device = blocks.layers[0].device
+        self._device = blocks.device
         self._tokens = [layer.view(-1, *layer.shape[2:]) for layer in blocks.layers]
         self._pairs = [(layer[:, :, 0], layer[:, :, 1]) for layer in blocks.layers]
         self._wrappers: dict[int | None, Any] = {

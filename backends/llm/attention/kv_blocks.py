@@ -18,8 +18,12 @@ class KvShape:
 
     def block_bytes(self, block_size: int) -> int:
         """Of one block over all layers."""
+        return self.num_layers * self.layer_bytes(block_size)
+
+    def layer_bytes(self, block_size: int) -> int:
+        """Of one block in one layer."""
         item: int = self.dtype.itemsize
-        return self.num_layers * block_size * 2 * self.num_kv_heads * self.head_dim * item
+        return block_size * 2 * self.num_kv_heads * self.head_dim * item
 
 
 class KvBlocks:
@@ -31,6 +35,7 @@ class KvBlocks:
 
     def __init__(self, shape: KvShape, *, num_blocks: int, block_size: int, device: torch.device) -> None:
         self.shape = shape
+        self.device = device
         self.num_blocks = num_blocks
         self.block_size = block_size
         size = (num_blocks, block_size, 2, shape.num_kv_heads, shape.head_dim)

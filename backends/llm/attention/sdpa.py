@@ -81,9 +81,9 @@ class SdpaAttention:
         self._windows = spec.windows
         # By KV head and query head of its group.
         self._sinks = [_grouped(spec.sinks_of(layer), blocks.shape.num_kv_heads) for layer in range(len(blocks.layers))]
-        self._device = blocks.layers[0].device
+        self._device = blocks.device
         self._dtype = blocks.shape.dtype
-        self._token_bytes = blocks.shape.block_bytes(1) // blocks.shape.num_layers
+        self._token_bytes = blocks.shape.layer_bytes(1)
         self._num_kv_heads = blocks.shape.num_kv_heads
         self._head_dim = blocks.shape.head_dim
         self._cells = [layer.view(-1, self._head_dim) for layer in blocks.layers]

@@ -24,7 +24,7 @@ class TritonAttention:
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
         self._layers = blocks.layers
-        self._device = blocks.layers[0].device
+        self._device = blocks.device
         self._spec = spec
         self._num_kv_heads = blocks.shape.num_kv_heads
         self._num_processors = num_processors

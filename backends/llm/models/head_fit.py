@@ -53,7 +53,12 @@ class HeadFit:
 
 
 def fit_heads(calls: Sequence[AttentionCall]) -> tuple[AttentionCall, list[HeadFit | None]]:
-    """What all layers are called with, its window and sinks aside, and each one's fit; None where it is as all are."""
+    """What all layers are called with, its window and sinks aside, and each one's fit; None where it is as all are.
+
+    Where no layer attends, heads as small as can be.
+    """
+    if not calls:
+        return AttentionCall(1, 1, 1, 1.0, None, None), []
     num_kv_heads = math.lcm(*(call.num_kv_heads for call in calls))
     group = max(-(-call.num_heads // num_kv_heads) for call in calls)
     common = replace(

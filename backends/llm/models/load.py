@@ -20,6 +20,7 @@ from .config import is_known, read_config, read_config_json, read_dtype, read_eo
 from .decoder import Decoder
 from .names import names_of
 from .quantization import quantization_method
+from .recurrent_states import RecurrentStates
 from .transformers_model import TransformersNetwork, load_transformers
 from .weights import ALONE, Rank, Weights
 
@@ -30,6 +31,8 @@ _DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+# Of a checkpoint that does not say how long its texts may become.
+_USUAL_LEN = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class LoadedNetwork:
     eos_token_ids: frozenset[int]
     # Whether a step does the same whatever its values are: experts are called by what the router says.
     is_capturable: bool
+    # What layers without attention keep of sequences.
+    states: RecurrentStates | None = None
 
 
 def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
@@ -86,6 +91,9 @@ def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) ->
 def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNetwork:
     """The same on a network of transformers' own. UnsupportedError where it or an option does not go with that."""
     entries = read_config_json(directory)
+    # What sees pictures too describes its language model inside.
+    if isinstance(nested := entries.get("text_config"), dict):
+        entries = nested | entries
     if options.quantization is not None or options.tensor_parallel_size > 1:
         raise UnsupportedError(
             f"quantization and tensor_parallel_size are not supported for {entries['model_type']}, "
@@ -93,17 +101,20 @@ def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNet
         )
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, read_dtype(entries), device)
-    longest = int(entries.get("max_position_embeddings") or 2048)
     loaded = load_transformers(directory, entries, dtype=dtype, device=device)
+    usual = int(entries.get("max_position_embeddings") or entries.get("model_max_length") or _USUAL_LEN)
+    # Where no layer attends, nothing ends with the positions that there are.
+    longest = usual if loaded.attention.windows else max(usual, options.max_model_len or 0)
     return LoadedNetwork(
         loaded.network,
         loaded.attention,
         loaded.kv_shape,
         device,
         loaded.vocab_size,
-        choose_max_model_len(options.max_model_len, longest, longest),
+        choose_max_model_len(options.max_model_len, usual, longest),
         read_eos_token_ids(directory, entries),
         is_capturable=False,
+        states=loaded.network.states,
     )
 
 

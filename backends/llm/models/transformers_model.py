@@ -5,8 +5,10 @@ Slower than our own decoder, but there is nothing to write for a new family. tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,16 @@ from ..attention.kv_blocks import KvShape
 from ..attention.spec import AttentionSpec
 from . import attention_hook
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
+from .grouped_mixer import GroupedMixer
 from .head_fit import HeadFit, fit_heads
 from .pretrained import load_pretrained
+from .recurrent_states import RecurrentStates
+from .state_cache import StepCache
+from .state_probe import StateProbe, stateful_cache, unknown_states
+from .state_trial import check_states
 
+# What models call their cache.
+_CACHE_NAMES = ("past_key_values", "cache_params")
 # What code raises that is called in a way which it was not written for.
 _UNEXPECTED = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, AssertionError)
 
@@ -29,6 +38,7 @@ class TransformersNetwork:
     """Calls `model`, a `...ForCausalLM`, whose attention functions find this object through their modules."""
 
     def __init__(self, model: Any) -> None:
+        self.device: torch.device = model.device
         self._model = model
         self._inner = _inner_of(model)
         self._inner_forward = self._inner.forward
@@ -37,16 +47,23 @@ class TransformersNetwork:
         self._inputs: Any = None
         self._hidden: torch.Tensor | None = None
         self._output_type: Any = None
-        # Of each layer, what makes its heads as all are.
+        # Of each layer that attends, what makes its heads as all are; and which of them a layer is.
         self._fits: list[HeadFit | None] = []
+        self._places: dict[int, int] = {}
+        # Of a network whose layers do not all attend.
+        self.states: RecurrentStates | None = None
+        self._cache = StepCache()
+        parameters = signature(self._inner_forward).parameters
+        self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), "")
         for module in model.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):
+            if hasattr(module, "layer_idx"):
                 module.paged_network = self
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Any, inputs: Any) -> torch.Tensor:
         """`input_ids` and `positions` [tokens] -> [tokens, hidden_size], normalised."""
         self._attention, self._inputs = attention, inputs
-        output = self._inner(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        given = {"use_cache": False} if self.states is None else {"use_cache": True, self._cache_name: self._cache}
+        output = self._inner(input_ids=input_ids[None], position_ids=positions[None], **given)
         self._output_type = type(output)
         return output.last_hidden_state[0]
 
@@ -60,24 +77,52 @@ class TransformersNetwork:
             self._hidden = None
 
     def attend(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        if self.states is not None:
+            layer = self._cache.layer
         if isinstance(self._attention, TrialAttention):
             return self._attention(layer, queries, kv, call)
-        fit = self._fits[layer]
+        place = self._places[layer]
+        fit = self._fits[place]
         if fit is None:
-            return self._attention(layer, queries, kv, self._inputs)
-        return fit.narrowed(self._attention(layer, fit.queries(queries), fit.kv(kv), self._inputs))
+            return self._attention(place, queries, kv, self._inputs)
+        return fit.narrowed(self._attention(place, fit.queries(queries), fit.kv(kv), self._inputs))
 
     def try_out(self) -> list[AttentionCall]:
         """How each layer attends. UnsupportedError, if that says anything else than the model's own attention."""
         model, trial = self._model, TrialAttention()
         ids = torch.arange(NUM_TRIED, device=model.device)
+        self._find_states(ids)
+        if self.states is not None:
+            self.states.allocate(0)
+            self.states.begin_alone(NUM_TRIED)
         model.set_attn_implementation(attention_hook.TRIAL)
         found = self.logits(self(ids, ids, trial, None))
+        check_equal(found, self.own_logits(ids), is_exact=model.dtype == torch.float32)
+        self._places = {layer: place for place, layer in enumerate(sorted(trial.calls))}
+        return [trial.calls[layer] for layer in self._places]
+
+    def own_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """float32 [tokens, vocab_size] of a whole sequence, by the model's own attention and without a cache."""
+        model, positions = self._model, torch.arange(len(token_ids), device=self.device)
         model.set_attn_implementation("eager")
-        expected = model(input_ids=ids[None], position_ids=ids[None], use_cache=False).logits[0].float()
-        model.set_attn_implementation(attention_hook.SERVING)
-        check_equal(found, expected, is_exact=model.dtype == torch.float32)
-        return [trial.calls[layer] for layer in sorted(trial.calls)]
+        try:
+            own = model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+            return own.logits[0].float()
+        finally:
+            model.set_attn_implementation(attention_hook.SERVING)
+
+    def _find_states(self, ids: torch.Tensor) -> None:
+        model, cache = self._model, stateful_cache(self._model)
+        if cache is None:
+            return
+        if not self._cache_name:
+            raise unknown_states(model)
+        model.set_attn_implementation("eager")
+        with StateProbe(model, cache) as probe:
+            self._inner(input_ids=ids[None], position_ids=ids[None], use_cache=True, **{self._cache_name: cache})
+        self.states = RecurrentStates(probe.shapes(), self.device)
+        for mixer in probe.mixers:
+            mixer.forward = GroupedMixer(mixer.forward, self.states)
 
     def attention_of(self, calls: Sequence[AttentionCall]) -> tuple[AttentionSpec, AttentionCall]:
         """What all layers together want of attention, and the call that is right for each: from now on that is made."""
@@ -110,7 +155,7 @@ def _inner_of(model: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TransformersLoaded:
-    """What `load` found; layers attend alike but for their windows and sinks."""
+    """What `load` found; layers attend alike but for their windows and sinks. Where none attends, blocks only count."""
 
     network: TransformersNetwork
     attention: AttentionSpec
@@ -146,11 +191,28 @@ def load_transformers(
         raise UnsupportedError(
             f"the attention of a {model_type} cannot be exchanged, so that it does not run on blocks: KeyError: {error}"
         ) from None
-    network, calls = _tried_out(model_type, model.eval().to(device))
-    _check_alike(model_type, calls, int(model.config.get_text_config().num_hidden_layers))
-    attention, common = network.attention_of(calls)
-    kv_shape = KvShape(len(calls), common.num_kv_heads, common.head_dim, dtype)
-    return TransformersLoaded(network, attention, kv_shape, int(model.config.get_text_config().vocab_size))
+    described = model.config.get_text_config()
+    with _refusing(model_type), torch.inference_mode():
+        network = TransformersNetwork(model.eval().to(device))
+        calls = network.try_out()
+        # Layers that keep states need not attend; whether anything is left out, the trial has shown.
+        _check_alike(model_type, calls, len(calls) if network.states is not None else int(described.num_hidden_layers))
+        attention, common = network.attention_of(calls)
+        kv_shape = KvShape(len(calls), common.num_kv_heads, common.head_dim, dtype)
+        if network.states is not None:
+            _try_steps(network, network.states, attention, kv_shape)
+    return TransformersLoaded(network, attention, kv_shape, int(described.vocab_size))
+
+
+def _try_steps(
+    network: TransformersNetwork, states: RecurrentStates, attention: AttentionSpec, kv_shape: KvShape
+) -> None:
+    """Some layers of transformers forget their state where several tokens come: they get one at a time."""
+    try:
+        check_states(network, states, attention, kv_shape)
+    except UnsupportedError:
+        states.is_stepwise = True
+        check_states(network, states, attention, kv_shape)
 
 
 def _unpacking(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,12 +226,11 @@ def _unpacking(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
-def _tried_out(model_type: str, model: Any) -> tuple[TransformersNetwork, list[AttentionCall]]:
+@contextmanager
+def _refusing(model_type: str) -> Iterator[None]:
     """Whatever transformers' code for one of its hundreds of models does not expect of our attention shows here."""
     try:
-        network = TransformersNetwork(model)
-        with torch.inference_mode():
-            return network, network.try_out()
+        yield
     except _UNEXPECTED as error:
         raise UnsupportedError(
             f"the {model_type} of transformers does not run on blocks: {type(error).__name__}: {error}"

@@ -71,6 +71,18 @@ def test_a_window_asks_for_what_is_held_at_once() -> None:
     assert whole.most_tokens(33) == 32
 
 
+def test_where_layers_keep_states_nothing_is_shared() -> None:
+    kv = KvManager(BlockPool(9), 4, has_states=True)
+    first, second = sequence(list(range(12))), sequence(list(range(12)))
+    second.source = first
+    assert kv.admit(first, kv.find_prefix(first))
+    kv.register(first, 12)
+    first.num_computed_tokens = 12
+    assert kv.find_prefix(second) == []
+    assert (kv.num_query_tokens, kv.num_hit_tokens) == (0, 0)
+    kv.check_integrity([first])
+
+
 def test_blocks_of_a_sequence_that_nobody_knows_are_missed() -> None:
     kv = manager()
     lost = sequence(list(range(5)))

@@ -1,0 +1,118 @@
+"""What layers without attention keep of each sequence: the state of a recurrence, the last inputs of a convolution.
+
+One tensor for each of a layer's states, with a row for every seat; a sequence's rows are those of its seat while it
+runs. Knows no network: who computes a step reads and writes through `StateGroup`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ..step_inputs import StepInputs
+
+
+class StateKey(NamedTuple):
+    """`kind` is "conv" or "recurrent"; a layer may have several of one kind."""
+
+    kind: str
+    layer: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """Of one sequence."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        item: int = self.dtype.itemsize
+        return math.prod(self.size) * item
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """Rows [start, stop) of a step: tokens of one sequence in their order, or one token each of those in `seats`.
+
+    `is_fresh`: a sequence begins, and what its seat holds is another's.
+    """
+
+    start: int
+    stop: int
+    seats: tuple[int, ...]
+    is_fresh: bool
+
+    @property
+    def is_stacked(self) -> bool:
+        return len(self.seats) > 1
+
+
+class RecurrentStates:
+    """Of all layers; without memory before `allocate`. One seat more than asked for is for `begin_alone`.
+
+    `groups` are those of the step that is computed next. `is_stepwise`: a sequence that goes on does so by one token at
+    a time.
+    """
+
+    def __init__(self, shapes: dict[StateKey, StateShape], device: torch.device) -> None:
+        self._shapes = shapes
+        self._device = device
+        self._tensors: dict[StateKey, torch.Tensor] = {}
+        self._num_seats = 0
+        self.is_stepwise = False
+        self.groups: tuple[StateGroup, ...] = ()
+
+    def num_bytes(self, num_seats: int) -> int:
+        """What `allocate` takes."""
+        return (num_seats + 1) * sum(shape.num_bytes for shape in self._shapes.values())
+
+    def allocate(self, num_seats: int) -> None:
+        self._num_seats = num_seats
+        self._tensors = {
+            key: torch.zeros((num_seats + 1, *shape.size), dtype=shape.dtype, device=self._device)
+            for key, shape in self._shapes.items()
+        }
+
+    def begin(self, step: StepInputs) -> None:
+        """A step of sequences, each of which goes on from what it left in its seat."""
+        batch = step.batch
+        starts = (batch.lens - batch.num_queries).tolist()
+        groups = group_rows(step.seats, starts, batch.num_queries.tolist())
+        self.groups = tuple(chain.from_iterable(map(_stepwise, groups)) if self.is_stepwise else groups)
+
+    def begin_alone(self, num_tokens: int) -> None:
+        """One sequence that is computed as a whole, and of which nothing is kept."""
+        self.groups = (StateGroup(0, num_tokens, (self._num_seats,), is_fresh=True),)
+
+    def tensor(self, key: StateKey) -> torch.Tensor:
+        """[seats + 1, ...]"""
+        return self._tensors[key]
+
+
+def group_rows(seats: Iterable[int], starts: Iterable[int], num_queries: Iterable[int]) -> list[StateGroup]:
+    """Sequences in the order of their rows. Those that add one token to what they have come first, and go together."""
+    groups: list[StateGroup] = []
+    stacked: list[int] = []
+    row = 0
+    for seat, start, count in zip(seats, starts, num_queries, strict=True):
+        if start and count == 1 and len(stacked) == row:
+            stacked.append(seat)
+        else:
+            groups.append(StateGroup(row, row + count, (seat,), is_fresh=start == 0))
+        row += count
+    return [StateGroup(0, len(stacked), tuple(stacked), is_fresh=False), *groups] if stacked else groups
+
+
+def _stepwise(group: StateGroup) -> list[StateGroup]:
+    if group.is_fresh or group.is_stacked:
+        return [group]
+    return [StateGroup(row, row + 1, group.seats, is_fresh=False) for row in range(group.start, group.stop)]

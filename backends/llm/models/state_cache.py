@@ -1,0 +1,104 @@
+"""A cache as the layers of transformers see it: keys and values pass through to blocks, states are rows of seats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .recurrent_states import RecurrentStates, StateGroup, StateKey
+
+
+class StepCache:
+    """What a whole network is given for a step. Layers that keep states are given a `GroupCache` in its place.
+
+    `layer` is the one that attends next: modules that several layers share do not know it.
+    """
+
+    def __init__(self) -> None:
+        self.layer = 0
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.layer = layer_idx
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - positions are given, masks are not made
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above
+        return query_length, 0
+
+
+class GroupCache:
+    """The states of the sequences of one group, for one call of one layer; `close` keeps what was made of them."""
+
+    def __init__(self, states: RecurrentStates, group: StateGroup) -> None:
+        self._states = states
+        self._group = group
+        self._kept: set[StateKey] = set()
+        self._gathered: dict[StateKey, torch.Tensor] = {}
+        self._seats: torch.Tensor | None = None
+
+    def close(self) -> None:
+        for key, rows in self._gathered.items():
+            self._states.tensor(key).index_copy_(0, self._seat_ids(rows.device), rows)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._known(StateKey("conv", layer_idx, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self._known(StateKey("recurrent", layer_idx, state_idx))
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:  # noqa: ARG002
+        return not self._group.is_fresh
+
+    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - nothing is ever taken back
+        return False
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """Keep the last of the inputs [rows, ..., tokens]; those from before and these, for the convolution."""
+        key = StateKey("conv", layer_idx, state_idx)
+        past, state = self._known(key), self._rows(key)
+        width = state.shape[-1]
+        if past is None:
+            inputs = F.pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
+        else:
+            inputs = torch.cat((past, conv_states), dim=-1)
+        state.copy_(inputs[..., -width:])
+        self._kept.add(key)
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        key = StateKey("recurrent", layer_idx, state_idx)
+        self._kept.add(key)
+        return self._rows(key).copy_(recurrent_states)
+
+    def _known(self, key: StateKey) -> torch.Tensor | None:
+        """None of what a sequence that begins has not kept yet."""
+        return None if self._group.is_fresh and key not in self._kept else self._rows(key)
+
+    def _rows(self, key: StateKey) -> torch.Tensor:
+        """[sequences, ...]: of one sequence the seat's own memory, of several a copy that `close` writes back."""
+        tensor = self._states.tensor(key)
+        if not self._group.is_stacked:
+            seat = self._group.seats[0]
+            return tensor[seat : seat + 1]
+        rows = self._gathered.get(key)
+        if rows is None:
+            rows = self._gathered[key] = tensor.index_select(0, self._seat_ids(tensor.device))
+        return rows
+
+    def _seat_ids(self, device: torch.device) -> torch.Tensor:
+        if self._seats is None:
+            self._seats = torch.tensor(self._group.seats, device=device)
+        return self._seats

@@ -1,0 +1,53 @@
+"""Steps over a few tokens as they come in service, to see whether layers that keep states go on from them rightly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..attention.kv_blocks import KvBlocks, KvShape
+from ..attention.sdpa import SdpaAttention
+from ..attention.spec import AttentionSpec
+from ..plan import Chunk
+from ..sampling_params import SamplingParams
+from ..sequence import Sequence
+from ..step_inputs import StepInputs
+from .attention_trial import check_equal
+from .recurrent_states import RecurrentStates
+
+if TYPE_CHECKING:
+    from .transformers_model import TransformersNetwork
+
+_LENS = (9, 6)
+# Of each step, what the two sequences add: a beginning, a chunk that goes on beside a first token, both in turn, and
+# a token of each.
+_STEPS = (((0, 0, 4),), ((0, 4, 3), (1, 0, 1)), ((0, 7, 1), (1, 1, 4)), ((0, 8, 1), (1, 5, 1)))
+_BLOCK_SIZE = 16
+
+
+def check_states(network: TransformersNetwork, states: RecurrentStates, spec: AttentionSpec, kv_shape: KvShape) -> None:
+    """UnsupportedError, if logits differ from those of the model's own computation of each sequence as a whole."""
+    device = network.device
+    states.allocate(len(_LENS))
+    blocks = KvBlocks(kv_shape, num_blocks=1 + len(_LENS), block_size=_BLOCK_SIZE, device=device)
+    attention = SdpaAttention(blocks, spec)
+    sequences = [
+        Sequence(seat, list(range(length)), length, SamplingParams(), seat=seat, block_ids=[1 + seat])
+        for seat, length in enumerate(_LENS)
+    ]
+    found: dict[int, list[torch.Tensor]] = {sequence.seq_id: [] for sequence in sequences}
+    for chunks in _STEPS:
+        step = StepInputs([Chunk(sequences[seat], start, count, True) for seat, start, count in chunks], _BLOCK_SIZE)
+        states.begin(step)
+        ids, positions = (torch.from_numpy(rows).to(device) for rows in (step.input_ids, step.positions))
+        logits = network.logits(network(ids, positions, attention, attention.prepare(step.batch)))
+        parts = logits.split(step.batch.num_queries.tolist())
+        for sequence, part in zip(step.sequences, parts, strict=True):
+            found[sequence.seq_id].append(part)
+    expected = [network.own_logits(torch.tensor(sequence.token_ids, device=device)) for sequence in sequences]
+    check_equal(
+        torch.cat([torch.cat(found[sequence.seq_id]) for sequence in sequences]),
+        torch.cat(expected),
+        is_exact=kv_shape.dtype == torch.float32,
+    )
