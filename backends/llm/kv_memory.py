@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,13 +11,11 @@ from .device_memory import Reservation, available_bytes, device_memory
 from .held_blocks import held_blocks
 from .options import EngineOptions
 
-if TYPE_CHECKING:
-    from .models.recurrent_states import RecurrentStates
-
 # Small enough that short prompts share prefixes; large enough that gathering a block is a copy worth making.
 _CPU_BLOCK_SIZE = 32
 _GPU_BLOCK_SIZE = 16
-_ADVICE = "unload a model, or lower max_model_len, max_num_seqs or kv_cache_memory_bytes"
+_PURPOSE = " for its KV cache"
+_ADVICE = "unload a model, or lower max_model_len or kv_cache_memory_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +32,13 @@ def reserve_kv_memory(
     *,
     max_model_len: int,
     window: int | None = None,
-    states: RecurrentStates | None = None,
     device: torch.device,
     what: str,
 ) -> KvMemory:
     """As many blocks as `options` say, else as `max_num_seqs` of the greatest length need, if memory allows.
 
-    `window`: how far back any layer looks (`held_blocks`). `states`: what layers without attention keep of
-    `max_num_seqs` sequences, allocated here too; it is no part of kv_cache_memory_bytes.
+    `window`: how far back any layer looks (`held_blocks`).
+    Where no layer attends, blocks take no memory and only count tokens.
     Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.
     """
     block_size = options.block_size or (_CPU_BLOCK_SIZE if device.type == "cpu" else _GPU_BLOCK_SIZE)
@@ -54,29 +50,16 @@ def reserve_kv_memory(
     available: int | None = available_bytes(device, options.gpu_memory_utilization)
     if options.kv_cache_memory_bytes is not None:
         wanted, available = min(wanted, options.kv_cache_memory_bytes), None
-    state_bytes = 0 if states is None else states.num_bytes(options.max_num_seqs)
+    if not block_bytes:
+        available = None
     reservation = device_memory(device).reserve(
-        wanted + state_bytes,
-        available=available,
-        least=least * block_bytes + state_bytes,
-        what=what,
-        purpose=_purpose(options.max_num_seqs, state_bytes),
-        advice=_ADVICE,
+        wanted, available=available, least=least * block_bytes, what=what, purpose=_PURPOSE, advice=_ADVICE
     )
-    # Where no layer attends, blocks take no memory: they only count tokens.
-    num_blocks = (reservation.num_bytes - state_bytes) // block_bytes if block_bytes else most
+    num_blocks = reservation.num_bytes // block_bytes if block_bytes else most
     try:
         blocks = KvBlocks(shape, num_blocks=num_blocks, block_size=block_size, device=device)
-        if states is not None:
-            states.allocate(options.max_num_seqs)
     except BaseException:
         reservation.release()
         raise
     reservation.settle()
     return KvMemory(blocks, reservation)
-
-
-def _purpose(max_num_seqs: int, state_bytes: int) -> str:
-    if not state_bytes:
-        return " for its KV cache"
-    return f" for its KV cache and, {state_bytes} of them, the states of max_num_seqs {max_num_seqs} sequences"

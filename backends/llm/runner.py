@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,7 @@ from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
+from .state_memory import reserve_states
 from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 
@@ -257,39 +259,43 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
         loaded = load_network(directory, options)
     else:
         loaded = load_network(directory, rank_options(options, 0), followers.rank)
-    memory = reserve_kv_memory(
-        loaded.kv_shape,
-        options,
-        max_model_len=loaded.max_model_len,
-        window=loaded.attention.window,
-        states=loaded.states,
-        device=loaded.device,
-        what=f"the LLM in {directory}",
-    )
-    if loaded.states is not None and options.enable_prefix_caching:
-        logger.info("layers of the LLM in %s keep a state of each sequence, so no prefixes are cached", directory)
-    attention = make_attention(options.attention_backend, memory.blocks, loaded.attention)
-    if followers is not None:
-        followers.open_pool(Pool(memory.blocks.num_blocks, memory.blocks.block_size))
-    return Runner(
-        loaded.network,
-        sampler=sampler,
-        head=load_head(directory, options, default="last", device=loaded.device),
-        blocks=memory.blocks,
-        attention=attention,
-        fresh_attention=SdpaAttention(memory.blocks, loaded.attention),
-        captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
-        followers=followers,
-        num_threads=choose_num_threads(directory, loaded.device, options),
-        vocab_size=loaded.vocab_size,
-        max_model_len=loaded.max_model_len,
-        eos_token_ids=loaded.eos_token_ids,
-        # The other ranks get their steps from the host, tokens and all.
-        is_asynchronous=loaded.device.type == "cuda" and followers is None,
-        window=loaded.attention.window,
-        states=loaded.states,
-        close=memory.reservation.release,
-    )
+    what = f"the LLM in {directory}"
+    with ExitStack() as held:
+        if loaded.states is not None:
+            held.callback(reserve_states(loaded.states, options, device=loaded.device, what=what).release)
+            if options.enable_prefix_caching:
+                logger.info("layers of %s keep a state of each sequence, so no prefixes are cached", what)
+        memory = reserve_kv_memory(
+            loaded.kv_shape,
+            options,
+            max_model_len=loaded.max_model_len,
+            window=loaded.attention.window,
+            device=loaded.device,
+            what=what,
+        )
+        held.callback(memory.reservation.release)
+        attention = make_attention(options.attention_backend, memory.blocks, loaded.attention)
+        if followers is not None:
+            followers.open_pool(Pool(memory.blocks.num_blocks, memory.blocks.block_size))
+        return Runner(
+            loaded.network,
+            sampler=sampler,
+            head=load_head(directory, options, default="last", device=loaded.device),
+            blocks=memory.blocks,
+            attention=attention,
+            fresh_attention=SdpaAttention(memory.blocks, loaded.attention),
+            captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
+            followers=followers,
+            num_threads=choose_num_threads(directory, loaded.device, options),
+            vocab_size=loaded.vocab_size,
+            max_model_len=loaded.max_model_len,
+            eos_token_ids=loaded.eos_token_ids,
+            # The other ranks get their steps from the host, tokens and all.
+            is_asynchronous=loaded.device.type == "cuda" and followers is None,
+            window=loaded.attention.window,
+            states=loaded.states,
+            close=held.pop_all().close,
+        )
 
 
 def _make_captured(

@@ -36,6 +36,20 @@ def test_preempted_sequences_give_the_same_tokens(window: int | None, num_blocks
         assert answers[each, 0].token_ids == expected
 
 
+def test_states_stay_with_their_sequences(is_asynchronous: bool) -> None:
+    """Through chunks, preemptions and ends: a seat that another had begins anew, and no prefix is found."""
+    tiny = engine(
+        FakeRunner(num_blocks=10, is_asynchronous=is_asynchronous, has_states=True), max_num_batched_tokens=11
+    )
+    requests = [request([*PROMPT, number], max_tokens=3 + 4 * (number % 6)) for number in range(20, 32)]
+    answers = run(tiny, *requests)
+    assert tiny.statistics.num_preemptions > 4
+    assert tiny.statistics.num_prefix_query_tokens == 0
+    for each in requests:
+        expected = expected_tokens(each.prompt_token_ids, each.params.max_tokens, ignore_eos=True)
+        assert answers[each, 0].token_ids == expected
+
+
 def test_a_window_bounds_what_long_sequences_hold(is_asynchronous: bool) -> None:
     """Four sequences that come to 110 tokens over 30 blocks of 4 tokens: their windows are all that they keep."""
     runner = FakeRunner(num_blocks=31, is_asynchronous=is_asynchronous, window=10)

@@ -1,0 +1,106 @@
+"""Which rows of a step are computed together, where the states of sequences lie, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from modelserver_backends.llm import LLM, SamplingParams
+from modelserver_backends.llm.device_memory import device_memory
+from modelserver_backends.llm.models.recurrent_states import (
+    RecurrentStates,
+    StateGroup,
+    StateKey,
+    StateShape,
+    group_rows,
+)
+from modelserver_backends.llm.models.state_cache import GroupCache
+from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.state_memory import reserve_states
+from support.generations import generate, loaded_engine, random_prompts
+from support.tiny_checkpoints import reference_tokens
+
+from modelserver.backend import UnavailableError
+
+CPU = torch.device("cpu")
+CONV, RECURRENT = StateKey("conv", 0, 0), StateKey("recurrent", 1, 0)
+SHAPES = {CONV: StateShape((2, 3), torch.float32), RECURRENT: StateShape((4,), torch.bfloat16)}
+
+
+def test_decodes_go_together_and_chunks_alone() -> None:
+    assert group_rows([5, 2, 0, 7, 1], [9, 4, 0, 0, 6], [1, 1, 1, 3, 2]) == [
+        StateGroup(0, 2, (5, 2), is_fresh=False),
+        StateGroup(2, 3, (0,), is_fresh=True),
+        StateGroup(3, 6, (7,), is_fresh=True),
+        StateGroup(6, 8, (1,), is_fresh=False),
+    ]
+
+
+def test_a_sequence_that_begins_finds_nothing_of_the_one_before() -> None:
+    states = RecurrentStates(SHAPES, CPU)
+    states.allocate(2)
+    states.tensor(CONV).fill_(7.0)
+    cache = GroupCache(states, StateGroup(0, 2, (1,), is_fresh=True))
+    assert cache.get_conv_state(0) is None
+    inputs = cache.update_conv_state(torch.ones(1, 2, 2), 0, conv_kernel_size=3)
+    assert inputs.tolist() == [[[0.0, 1.0, 1.0]] * 2]
+    assert cache.get_recurrent_state(1) is None
+    cache.close()
+    assert states.tensor(CONV)[:, 0].tolist() == [[7.0] * 3, [0.0, 1.0, 1.0], [7.0] * 3]
+
+
+def test_sequences_of_a_stack_each_keep_their_own() -> None:
+    states = RecurrentStates(SHAPES, CPU)
+    states.allocate(3)
+    cache = GroupCache(states, StateGroup(0, 2, (2, 0), is_fresh=False))
+    cache.update_recurrent_state(torch.tensor([[2.0] * 4, [5.0] * 4]), 1)
+    assert cache.update_conv_state(torch.ones(2, 2, 1), 0).shape == (2, 2, 4)
+    cache.close()
+    assert states.tensor(RECURRENT)[:, 0].tolist() == [5.0, 0.0, 2.0, 0.0]
+
+
+def test_memory_is_that_of_all_who_may_run_and_of_an_embedding() -> None:
+    states, before = RecurrentStates(SHAPES, CPU), device_memory(CPU).reserved_bytes
+    reservation = reserve_states(states, EngineOptions(max_num_seqs=4), device=CPU, what="it")
+    assert device_memory(CPU).reserved_bytes - before == 5 * (2 * 3 * 4 + 4 * 2)
+    assert states.tensor(CONV).shape == (5, 2, 3)
+    reservation.release()
+    huge = RecurrentStates({CONV: StateShape((1 << 40,), torch.float32)}, CPU)
+    with pytest.raises(UnavailableError, match=r"for the states of max_num_seqs 4 sequences, .* lower max_num_seqs"):
+        reserve_states(huge, EngineOptions(max_num_seqs=4), device=CPU, what="it")
+
+
+def test_all_memory_is_given_back(checkpoint: Callable[[str], Path]) -> None:
+    before = device_memory(CPU).reserved_bytes
+    with loaded_engine(checkpoint("mamba2"), max_num_seqs=3) as engine:
+        assert engine.runner.has_states
+        assert device_memory(CPU).reserved_bytes > before
+    assert device_memory(CPU).reserved_bytes == before
+
+
+@pytest.mark.parametrize("family", ["lfm2", "jamba"])
+def test_choices_are_those_of_requests_of_their_own(family: str, checkpoint: Callable[[str], Path]) -> None:
+    params = {"temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
+    prompt = random_prompts(1, seed=3)[0] * 2
+    options = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    with LLM(checkpoint(family), **options) as llm:
+        both = llm.generate([prompt], SamplingParams(**params, n=2, seed=5))[0].outputs
+        alone = [llm.generate([prompt], SamplingParams(**params, seed=5 + choice))[0].outputs[0] for choice in (0, 1)]
+        llm.engine.check_integrity()
+    assert [choice.token_ids for choice in both] == [choice.token_ids for choice in alone]
+
+
+def test_an_embedding_leaves_sequences_alone(checkpoint: Callable[[str], Path]) -> None:
+    directory, (prompt, other) = checkpoint("qwen3_next"), random_prompts(2, seed=4)
+    with loaded_engine(directory, max_num_seqs=1) as engine:
+        first = engine.runner.embed([other])[0]
+        assert generate(engine, [prompt], 4)[0][0] == reference_tokens(directory, prompt, 4)
+        assert (engine.runner.embed([other])[0] == first).all()
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2"])
+def test_without_attention_texts_may_be_of_any_length(family: str, checkpoint: Callable[[str], Path]) -> None:
+    with loaded_engine(checkpoint(family), max_num_seqs=1, max_model_len=100_000) as engine:
+        assert engine.max_model_len == 100_000
