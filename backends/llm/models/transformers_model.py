@@ -26,7 +26,7 @@ from .pretrained import load_pretrained
 from .recurrent_states import RecurrentStates
 from .state_cache import StepCache
 from .state_probe import StateProbe, stateful_cache, unknown_states
-from .state_trial import check_states
+from .step_trial import check_steps
 
 # What models call their cache.
 _CACHE_NAMES = ("past_key_values", "cache_params")
@@ -199,20 +199,20 @@ def load_transformers(
         _check_alike(model_type, calls, len(calls) if network.states is not None else int(described.num_hidden_layers))
         attention, common = network.attention_of(calls)
         kv_shape = KvShape(len(calls), common.num_kv_heads, common.head_dim, dtype)
-        if network.states is not None:
-            _try_steps(network, network.states, attention, kv_shape)
+        _try_steps(network, attention, kv_shape)
     return TransformersLoaded(network, attention, kv_shape, int(described.vocab_size))
 
 
-def _try_steps(
-    network: TransformersNetwork, states: RecurrentStates, attention: AttentionSpec, kv_shape: KvShape
-) -> None:
+def _try_steps(network: TransformersNetwork, attention: AttentionSpec, kv_shape: KvShape) -> None:
     """Some layers of transformers forget their state where several tokens come: they get one at a time."""
+    states = network.states
     try:
-        check_states(network, states, attention, kv_shape)
+        check_steps(network, states, attention, kv_shape)
     except UnsupportedError:
+        if states is None:
+            raise
         states.is_stepwise = True
-        check_states(network, states, attention, kv_shape)
+        check_steps(network, states, attention, kv_shape)
 
 
 def _unpacking(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from modelserver_backends.llm.models.attention_trial import check_equal
@@ -77,6 +78,23 @@ def test_what_does_not_run_on_blocks_is_refused(model_type: str, words: str, tmp
     assert isinstance(error, UnsupportedError)
     assert words in error.message
     assert "\n" not in error.message
+
+
+def test_positions_that_are_not_those_of_the_tokens_are_noticed(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps hold tokens of several sequences: a network that counts them through would be right for one alone."""
+    from transformers.models.granite.modeling_granite import GraniteModel
+
+    own_forward = GraniteModel.forward
+
+    def counted_through(self: Any, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return own_forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(GraniteModel, "forward", counted_through)
+    error = refusal(checkpoint("granite"))
+    assert isinstance(error, UnsupportedError)
+    assert "logits on blocks differ" in error.message
 
 
 def test_experts_in_mxfp4_are_unpacked(tmp_path: Path) -> None:

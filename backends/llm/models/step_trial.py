@@ -1,4 +1,6 @@
-"""Steps over a few tokens as they come in service, to see whether layers that keep states go on from them rightly."""
+"""Steps over a few tokens as they come in service: several sequences in one, each from its own position on, and layers
+that keep states going on from them.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,26 @@ from .recurrent_states import RecurrentStates
 if TYPE_CHECKING:
     from .transformers_model import TransformersNetwork
 
-_LENS = (9, 6)
-# Of each step, what the two sequences add: a beginning, a chunk that goes on beside a first token, both in turn, and
-# a token of each.
-_STEPS = (((0, 0, 4),), ((0, 4, 3), (1, 0, 1)), ((0, 7, 1), (1, 1, 4)), ((0, 8, 1), (1, 5, 1)))
+_LENS = (11, 8)
+# Of each step, what the two sequences add: a beginning, a chunk that goes on beside a first token, two chunks, a token
+# beside a chunk, and a token of each. Most tokens are elsewhere in their step than in their sequence.
+_STEPS = (
+    ((0, 0, 4),),
+    ((0, 4, 3), (1, 0, 1)),
+    ((0, 7, 2), (1, 1, 4)),
+    ((0, 9, 1), (1, 5, 2)),
+    ((0, 10, 1), (1, 7, 1)),
+)
 _BLOCK_SIZE = 16
 
 
-def check_states(network: TransformersNetwork, states: RecurrentStates, spec: AttentionSpec, kv_shape: KvShape) -> None:
+def check_steps(
+    network: TransformersNetwork, states: RecurrentStates | None, spec: AttentionSpec, kv_shape: KvShape
+) -> None:
     """UnsupportedError, if logits differ from those of the model's own computation of each sequence as a whole."""
     device = network.device
-    states.allocate(len(_LENS))
+    if states is not None:
+        states.allocate(len(_LENS))
     blocks = KvBlocks(kv_shape, num_blocks=1 + len(_LENS), block_size=_BLOCK_SIZE, device=device)
     attention = SdpaAttention(blocks, spec)
     sequences = [
@@ -39,7 +50,8 @@ def check_states(network: TransformersNetwork, states: RecurrentStates, spec: At
     found: dict[int, list[torch.Tensor]] = {sequence.seq_id: [] for sequence in sequences}
     for chunks in _STEPS:
         step = StepInputs([Chunk(sequences[seat], start, count, True) for seat, start, count in chunks], _BLOCK_SIZE)
-        states.begin(step)
+        if states is not None:
+            states.begin(step)
         ids, positions = (torch.from_numpy(rows).to(device) for rows in (step.input_ids, step.positions))
         logits = network.logits(network(ids, positions, attention, attention.prepare(step.batch)))
         parts = logits.split(step.batch.num_queries.tolist())
