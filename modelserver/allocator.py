@@ -55,8 +55,8 @@ def tune_malloc() -> bool:
     return is_done
 
 
-def give_back() -> bool:
-    """Give free memory back to the system, if there is much; True when some went.
+def give_back(min_bytes: int = _MUCH_BYTES) -> bool:
+    """Give free memory back to the system, if there are `min_bytes`; True when some went.
 
     A heap that is being looked through waits, which is milliseconds for 100 MiB. From any thread; False where the C
     library is not glibc.
@@ -67,4 +67,4 @@ def give_back() -> bool:
     except AttributeError:
         return False
     count.restype = _HeapUse
-    return bool(count().fordblks >= _MUCH_BYTES and trim(0))
+    return bool(count().fordblks >= min_bytes and trim(0))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from dataclasses import dataclass
 
 from modelserver.errors import UnavailableError
+
+# Of what a client does not read, the system takes so much from us and no more.
+MAX_UNSENT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,9 @@ class Address:
             raise self._error(error, f"choose another address with {self.address_flag}") from error
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if sys.platform == "linux":
+                # Accepted sockets inherit it. Without, it is 2.6 MB each, in one go; what is on its way does not count.
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
             if self.reuse_port:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound.bind(address)

@@ -11,6 +11,7 @@ from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.arena import Arena
 from modelserver.wire.assembly import AssemblyBudget
+from modelserver.wire.bulk import BulkTurns
 from modelserver.wire.http2.deadlines import DeadlineWheel
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.lookout import Lookout
@@ -58,8 +59,11 @@ class WireContext:
     # The maker of several ports may have them share one of each.
     arena: Arena = field(default_factory=Arena)
     assembly: AssemblyBudget = field(init=False)
+    bulk: BulkTurns = field(init=False)
     deadlines: DeadlineWheel = field(init=False)
     lookout: Lookout = field(init=False)
+    # Of answers that nobody will be sent, since their memory was last given back to the system.
+    num_given_up_bytes: int = 0
     # Connections end with their next answer, where the protocol can say so with it.
     is_retiring: bool = False
     # No connection of this port takes further requests.
@@ -67,5 +71,6 @@ class WireContext:
 
     def __post_init__(self) -> None:
         self.assembly = AssemblyBudget(self.limits.max_assembly_bytes)
+        self.bulk = BulkTurns(self.loop)
         self.deadlines = DeadlineWheel(self.loop)
         self.lookout = Lookout(self.loop, self.limits.busy_poll_percent)

@@ -100,6 +100,8 @@ class WireLimits:
     max_pipelined: int = 16
     # Bytes in a transport's buffer before we stop to produce more.
     write_buffer_bytes: int = _MIB
+    # The same while an HTTP/1.1 answer is sent piece by piece, as it is made.
+    pieces_buffer_bytes: int = 256 * _KIB
     # Bytes queued for one connection before it is read no further.
     max_queued_bytes: int = 64 * _MIB
     times: TimeLimits = field(default_factory=TimeLimits)

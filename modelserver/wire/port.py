@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 
+from modelserver.allocator import give_back
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import Violation, WireCounts
@@ -23,6 +24,8 @@ _logger = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 # Connections that are looked at in one turn of the loop: thousands of idle ones must not hold up the busy ones.
 _SWEEP_SLICE = 500
+# Answers that were given up leave memory that no next one takes the place of, if they were so large together.
+_MUCH_GIVEN_UP_BYTES = 16 << 20
 # Of the descriptors that the process may have: the rest is for models, files and child processes.
 _DESCRIPTOR_SHARE = 0.9
 # Connections beyond the limit that are told so; more are cut without a word.
@@ -179,6 +182,9 @@ class Port:
         self._sweeper = self.context.loop.call_later(_SWEEP_S, self._sweep)
         if self._tls is not None:
             self._tls.look()
+        if self.context.num_given_up_bytes >= _MUCH_GIVEN_UP_BYTES:
+            self.context.num_given_up_bytes = 0
+            self.context.loop.run_in_executor(None, give_back, _MUCH_GIVEN_UP_BYTES)
         self._sweep_slice(list(self.context.connections))
 
     def _sweep_slice(self, connections: list[Connection]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from dataclasses import dataclass
 
@@ -40,6 +41,11 @@ class Http1Peer:
         """Leave by a TCP reset."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self._socket.close()
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether the server has cut the connection, unread as what it sent before may be. Once."""
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
 
     def send(self, sent: bytes) -> None:
         """All of it; what a server that has closed does not take is lost."""

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from modelserver.errors import UnavailableError
-from modelserver.wire.address import Address, authority
+from modelserver.wire.address import MAX_UNSENT_BYTES, Address, authority
 
 HOST = "127.0.0.1"
 
@@ -16,6 +16,18 @@ def test_port_0_is_any_free_one() -> None:
     with Address(HOST, 0).bind() as bound:
         assert bound.getsockname()[1] > 0
         assert not bound.getblocking()
+
+
+def test_what_a_client_does_not_read_is_not_taken_by_the_system_either() -> None:
+    with Address(HOST, 0).bind() as bound, socket.socket() as client:
+        bound.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(bound.getsockname())
+        bound.setblocking(True)
+        accepted, _ = bound.accept()
+        with accepted:
+            accepted.setblocking(False)
+            assert 0 < accepted.send(bytes(16 * MAX_UNSENT_BYTES)) < 2 * MAX_UNSENT_BYTES
 
 
 def test_a_taken_port_is_named_with_the_flag_to_change() -> None:

@@ -15,16 +15,23 @@ from modelserver.wire.http1.head import RefusedError
 
 # Sizes of up to 15 digits: more than any body has bytes. Blanks around the size are what smugglers use.
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e]*)?")
+# What nearly all chunks begin with.
+_USUAL_SIZE = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n")
 _TRAILER_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[\t\x20-\x7e\x80-\xff]*")
 # What decides where a request ends or whom it is for has no place behind its body (RFC 9110, 6.5.1).
 _FORBIDDEN_TRAILERS = frozenset({b"content-length", b"transfer-encoding", b"host"})
 
 MAX_EXTENSION_BYTES = 16 * 1024
 MAX_TRAILER_BYTES = 16 * 1024
+MAX_TRAILERS = 100
 _MAX_SIZE_DIGITS = 15
 # Each chunk costs time, however small it is: so many are free, the others need this size on average.
 MAX_TINY_CHUNKS = 10_000
 _MIN_AVERAGE_BYTES = 64
+# That are read before others have their turn.
+MAX_CHUNKS_PER_TURN = 1000
+# Chunks up to this size are joined before the body takes them.
+_MAX_JOINED_BYTES = 4096
 
 
 class _Part(enum.Enum):
@@ -40,7 +47,16 @@ class _Part(enum.Enum):
 class ChunkedBody:
     """Hands the data of one chunked body to `body`: `feed` until `is_complete`."""
 
-    __slots__ = ("_line", "_num_chunks", "_num_extension_bytes", "_num_missing", "_num_trailer_bytes", "_part", "body")
+    __slots__ = (
+        "_line",
+        "_num_chunks",
+        "_num_extension_bytes",
+        "_num_missing",
+        "_num_trailer_bytes",
+        "_num_trailers",
+        "_part",
+        "body",
+    )
 
     def __init__(self, body: BodyCollector) -> None:
         self.body = body
@@ -49,7 +65,7 @@ class ChunkedBody:
         self._num_missing = 0  # of the chunk that is being received
         self._num_chunks = 0
         self._num_extension_bytes = 0
-        self._num_trailer_bytes = 0
+        self._num_trailers = self._num_trailer_bytes = 0
 
     @property
     def is_complete(self) -> bool:
@@ -57,11 +73,13 @@ class ChunkedBody:
         return self._part is _Part.NOTHING
 
     def feed(self, data: bytes, at: int) -> int:
-        """Read `data` from `at` on; returns where it stopped, before the end only when the body is complete.
+        """Read `data` from `at` on; returns where it stopped.
 
-        Raises RefusedError. Stops to collect when `body` has an error.
+        That is before the end when the body is complete or has an error, or when so many chunks were read that it is
+        the others' turn. Raises RefusedError.
         """
         size = len(data)
+        last_chunk = self._num_chunks + MAX_CHUNKS_PER_TURN
         while at < size and self._part is not _Part.NOTHING and self.body.error is None:
             if self._part is _Part.DATA:
                 taken = min(self._num_missing, size - at)
@@ -71,6 +89,12 @@ class ChunkedBody:
                 if self._num_missing == 0:
                     self._part = _Part.END_OF_DATA
                 continue
+            if self._part is _Part.SIZE and not self._line:
+                if self._num_chunks >= last_chunk:
+                    break
+                start, at = at, self._read_small(data, at, last_chunk)
+                if at > start:
+                    continue
             end = data.find(b"\n", at)
             if end < 0:
                 self._line += data[at:]
@@ -84,6 +108,32 @@ class ChunkedBody:
             self._check_line_length(len(line) - 1)
             self._read_line(line[:-1])
         return at
+
+    def _read_small(self, data: bytes, at: int, last_chunk: int) -> int:
+        """Read the small chunks at `at`, as far as they are whole and usual; returns where they end.
+
+        A client may send thousands at once, each of which costs a third here of what it costs part by part.
+        """
+        pieces: list[bytes] = []
+        # That many would be borne if they were empty.
+        num_left = min(last_chunk, self._max_chunks) - self._num_chunks
+        read_size = _USUAL_SIZE.match
+        while len(pieces) < num_left and (match := read_size(data, at)):
+            start = match.end()
+            end = start + int(match[1], 16)
+            if end == start or end - start > _MAX_JOINED_BYTES or data[end : end + 2] != b"\r\n":
+                break
+            pieces.append(data[start:end])
+            at = end + 2
+        if pieces:
+            self._num_chunks += len(pieces)
+            self.body.add(b"".join(pieces))
+        return at
+
+    @property
+    def _max_chunks(self) -> int:
+        """How many there may be, by what has come until now."""
+        return MAX_TINY_CHUNKS + self.body.num_bytes // _MIN_AVERAGE_BYTES
 
     def _check_line_length(self, num_bytes: int) -> None:
         if self._part is _Part.TRAILER:
@@ -118,7 +168,7 @@ class ChunkedBody:
         self._part = _Part.DATA
         self.body.expect(self._num_missing)
         self._num_chunks += 1
-        if self._num_chunks > MAX_TINY_CHUNKS + self.body.num_bytes // _MIN_AVERAGE_BYTES:
+        if self._num_chunks > self._max_chunks:
             raise _invalid(f"the body has too many small chunks, use some of at least {_MIN_AVERAGE_BYTES} bytes")
 
     def _read_trailer(self, line: bytes) -> None:
@@ -126,6 +176,9 @@ class ChunkedBody:
             self._part = _Part.NOTHING
             return
         self._num_trailer_bytes += len(line)
+        self._num_trailers += 1
+        if self._num_trailers > MAX_TRAILERS:
+            raise RefusedError(431, f"the request has more than {MAX_TRAILERS} trailers", Violation.HEAD_TOO_LARGE)
         match = _TRAILER_LINE.fullmatch(line)
         if match is None or match[1].lower() in _FORBIDDEN_TRAILERS:
             raise _invalid(f"'{line[:40].decode('latin-1')}' is no trailer")

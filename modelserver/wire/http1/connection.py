@@ -15,6 +15,7 @@ from modelserver.frontends.http.status import message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext
+from modelserver.wire.cut import cut
 from modelserver.wire.http1.answer import (
     BODYLESS,
     CLOSE,
@@ -65,7 +66,7 @@ class Http1Connection(RequestReader):
         """Called once, in place of `connection_made`, with what was read already."""
         context = self._context
         self._transport = transport
-        self._outgoing = Outgoing(transport, context.outbox)
+        self._outgoing = Outgoing(transport, context.outbox, context.bulk)
         transport.set_write_buffer_limits(high=context.limits.write_buffer_bytes)
         context.connections.add(self)
         context.counts.opened(Protocol.HTTP1)
@@ -126,7 +127,7 @@ class Http1Connection(RequestReader):
         if self._is_held and self._turn is None and not self._waiting and not self._outgoing.is_paused:
             self._is_held = False
             rest, self._rest = self._rest, b""
-            self._read(rest, 0)
+            self._go_through(rest)
         self._settle()
 
     def _settle(self) -> None:
@@ -218,13 +219,14 @@ class Http1Connection(RequestReader):
         self._is_last = not request.keeps_alive or not is_chunked or (self._is_draining and self._has_no_more())
         framing = b"Transfer-Encoding: chunked\r\n" if is_chunked else b""
         end = CLOSE if self._is_last else NO_LENGTH
+        self._transport.set_write_buffer_limits(high=self._context.limits.pieces_buffer_bytes)
         self._outgoing.add(answer_start(status, tuple(headers)) + framing + end, (), 0)
         self._pieces = PieceWriter(self, headers, is_chunked=is_chunked, is_silent=request.is_head)
         return self._pieces
 
     async def room(self) -> None:
         """Wait until the client has read enough for more to be sent, or has left."""
-        if self._outgoing.is_paused:
+        if not self._outgoing.has_room:
             await self._outgoing.room()
 
     def send_piece(self, buffers: Sequence[Buffer]) -> None:
@@ -236,6 +238,7 @@ class Http1Connection(RequestReader):
         assert self._turn is not None, "who answers has its turn"
         self._turn.ended()
         self._turn = self._pieces = None
+        self._transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
         if self._is_last:
             self._finish()
         elif not self._outgoing.is_collecting:
@@ -288,7 +291,7 @@ class Http1Connection(RequestReader):
         times = self._context.limits.times
         if self._outgoing.stalled_s(now_s) > times.slow_reader_s:
             self._context.counts.violated(Protocol.HTTP1, Violation.SLOW_READER)
-            self._transport.abort()
+            cut(self._transport, self._context)
         elif self._is_finished:
             self._check_end(now_s)
         elif self._turn is not None or self._waiting:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from modelserver.core.tensor import Buffer
+from modelserver.wire.bulk import TURN_BYTES, BulkTurns
 from modelserver.wire.http1.patience import Progress
 from modelserver.wire.outbox import Outbox
 
@@ -22,6 +23,7 @@ class Outgoing:
     """
 
     __slots__ = (
+        "_bulk",
         "_is_in_outbox",
         "_num_collected",
         "_num_written",
@@ -30,19 +32,23 @@ class Outgoing:
         "_progress",
         "_room",
         "_transport",
+        "_turn_ends_at",
         "is_collecting",
         "is_lone",
         "is_paused",
     )
 
-    def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
+    def __init__(self, transport: asyncio.Transport, outbox: Outbox, bulk: BulkTurns) -> None:
         self.is_collecting = self.is_lone = False
         self.is_paused = False  # the peer does not read, or not fast enough
         self._transport = transport
         self._outbox = outbox
+        self._bulk = bulk
         self._parts: list[Buffer] = []
         self._num_collected = 0
         self._num_written = 0
+        # When so much is written, others have their turn before more is made.
+        self._turn_ends_at = TURN_BYTES
         self._is_in_outbox = False
         self._room: asyncio.Future[None] | None = None  # of who waits for the peer to read
         self._progress: Progress | None = None
@@ -103,12 +109,24 @@ class Outgoing:
         if small:
             self._transport.write(b"".join(small))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be made and sent at once."""
+        return not self.is_paused and self._num_written < self._turn_ends_at
+
     async def room(self) -> None:
-        """Wait until the peer has read enough for more to be sent, or has left."""
+        """Wait until more may be sent: the peer has read enough and it is this connection's turn, or the peer has left.
+
+        Without turns a handler that never waits for anything else would go on until the system takes no more, which
+        for a thousand connections is a second of the loop.
+        """
         while self.is_paused:
             if self._room is None:
                 self._room = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._room)
+        if self._num_written >= self._turn_ends_at:
+            self._turn_ends_at = self._num_written + TURN_BYTES
+            await self._bulk.wait()
 
     def pause(self) -> None:
         """The transport holds enough."""

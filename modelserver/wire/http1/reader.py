@@ -39,10 +39,10 @@ _NO_HTTP = "this port serves gRPC only, which needs HTTP/2"
 class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     """The reading half of a connection.
 
-    What came goes through these in order: `_rest` are bytes of a head that is not complete, or of requests
-    that are not read yet because enough others wait (`_is_held`). `_incoming` is the request whose body is
-    being received. `_waiting` are complete, `_turn` is being answered. `_refusal` is the answer to what was no
-    request, which is the last one. When `_is_over`, no more requests are read.
+    What came goes through these in order: `_rest` are bytes of a head that is not complete, or of what is not read
+    yet (`_is_held`): requests of which enough others wait, or a body that has had its turn. `_incoming` is the
+    request whose body is being received. `_waiting` are complete, `_turn` is being answered. `_refusal` is the
+    answer to what was no request, which is the last one. When `_is_over`, no more requests are read.
     """
 
     __slots__ = (
@@ -170,14 +170,21 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     def _receive(self, data: bytes) -> None:
         """Read what came."""
         self._outgoing.is_collecting = True
-        at = self._feed(data, 0) if self._incoming is not None else 0
-        if self._is_over:
-            self._num_dropped += len(data) - at
-        elif self._is_held:
+        if self._is_held:
             self._rest += data
         else:
-            self._read(self._rest + data if self._rest else data, at)
+            self._go_through(data)
         self._settle()
+
+    def _go_through(self, data: bytes) -> None:
+        """Read what comes behind what was read before."""
+        at = self._feed(data, 0) if self._incoming is not None else 0
+        if self._is_held:
+            self._rest = data[at:]
+        elif self._is_over:
+            self._num_dropped += len(data) - at
+        else:
+            self._read(self._rest + data if self._rest else data, at)
 
     def _read(self, data: bytes, at: int) -> None:
         """Begin, or let wait, the requests in `data` from `at` on; what is incomplete becomes `_rest`.
@@ -207,6 +214,8 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
                 self._rest = data[at:]  # tells whether this is the last one
             if at > size or not request.has_plain_body:
                 at = self._begin_body(request, data, body_at)
+                if self._is_held:
+                    break
                 continue
             turn = Turn(self, request, data[body_at:at])
             if self._turn is None and not self._waiting and not outgoing.is_paused:
@@ -214,7 +223,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
                 self._frontend.handle(turn)
             else:
                 self._waiting.append(turn)
-        if at >= size or self._is_over:
+        if at >= size or (self._is_over and not self._is_held):
             self._rest = b""
             self._head_since_s = None
         else:
@@ -264,7 +273,11 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._refuse(message_response(refused.status, refused.message), refused.violation)
             return len(data)
         self._go_on(incoming)
-        return len(data) if self._refusal is not None else at
+        if self._refusal is not None:
+            return len(data)
+        # It has had its turn, and is not complete.
+        self._is_held = self._incoming is not None and at < len(data)
+        return at
 
     def _fill(self, nbytes: int) -> None:
         """So many bytes of a body were received where they belong."""

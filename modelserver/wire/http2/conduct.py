@@ -41,7 +41,7 @@ class Conduct:
             raise too_much(Violation.TOO_MANY_CONTROL_FRAMES)
 
     def forget_answers(self) -> None:
-        """The peer took what was written."""
+        """The peer took what was written in answer to all that it had sent."""
         self._num_answers = 0
 
     def count_ping(self, now_s: float, *, has_streams: bool, progress: tuple[int, int]) -> None:

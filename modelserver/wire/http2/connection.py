@@ -206,7 +206,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         sender = self.sender
         if sender.flush():
             self.schedule_flush()
-        if not sender.is_paused:
+        if not (sender.is_paused or self.receiver.has_backlog):
             self.conduct.forget_answers()
         if len(self.streams) != self._num_counted or not self.max_open:
             self._count_streams()

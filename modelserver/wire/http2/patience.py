@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from modelserver.telemetry.wire import Violation
+from modelserver.wire.cut import cut
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much
 from modelserver.wire.http2.greeting import FIRST_SETTINGS
 from modelserver.wire.http2.keepalive import Keepalive, Pulse
@@ -124,7 +125,7 @@ class Patience:
             self._full_since_s = now_s if num_unsent else None
         elif now_s - self._full_since_s > connection.context.limits.times.slow_reader_s:
             connection.count(Violation.SLOW_READER)
-            connection.abort()
+            cut(connection.transport, connection.context)
         self._num_unsent = num_unsent
 
     def _check_bodies(self, now_s: float) -> None:

@@ -30,12 +30,12 @@ class Payload:
     `stream` is None for what nobody wants: DATA of a stream that was reset, frames without meaning.
     """
 
-    __slots__ = ("_ends_stream", "_length", "_num_left", "_num_padding", "_paid_bytes", "stream")
+    __slots__ = ("_ends_stream", "_num_bytes", "_num_left", "_num_padding", "_paid_bytes", "stream")
 
     def __init__(self) -> None:
         self.stream: Http2Stream | None = None
-        # Of the frame, with its padding.
-        self._length = 0
+        # Of the frame, without its padding, which is worth nothing.
+        self._num_bytes = 0
         self._num_left = 0
         self._num_padding = 0
         self._ends_stream = False
@@ -55,8 +55,7 @@ class Payload:
         if num_before + padding > length:
             raise protocol_fault(f"DATA on stream {stream_id} has more padding than bytes")
         self.stream = stream
-        self._length = length
-        self._num_left = length - num_before - padding
+        self._num_bytes = self._num_left = length - num_before - padding
         self._num_padding = padding
         self._ends_stream = bool(flags & END_STREAM)
         if stream is not None:
@@ -66,7 +65,7 @@ class Payload:
     def skip(self, length: int) -> None:
         """A frame without meaning is too large to wait for."""
         self.stream = None
-        self._length = self._num_left = length
+        self._num_bytes = self._num_left = length
         self._num_padding = 0
         self._ends_stream = False
 
@@ -102,15 +101,15 @@ class Payload:
         stream, self.stream = self.stream, None
         if self._ends_stream:
             return (stream if stream is not None and stream.is_open else None), 0
-        if self._length >= _TINY_BYTES:
-            self._paid_bytes = min(self._paid_bytes + self._length, _MAX_PAID_BYTES)
+        if self._num_bytes >= _TINY_BYTES:
+            self._paid_bytes = min(self._paid_bytes + self._num_bytes, _MAX_PAID_BYTES)
             return None, 0
         if stream is not None and not stream.is_within_message:
             return None, 0
-        if self._length and self._paid_bytes >= _PAYING_BYTES:
+        if self._num_bytes and self._paid_bytes >= _PAYING_BYTES:
             self._paid_bytes -= _PAYING_BYTES
             return None, 0
-        return None, 1 if self._length else _EMPTY_GLITCHES
+        return None, 1 if self._num_bytes else _EMPTY_GLITCHES
 
     def num_missing(self, stream: Http2Stream) -> int:
         """Bytes of the stream whose frame has begun and that have not come."""

@@ -40,6 +40,8 @@ Stage = Callable[[Octets, memoryview, int, int], int]
 
 # A frame that must be there as a whole before it means something is not larger.
 _MAX_WHOLE_BYTES: Final = 64 * 1024
+# Frames out of the ordinary that a connection has read before others have their turn: they cost some microseconds each.
+MAX_FRAMES_PER_TURN: Final = 200
 
 
 class Receiver:
@@ -64,6 +66,7 @@ class Receiver:
         "_max_frame",
         "_max_inline",
         "_max_new_streams",
+        "_num_left",
         "_num_openable",
         "_payload",
         "_stage",
@@ -93,6 +96,8 @@ class Receiver:
         self._backlog = b""
         self.has_backlog = False
         self._num_openable = self._max_new_streams
+        # Of this turn's frames out of the ordinary.
+        self._num_left = MAX_FRAMES_PER_TURN
         # DATA that was received and not given back to the connection's window.
         self._uncredited = 0
         self._payload = Payload()
@@ -160,10 +165,11 @@ class Receiver:
         # Dropped before reading: what a fault leaves behind is not read again.
         self._carry = b""
         self._num_openable = self._max_new_streams
+        self._num_left = MAX_FRAMES_PER_TURN
         while True:
             stage = self._stage
             position = stage(data, view, position, end)
-            if stage is self._stage:  # it needs more
+            if stage is self._stage:  # it needs more, or has had its turn
                 break
         if self.has_backlog:
             self._backlog = view[position:end].tobytes()
@@ -250,13 +256,18 @@ class Receiver:
             if kind == DATA:
                 if flags & PADDED and end == start and length:
                     return position
+                if not self._has_turn():
+                    return position
                 return self._begin_payload(data, start, length, flags, stream_id)
             if stop > end:
                 return self._wait(kind, length, position)
-            position = stop
             if kind != HEADERS:
+                if not self._has_turn():
+                    return position
+                position = stop
                 self._take_other(kind, flags, stream_id, view[start:stop].tobytes())
                 continue
+            position = stop
             block = part_of_block(view[start:stop], flags, stream_id)
             if not flags & END_HEADERS:
                 self._begin_block(stream_id, flags, block)
@@ -301,6 +312,12 @@ class Receiver:
         return stop
 
     # Parts of stages.
+
+    def _has_turn(self) -> bool:
+        """Whether one more frame may be read before it is the others' turn."""
+        self._num_left -= 1
+        self.has_backlog = self._num_left < 0
+        return not self.has_backlog
 
     def _check_size(self, length: int) -> None:
         if length > self._max_frame:

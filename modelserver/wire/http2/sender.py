@@ -140,6 +140,7 @@ class Sender:
             return
         stream.outgoing = None
         self.num_queued_bytes -= outgoing.num_bytes
+        self._connection.context.num_given_up_bytes += outgoing.num_bytes
         if outgoing.is_ready:
             self._ready.remove(stream)
         self._update_inline()

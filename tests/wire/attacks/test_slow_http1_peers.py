@@ -99,6 +99,7 @@ def test_an_answer_that_is_not_read(wire: RunningWire, neighbour: Neighbour) -> 
         neighbour.is_served()
         wire.pass_time(61)
         wire.until(lambda: all_of(wire, "http1") == 0, "the connection was cut")
+        wire.until(lambda: slow.is_reset, "the reader knows")
     assert wire.violations("slow_reader") == before + 1
 
 

@@ -60,6 +60,7 @@ def test_zero_windows(wire: RunningWire, neighbour: Neighbour) -> None:
         stalled.until(lambda: len(stalled.resets) == 100, "the rest of 100 resets")
         assert list(stalled.resets.values())[36:] == [ErrorCode.CANCEL] * 64
         wire.until(lambda: wire.counts.open_streams == 0, "the streams were closed")
+        wire.until(lambda: wire.context.num_given_up_bytes < MIB, "their memory was given back")
         stalled.send(settings({Setting.INITIAL_WINDOW_SIZE: 1 << 16}))
         stalled.call(201, "Echo", b"abc")
         assert stalled.expect_answer(201).messages == [b"abc"]

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from modelserver.errors import PayloadTooLargeError
 from modelserver.wire.body import BodyCollector
-from modelserver.wire.http1.chunked import MAX_EXTENSION_BYTES, MAX_TINY_CHUNKS, MAX_TRAILER_BYTES, ChunkedBody
+from modelserver.wire.http1.chunked import (
+    MAX_CHUNKS_PER_TURN,
+    MAX_EXTENSION_BYTES,
+    MAX_TINY_CHUNKS,
+    MAX_TRAILER_BYTES,
+    MAX_TRAILERS,
+    ChunkedBody,
+)
 from modelserver.wire.http1.head import RefusedError
 
 HEAD = b"POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -22,8 +29,10 @@ def _read(pieces: list[bytes], limit: int = LIMIT) -> tuple[bytes | str, bytes]:
     chunked = ChunkedBody(BodyCollector(None, 0, limit))
     rest = b""
     for number, piece in enumerate(pieces):
+        at, before = 0, -1
         try:
-            at = chunked.feed(piece, 0)
+            while before < at < len(piece) and not chunked.is_complete and chunked.body.error is None:
+                before, at = at, chunked.feed(piece, at)
         except RefusedError as refused:
             return f"{refused.status} {refused.message}", b""
         if chunked.body.error is not None:
@@ -115,7 +124,9 @@ def test_how_it_is_cut_changes_nothing(data: bytes) -> None:
         (b"1;%s\r\n\r\na\r\n0\r\n\r\n" % (b"x" * (MAX_EXTENSION_BYTES + 20)), False),
         (b"0\r\nX:%s\r\n\r\n" % (b"x" * (MAX_TRAILER_BYTES - 2)), True),
         (b"0\r\nX:%s\r\n\r\n" % (b"x" * (MAX_TRAILER_BYTES - 1)), False),
-        (b"0\r\n" + b"X:y\r\n" * (MAX_TRAILER_BYTES // 3 + 1) + b"\r\n", False),
+        (b"0\r\n" + b"X:%s\r\n" % (b"y" * 1000) * (MAX_TRAILER_BYTES // 1000 + 1) + b"\r\n", False),
+        (b"0\r\n" + b"X:y\r\n" * MAX_TRAILERS + b"\r\n", True),
+        (b"0\r\n" + b"X:y\r\n" * (MAX_TRAILERS + 1) + b"\r\n", False),
         (b"1\r\na\r\n" * MAX_TINY_CHUNKS + b"0\r\n\r\n", True),
         (b"1\r\na\r\n" * (MAX_TINY_CHUNKS + 200) + b"0\r\n\r\n", False),
         (b"40\r\n%s\r\n" % (b"a" * 64) * 2 * MAX_TINY_CHUNKS + b"0\r\n\r\n", True),
@@ -138,3 +149,13 @@ def test_a_chunk_over_the_limit_is_refused_before_its_data() -> None:
     assert chunked.body.error is None
     chunked.feed(b"5\r\n", 0)
     assert isinstance(chunked.body.error, PayloadTooLargeError)
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\na\r\n", b"1;x\r\na\r\n", b"1001\r\n%s\r\n" % (b"a" * 4097)])
+def test_a_turn_has_a_number_of_chunks(chunk: bytes) -> None:
+    chunked = ChunkedBody(BodyCollector(None, 0, 1 << 30))
+    data = chunk * 2 * MAX_CHUNKS_PER_TURN + b"0\r\n\r\n"
+    assert chunked.feed(data, 0) == len(chunk) * MAX_CHUNKS_PER_TURN
+    assert chunked.feed(data, len(chunk) * MAX_CHUNKS_PER_TURN) == 2 * len(chunk) * MAX_CHUNKS_PER_TURN
+    assert chunked.feed(data, 2 * len(chunk) * MAX_CHUNKS_PER_TURN) == len(data)
+    assert chunked.is_complete

@@ -222,6 +222,43 @@ async def test_many_requests_of_one_read_leave_others_their_turn() -> None:
     assert not dialogue.transport.is_paused
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("comes_apart", [False, True])
+async def test_many_chunks_of_one_read_leave_others_their_turn(is_last: bool, comes_apart: bool) -> None:
+    """The rest of the body is read in turns, then what is behind it; nothing is received meanwhile."""
+    head = b"POST /c HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n"
+    head += b"Connection: close\r\n\r\n" if is_last else b"\r\n"
+    dialogue = Dialogue().begin()
+    if comes_apart:
+        dialogue.send(head)
+    dialogue.send((b"" if comes_apart else head) + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n" + GET % 1)
+    assert not dialogue.exchanges
+    assert dialogue.transport.is_paused
+    await asyncio.sleep(0)
+    assert not dialogue.exchanges
+    await _turns(10)
+    assert bytes(dialogue.exchanges[0].body) == b"x" * 5000
+    assert len(dialogue.exchanges) == (1 if is_last else 2)
+    if is_last:
+        assert dialogue.transport.ending == "close"
+    else:
+        assert not dialogue.transport.is_paused
+
+
+async def test_a_fault_among_many_chunks_is_answered_behind_the_answers_that_are_due() -> None:
+    dialogue = Dialogue(later).begin()
+    head = b"POST /c HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+    dialogue.send(GET % 0 + head + b"1\r\nx\r\n" * 2500 + b"nonsense\r\n")
+    assert dialogue.transport.is_paused
+    await _turns(5)
+    assert not dialogue.take()
+    path_back(dialogue.exchanges[0])
+    await _turns(5)
+    answer = dialogue.take()
+    assert answer.index(b"\r\n/0") < answer.index(b"HTTP/1.1 400 ")
+    assert len(dialogue.exchanges) == 1
+
+
 async def test_what_is_no_request_is_refused_behind_the_answers_that_are_due() -> None:
     dialogue = Dialogue(later).begin(GET % 0 + GET % 1 + b"nonsense\r\n\r\n" + GET % 2)
     assert not dialogue.take()

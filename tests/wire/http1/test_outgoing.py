@@ -5,13 +5,14 @@ import asyncio
 import pytest
 from support.http1_dialogue import PeerTransport
 
+from modelserver.wire.bulk import TURN_BYTES, BulkTurns
 from modelserver.wire.http1.outgoing import Outgoing
 from modelserver.wire.outbox import Outbox
 
 
 def _outgoing() -> tuple[Outgoing, PeerTransport]:
-    transport = PeerTransport()
-    return Outgoing(transport, Outbox(asyncio.get_running_loop())), transport
+    transport, loop = PeerTransport(), asyncio.get_running_loop()
+    return Outgoing(transport, Outbox(loop), BulkTurns(loop)), transport
 
 
 async def test_small_answers_of_a_turn_leave_in_one_write() -> None:
@@ -81,6 +82,22 @@ async def test_who_waits_for_room_goes_on_when_there_is_some() -> None:
     assert not waiting[1].done()
     outgoing.resume()
     await asyncio.wait_for(asyncio.gather(*waiting[1:]), 60)
+
+
+async def test_who_was_sent_much_waits_for_another_turn() -> None:
+    outgoing, _ = _outgoing()
+    for _ in range(3):
+        outgoing.add(b"", (bytes(TURN_BYTES - 1),), TURN_BYTES - 1)
+        outgoing.flush()
+        assert outgoing.has_room
+        outgoing.add(b"x", (), 0)
+        outgoing.flush()
+        assert not outgoing.has_room
+        waiting = asyncio.ensure_future(outgoing.room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await asyncio.wait_for(waiting, 60)
+        assert outgoing.has_room
 
 
 async def test_a_loss_ends_the_waiting() -> None:

@@ -33,6 +33,7 @@ from support.twins import TWINS, using
 
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.connection import Http2Connection
+from modelserver.wire.http2.receiver import MAX_FRAMES_PER_TURN
 from modelserver.wire.limits import HeadLimits, Http2Limits, WireLimits
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -148,6 +149,30 @@ async def test_a_turn_has_a_number_of_new_streams() -> None:
     await peer.settle()
     assert [peer.answer(2 * index + 1).messages for index in range(25)] == [[b"%d" % index] for index in range(25)]
     assert not peer.transport.is_paused
+
+
+async def test_a_turn_has_a_number_of_frames_out_of_the_ordinary() -> None:
+    """Messages in pieces, settings: what exceeds it waits for the next turn of the loop, in its order."""
+    peer = MemoryPeer()
+    peer.open(1, "Sum")
+    peer.send(*[piece for index in range(500) for piece in (data(1, prefixed(b"%d" % index)), settings())])
+    assert len(peer.of_type(FrameType.SETTINGS)) == MAX_FRAMES_PER_TURN // 2
+    assert peer.transport.is_paused
+    await peer.settle(10)
+    assert len(peer.of_type(FrameType.SETTINGS)) == 500 - MAX_FRAMES_PER_TURN // 2
+    assert not peer.transport.is_paused
+    peer.send(data(1, end=True))
+    await peer.settle()
+    assert peer.answer(1).messages == [b"500 1390"]
+
+
+async def test_padding_alone_is_an_empty_frame() -> None:
+    peer = MemoryPeer(WireLimits(http2=Http2Limits(glitches_burst=100, glitches_per_s=0)))
+    peer.open(1, "Sum")
+    peer.send(data(1, prefixed(b"", length=1000)), *[data(1, padding=255)] * 9)
+    assert not peer.goaways
+    peer.send(data(1, padding=255))
+    assert peer.goaways == [(1, ErrorCode.ENHANCE_YOUR_CALM, b"too_many_glitches")]
 
 
 async def test_a_fault_in_the_rest_of_a_turn_ends_the_connection() -> None:
