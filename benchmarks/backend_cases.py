@@ -1,11 +1,17 @@
-"""What the server adds to a model that computes for long: ONNX Runtime and PyTorch against bare loops of each."""
+"""What the server adds to a model that computes for long: ONNX Runtime and PyTorch against bare loops of each.
+
+The backends' own part is what requests cost through the server's core, in its process (`benchmarks.core_loop`). The
+whole server is held to the same targets, with the image over HTTP; with one in shared memory it is shown beside.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +24,13 @@ from benchmarks.load_tools import check, run_tool
 from benchmarks.report import Measurement, Report
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess
+from benchmarks.shared_region import shared_region
 
 _ROOT = Path(__file__).parent.parent
 _LEAST_S = 5.0
-_NUM_INSTANCES = 2
+_REGION = "image"
+_HTTP = "HTTP"
+_WAYS = ("shared memory", _HTTP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,40 @@ class _Sample:
     p99_us: float = float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A model of a library, with so many instances of one thread each, and one request behind each that executes."""
+
+    kind: str
+    repository: Path
+    model: str
+    filename: str
+    num_instances: int
+
+    @property
+    def concurrency(self) -> int:
+        return 2 * self.num_instances
+
+    @property
+    def loops(self) -> str:
+        """What it is held against."""
+        return f"{self.num_instances} bare {self.kind} loops" if self.num_instances > 1 else f"bare {self.kind} loop"
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Pairs of a slice of bare loops and one of the core, and what was served in each of the ways."""
+
+    pairs: Sequence[tuple[_Sample, _Sample]]
+    served: Sequence[_Sample]
+
+    @property
+    def bare(self) -> _Sample:
+        """The medians of the bare loops."""
+        per_second = statistics.median(bare.per_second for bare, _ in self.pairs)
+        return _Sample(per_second, statistics.median(bare.cpu_us for bare, _ in self.pairs))
+
+
 def resnet(settings: Settings, report: Report) -> None:
     """A ResNet-18-sized model on ONNX Runtime and on PyTorch, one thread each, against bare loops of the libraries."""
     repository = settings.repository("models")
@@ -41,73 +84,100 @@ def resnet(settings: Settings, report: Report) -> None:
     models.torch_resnet18(repository)
     seconds = max(_LEAST_S, settings.seconds)
     image = np.random.default_rng(0).random((1, 3, 224, 224), dtype=np.float32)
-    with modelserver(repository) as ours:
-        for kind, name, filename in (
-            ("onnx", "resnet18", "model.onnx"),
-            ("torch", "resnet18_torch", "model.pt2"),
-        ):
-            path = repository / name / "1" / filename
-            load = replace(requests.http_binary(name, "image", image), seconds=seconds)
-            _compare(settings, report, ours, kind=kind, path=path, load=load, names=(name, f"{name}_two"))
+    with modelserver(repository, "--allow-client-shm=true") as ours, shared_region(ours, _REGION, image):
+        for kind, name, filename in (("onnx", "resnet18", "model.onnx"), ("torch", "resnet18_torch", "model.pt2")):
+            one = _Subject(kind, repository, name, filename, 1)
+            two = replace(one, model=f"{name}_two", num_instances=2)
+            _compare(settings, report, ours, (one, two), image, seconds)
 
 
 def _compare(
     settings: Settings,
     report: Report,
     ours: ServerProcess,
-    *,
-    kind: str,
-    path: Path,
-    load: Load,
-    names: tuple[str, str],
+    subjects: Sequence[_Subject],
+    image: requests.Array,
+    seconds: float,
 ) -> None:
-    """One instance with one request behind it beside one loop; two instances beside two loops."""
-    two = replace(load, path=load.path.replace(names[0], names[1]))
-    for warmup in (load.at(2), two.at(2 * _NUM_INSTANCES)):
-        check(warmup, ours.ports["http"])
-        run_tool(replace(warmup, seconds=1), ours.ports["http"])
-    pairs: list[list[_Sample]] = [[], [], [], []]
+    """Each subject beside its loops, all in turns."""
+    loads = {}
+    for subject in subjects:
+        in_region = requests.http_shared(subject.model, "image", image, _REGION)
+        in_body = requests.http_binary(subject.model, "image", image)
+        loads[subject] = [load.at(subject.concurrency, seconds=seconds) for load in (in_region, in_body)]
+        for load in loads[subject]:
+            check(load, ours.ports["http"])
+            run_tool(replace(load, seconds=1), ours.ports["http"])
+    rounds: dict[_Subject, list[_Round]] = {subject: [] for subject in subjects}
     for _ in range(settings.rounds):
-        pairs[0].append(_bare(kind, path, 1, load.seconds))
-        pairs[1].append(_served(ours, names[0], load.at(2)))
-        pairs[2].append(_bare(kind, path, _NUM_INSTANCES, load.seconds))
-        pairs[3].append(_served(ours, names[1], two.at(2 * _NUM_INSTANCES)))
-    shown = (f"bare {kind} loop", names[0], f"{_NUM_INSTANCES} bare {kind} loops", names[1])
-    for (server, concurrency), samples in zip(zip(shown, (1, 2, 2, 4), strict=True), pairs, strict=True):
-        middle = sorted(samples, key=lambda sample: sample.per_second)[len(samples) // 2]
-        report.add(
-            [Measurement("d", server, concurrency, middle.per_second, middle.cpu_us, middle.p50_us, middle.p99_us)]
-        )
-    one_bare, one_served, two_bare, two_served = pairs
-    cpu = [ours.cpu_us / bare.cpu_us for ours, bare in zip(one_served, one_bare, strict=True)]
-    report.at_most("d", f"ResNet-18 CPU per request / bare {kind} loop", float(np.median(cpu)), 1.03)
-    ratios = [ours.per_second / bare.per_second for ours, bare in zip(one_served, one_bare, strict=True)]
-    report.at_least("d", f"ResNet-18 throughput / bare {kind} loop", float(np.median(ratios)), 0.97)
-    ratios = [ours.per_second / bare.per_second for ours, bare in zip(two_served, two_bare, strict=True)]
-    # The client takes from the same cores what the loops have for themselves: the CPU says what is ours.
-    cpu = [ours.cpu_us / bare.cpu_us for ours, bare in zip(two_served, two_bare, strict=True)]
-    what = f"ResNet-18 CPU per request, {_NUM_INSTANCES} instances / {_NUM_INSTANCES} bare {kind} loops"
-    report.at_most("d", what, float(np.median(cpu)), 1.03)
-    what = f"ResNet-18 throughput, {_NUM_INSTANCES} instances / {_NUM_INSTANCES} bare {kind} loops"
-    report.at_least("d", what, float(np.median(ratios)), 0.97)
+        for subject in subjects:
+            served = [_served(ours, subject, load) for load in loads[subject]]
+            rounds[subject].append(_Round(_in_core(subject, seconds), served))
+    for subject in subjects:
+        _report(report, subject, rounds[subject])
 
 
-def _bare(kind: str, path: Path, num_loops: int, seconds: float) -> _Sample:
+def _report(report: Report, subject: _Subject, rounds: Sequence[_Round]) -> None:
+    pairs = [pair for one in rounds for pair in one.pairs]
+    bares, cores = zip(*pairs, strict=True)
+    report.add([_row(subject.loops, subject.num_instances, bares)])
+    report.add([_row(f"{subject.model}, core", subject.concurrency, cores)])
+    cpu, speed = _ratios(subject, "core", pairs)
+    report.at_most("d", *cpu, 1.03)
+    report.at_least("d", *speed, 0.97)
+    for place, way in enumerate(_WAYS):
+        served = [one.served[place] for one in rounds]
+        report.add([_row(f"{subject.model}, {way}", subject.concurrency, served)])
+        cpu, speed = _ratios(subject, way, [(one.bare, one.served[place]) for one in rounds])
+        if way == _HTTP:
+            report.at_most("d", *cpu, 1.03)
+            report.at_least("d", *speed, 0.97)
+        else:
+            report.tell("d", *cpu)
+            report.tell("d", *speed)
+
+
+def _row(server: str, concurrency: int, samples: Sequence[_Sample]) -> Measurement:
+    middle = sorted(samples, key=lambda sample: sample.per_second)[len(samples) // 2]
+    return Measurement("d", server, concurrency, middle.per_second, middle.cpu_us, middle.p50_us, middle.p99_us)
+
+
+def _ratios(
+    subject: _Subject, way: str, pairs: Sequence[tuple[_Sample, _Sample]]
+) -> tuple[tuple[str, float], tuple[str, float]]:
+    """Of CPU and of throughput, the medians over pairs of bare loops and ours."""
+    count = "" if subject.num_instances == 1 else f", {subject.num_instances} instances"
+    cpu = statistics.median(ours.cpu_us / bare.cpu_us for bare, ours in pairs)
+    speed = statistics.median(ours.per_second / bare.per_second for bare, ours in pairs)
+    what = f"ResNet-18{count}, {way}"
+    return (f"{what}: CPU per request / {subject.loops}", cpu), (f"{what}: throughput / {subject.loops}", speed)
+
+
+def _in_core(subject: _Subject, seconds: float) -> list[tuple[_Sample, _Sample]]:
+    """Slices of bare loops, each with the core's slice that followed it."""
+    path = subject.repository / subject.model / "1" / subject.filename
+    arguments = (subject.kind, path, subject.repository, subject.model, subject.num_instances, seconds)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.bare_loop", kind, str(path), str(num_loops), str(seconds)],
+        [sys.executable, "-m", "benchmarks.core_loop", *map(str, arguments)],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         cwd=_ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    result = json.loads(done.stdout.splitlines()[-1])
-    return _Sample(result["runs"] / result["seconds"], result["cpu_s"] / result["runs"] * 1e6)
+    if done.returncode != 0:
+        raise SystemExit(f"benchmarks.core_loop failed:\n{done.stderr[-2000:]}")
+    pairs = json.loads(done.stdout.splitlines()[-1])
+    return [(_sample(bare), _sample(core)) for bare, core in pairs]
 
 
-def _served(ours: ServerProcess, model: str, load: Load) -> _Sample:
+def _sample(part: dict[str, float]) -> _Sample:
+    return _Sample(part["runs"] / part["seconds"], part["cpu_s"] / part["runs"] * 1e6)
+
+
+def _served(ours: ServerProcess, subject: _Subject, load: Load) -> _Sample:
     """CPU is divided by what the server itself counted meanwhile. wrk takes least from the cores that they share."""
-    count, cpu = statistics_of(ours, model)["inference_count"], ours.cpu_s()
+    count, cpu = statistics_of(ours, subject.model)["inference_count"], ours.cpu_s()
     result = run_tool(load, ours.ports["http"])
-    cpu, count = ours.cpu_s() - cpu, statistics_of(ours, model)["inference_count"] - count
+    cpu, count = ours.cpu_s() - cpu, statistics_of(ours, subject.model)["inference_count"] - count
     return _Sample(result.per_second, cpu / count * 1e6, result.p50_us, result.p99_us)

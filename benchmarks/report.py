@@ -31,13 +31,17 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A ratio that the project has set itself, and what was measured."""
+    """A ratio, what was measured, and the target that the project has set itself, if it has."""
 
     case: str
     what: str
     measured: float
-    target: str
-    is_met: bool
+    target: str = ""
+    is_met: bool | None = None
+
+    def mark(self, missed: str) -> str:
+        """One word on the target: met, or `missed`."""
+        return "" if self.is_met is None else "met" if self.is_met else missed
 
 
 def measure(
@@ -89,20 +93,23 @@ class Report:
     def at_least(self, case: str, what: str, measured: float, limit: float) -> None:
         self.verdicts.append(Verdict(case, what, measured, f">= {limit:g}", measured >= limit))
 
+    def tell(self, case: str, what: str, measured: float) -> None:
+        """A ratio without a target."""
+        self.verdicts.append(Verdict(case, what, measured))
+
     def print(self) -> None:
         table = Table(title=f"modelserver benchmarks ({platform.machine()}, Python {platform.python_version()})")
         for column in ("case", "what", "measured", "target", ""):
             table.add_column(column, justify="right" if column in ("measured", "target") else "left")
         for verdict in self.verdicts:
-            mark = "met" if verdict.is_met else "MISSED"
-            table.add_row(verdict.case, verdict.what, f"{verdict.measured:.3g}", verdict.target, mark)
+            table.add_row(verdict.case, verdict.what, f"{verdict.measured:.3g}", verdict.target, verdict.mark("MISSED"))
         self.console.print(table)
 
     def markdown(self) -> str:
         """The verdicts and the measurements as two tables, for docs/performance.md."""
         lines = ["| case | what | measured | target | |", "|---|---|--:|--:|---|"]
         for verdict in self.verdicts:
-            mark = "met" if verdict.is_met else "**missed**"
+            mark = verdict.mark("**missed**")
             lines.append(f"| {verdict.case} | {verdict.what} | {verdict.measured:.3g} | {verdict.target} | {mark} |")
         lines += [
             "",

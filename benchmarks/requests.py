@@ -32,6 +32,15 @@ def http_binary(model: str, name: str, data: Array) -> Load:
     return Load("http", f"/v2/models/{model}/infer", head + data.tobytes(), headers)
 
 
+def http_shared(model: str, name: str, data: Array, region: str) -> Load:
+    """One input that lies in a region of shared memory; all outputs as binary."""
+    parameters = {"shared_memory_region": region, "shared_memory_byte_size": data.nbytes}
+    datatype = Datatype.from_numpy(data.dtype).value
+    tensor = {"name": name, "shape": list(data.shape), "datatype": datatype, "parameters": parameters}
+    body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return Load("http", f"/v2/models/{model}/infer", body, {"Content-Type": "application/json"})
+
+
 def http_json(model: str, name: str, data: Array) -> Load:
     """One input as a flat JSON list; outputs as JSON."""
     tensor = {

@@ -86,8 +86,7 @@ def _print(file: Path, document: dict[str, Any]) -> None:
     for key in ("built_with", "architectures", "opset", "producer", "external_files", "max_batch_size"):
         value = document.get(key)
         if value:
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-            print_line(f"{key.replace('_', ' ')}: {shown}")
+            print_line(f"{key.replace('_', ' ')}: {_shown(value)}")
     for kind in ("inputs", "outputs"):
         if document.get(kind):
             print_line("")
@@ -105,7 +104,17 @@ def _print(file: Path, document: dict[str, Any]) -> None:
     for key, value in document.get("built", {}).items():
         if key in ("flavour", "version", "architectures"):
             continue  # as the header says above
-        print_line(f"built {key.replace('_', ' ')}: {value}")
+        print_line(f"built {key.replace('_', ' ')}: {_shown(value)}")
     if "note" in document:
         print_line("")
         print_line(f"note: {document['note']}")
+
+
+def _shown(value: Any) -> str:
+    """For people: what is set of options, by name."""
+    if isinstance(value, dict):
+        parts = ((name, part) for name, part in value.items() if part is not False and part not in ("", [], None))
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(part)}" for name, part in parts)
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

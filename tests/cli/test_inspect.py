@@ -13,6 +13,13 @@ from support.engines import batching_engine, plan_bytes
 from modelserver.cli.main import main
 
 
+_OPTIONS = {
+    "precision": "keep", "opt_level": 0, "tf32": True, "sparse": False, "targets": ["sm86", "sm120"], "plugins": [],
+    "timing_cache": "",
+}  # fmt: skip
+_BUILT = {"onnx": "m.onnx", "flavour": "tensorrt_rtx", "options": _OPTIONS}
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> tuple[str, str]:
     with pytest.raises(SystemExit) as ended:
         main(["inspect", *arguments])
@@ -48,13 +55,14 @@ def test_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert found["built_with"] == "TensorRT for RTX 1.7.1.116"
     assert found["architectures"] == ["sm80", "sm86", "sm89", "sm120", "sm121"]
     assert "on a GPU only" in found["note"]
-    write_sidecar(plan, batching_engine(8), file_sha256(plan), {"onnx": "m.onnx", "flavour": "tensorrt_rtx"})
+    write_sidecar(plan, batching_engine(8), file_sha256(plan), _BUILT)
     found = document(capsys, plan)
     assert found["inputs"] == [{"name": "in", "datatype": "FP32", "shape": [-1, 16]}]
     assert found["profiles"] == ["in:1x16/4x16/8x16"]
     out, _ = run(capsys, str(plan))
     assert "profile 0: in:1x16/4x16/8x16" in out
     assert "built onnx: m.onnx" in out
+    assert "built options: precision keep, opt level 0, tf32 true, targets sm86, sm120\n" in out
     plan.write_bytes(plan_bytes("tensorrt_rtx", (1, 7, 1, 117)))
     assert "its checksum differs" in document(capsys, plan)["note"]
 
