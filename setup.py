@@ -1,6 +1,17 @@
 """What pyproject.toml has no words for: the parts in C, which an installation without a compiler goes without."""
 
+import hashlib
+from pathlib import Path
+
 from setuptools import Extension, setup
+
+
+def source_digest(directory: str) -> tuple[str, str]:
+    """So that a build knows what it was made of: see modelserver/core/extension.py."""
+    sources = sorted(Path(directory).glob("*.[ch]"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    return "SOURCE_DIGEST", f'"{digest}"'
+
 
 setup(
     ext_modules=[
@@ -8,6 +19,7 @@ setup(
             "modelserver.core._accelerator",
             ["modelserver/core/_accelerator.c"],
             depends=["modelserver/core/_decimal.h"],
+            define_macros=[source_digest("modelserver/core")],
             extra_compile_args=["-O2"],
             py_limited_api=True,
             optional=True,
@@ -16,6 +28,7 @@ setup(
             "modelserver_backends.llm._kernels",
             ["backends/llm/_kernels.c"],
             depends=["backends/llm/_kernels_vector.h"],
+            define_macros=[source_digest("backends/llm")],
             extra_compile_args=["-O3"],
             py_limited_api=True,
             optional=True,

@@ -35,6 +35,7 @@ from modelserver.config.schema import (
     ModelTransactionPolicy,
 )
 from modelserver.core.datatype import Datatype
+from modelserver.core.extension import load_extension
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
@@ -101,6 +102,7 @@ __all__ = [
     "always",
     "device_memory",
     "free_gpu_bytes",
+    "load_extension",
     "model_inputs",
     "model_outputs",
     "visible_gpus",

@@ -599,5 +599,9 @@ PyMODINIT_FUNC PyInit__kernels(void)
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddIntConstant(module, "MAX_HEAD_DIM", MAX_DIM) < 0)
         Py_CLEAR(module);
+#ifdef SOURCE_DIGEST
+    if (module != NULL && PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST) < 0)
+        Py_CLEAR(module);
+#endif
     return module;
 }

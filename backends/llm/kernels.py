@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from types import ModuleType
 
 import torch
 
-_VARIABLE = "MODELSERVER_PURE_PYTHON"
-_OFF = frozenset({"", "0", "false", "no", "off"})
+from modelserver.backend import load_extension
+
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def load(environment: Mapping[str, str]) -> ModuleType | None:
-    """The module in C; None when it was not built, or is not wanted."""
-    if environment.get(_VARIABLE, "").lower() not in _OFF:
-        return None
-    try:
-        return import_module(f"{__package__}._kernels")
-    except ImportError:
-        return None
+    """The module in C; None where torch does its work."""
+    return load_extension(f"{__package__}._kernels", environment)
 
 
 KERNELS = load(os.environ)

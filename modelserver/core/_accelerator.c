@@ -682,5 +682,9 @@ PyMODINIT_FUNC PyInit__accelerator(void)
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddIntConstant(module, "MAX_POWER", MAX_POWER) < 0)
         Py_CLEAR(module);
+#ifdef SOURCE_DIGEST
+    if (module != NULL && PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST) < 0)
+        Py_CLEAR(module);
+#endif
     return module;
 }

@@ -2,8 +2,7 @@
 
 It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
 MODELSERVER_PURE_PYTHON=1 in the environment, the same is done in Python by those who ask for it here. The functions
-are None then. An environment variable, because children that the server starts are to follow it, and because a
-module decides this when it is imported: once, so that no request asks.
+are None then.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-VARIABLE = "MODELSERVER_PURE_PYTHON"
+from modelserver.core.extension import VARIABLE, is_wanted, load_extension
+
 _MODULE = "modelserver.core._accelerator"
-_OFF = frozenset({"", "0", "false", "no", "off"})
 _MAX_DIMS = 32
 
 # Of a text and a kind: the elements of the one array that it is, as the bytes of a tensor; None for anything that is
@@ -38,14 +36,10 @@ ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, in
 
 
 def load(environment: Mapping[str, str]) -> ModuleType | None:
-    """The module in C, ready for use; None when it was not built, or is not wanted."""
-    if environment.get(VARIABLE, "").lower() not in _OFF:
-        return None
-    try:
-        module = import_module(_MODULE)
-    except ImportError:
-        return None
-    module.set_powers(_powers_of_ten(module.MAX_POWER))
+    """The module in C, ready for use; None where Python does its work."""
+    module = load_extension(_MODULE, environment)
+    if module is not None:
+        module.set_powers(_powers_of_ten(module.MAX_POWER))
     return module
 
 
@@ -53,8 +47,7 @@ def description() -> str:
     """What is used, for the log."""
     if _MODULE_IN_C is not None:
         return "the accelerator in C"
-    is_unwanted = os.environ.get(VARIABLE, "").lower() not in _OFF
-    return f"Python only ({VARIABLE} is set)" if is_unwanted else "Python only (the accelerator was not built)"
+    return f"Python only ({'the accelerator was not built' if is_wanted(os.environ) else f'{VARIABLE} is set'})"
 
 
 def array_kind(letter: str, dims: Sequence[int]) -> bytes | None:
