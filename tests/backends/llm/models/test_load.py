@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,19 @@ def test_a_device_that_is_not_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UnavailableError, match="torch finds no GPU"):
             choose_device("cuda")
+
+
+def test_what_sees_pictures_too_describes_its_language_model_inside(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory = tmp_path / "qwen3_5"
+    shutil.copytree(checkpoint("qwen3_5"), directory)
+    entries = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": entries}))
+    loaded = load_network(directory, EngineOptions(device="cpu"))
+    assert (loaded.max_model_len, loaded.kv_shape.dtype) == (512, torch.float32)
+    assert loaded.states is not None
+    assert loaded.eos_token_ids == {1}
 
 
 def test_more_positions_than_there_are(checkpoint: Callable[[str], Path]) -> None:
