@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .text.tokenizer import Tokenizer
 
-# Tokens that are embedded in one step, beyond the first request's: generation waits meanwhile.
-_MAX_EMBEDDED_TOKENS = 2048
+# Of a step's tokens, those of texts to embed while something is generated, which waits for them: 1 / so many.
+_SHARE_OF_EMBEDDING = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -211,7 +211,7 @@ class LlmInstance(StepInstance):
         if wrong is not None:
             raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
 
-    # Embeddings: computed in a step, without the engine, each prompt at once.
+    # Embeddings: computed in a step, without the engine, each text as a whole.
 
     def _embedded_token_ids(self, call: Call) -> list[int]:
         runner = self.engine.runner
@@ -232,12 +232,14 @@ class LlmInstance(StepInstance):
         return token_ids
 
     def _embed(self) -> None:
-        """The requests that came first, and fit into a step."""
+        """The requests that came first, and fit into a step; one goes in any case."""
         chosen: list[_Embedding] = []
-        num_tokens = 0
+        num_tokens, most = 0, self.engine.options.max_num_batched_tokens
+        if self.engine.has_work:
+            most //= _SHARE_OF_EMBEDDING
         for embedding in self._embeddings.values():
             num_tokens += len(embedding.token_ids)
-            if chosen and num_tokens > _MAX_EMBEDDED_TOKENS:
+            if chosen and num_tokens > most:
                 break
             chosen.append(embedding)
         vectors = self.engine.runner.embed([embedding.token_ids for embedding in chosen])

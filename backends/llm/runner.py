@@ -18,6 +18,7 @@ from .attention.sdpa import SdpaAttention
 from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .compute_thread import ComputeThread, choose_num_threads
 from .embedding.head import EmbeddingHead, load_head
+from .fresh_sequences import compute_fresh
 from .kv_memory import reserve_kv_memory
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
@@ -139,9 +140,18 @@ class Runner:
     def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
         """One vector [size] per list, pooled as the checkpoint says: its last hidden state, if that says nothing.
 
-        Nothing is cached. Not normalised to unit length.
+        All are computed at once, and nothing is cached. Not normalised to unit length.
         """
-        return [self._embed(token_ids) for token_ids in token_id_lists]
+        self._thread.settle()
+        with torch.inference_mode():
+            if self._followers is not None:
+                self._followers.embed(token_id_lists)
+            # Each by itself: side by side they would be padded to the longest.
+            vectors = [
+                self.head(hidden[None], torch.tensor([len(hidden)], device=self._device))
+                for hidden in self._fresh(token_id_lists)
+            ]
+            return list(torch.cat(vectors).cpu().numpy())
 
     def close(self) -> None:
         """Give back what the runner holds beyond its own memory: its share of the device's budget, other processes."""
@@ -150,22 +160,15 @@ class Runner:
         if self._close is not None:
             self._close()
 
-    def _embed(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        self._thread.settle()
-        with torch.inference_mode():
-            length = len(token_ids)
-            if self._followers is not None:
-                self._followers.embed(token_ids)
-            if self._states is not None:
-                self._states.begin_alone(length)
-            hidden = self._network(
-                torch.tensor(token_ids, device=self._device),
-                torch.arange(length, device=self._device),
-                self._fresh_attention,
-                self._fresh_attention.prepare_fresh(length),
-            )
-            vectors = self.head(hidden[None], torch.tensor([length], device=self._device))
-            return vectors[0].cpu().numpy()  # type: ignore[no-any-return]
+    def _fresh(self, token_id_lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Hidden states [tokens, hidden_size] of each list; layers that keep states have them of one at a time."""
+        if self._states is None:
+            return list(compute_fresh(self._network, self._fresh_attention, token_id_lists, self._device))
+        found: list[torch.Tensor] = []
+        for token_ids in token_id_lists:
+            self._states.begin_alone(len(token_ids))
+            found += compute_fresh(self._network, self._fresh_attention, [token_ids], self._device)
+        return found
 
     def _input_ids(self, step: StepInputs) -> torch.Tensor:
         input_ids = torch.from_numpy(step.input_ids).to(self._device)

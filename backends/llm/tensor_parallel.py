@@ -29,6 +29,7 @@ from .attention.choose import make_attention
 from .attention.kv_blocks import KvBlocks
 from .attention.sdpa import SdpaAttention
 from .compute_thread import share_of_threads
+from .fresh_sequences import compute_fresh
 from .models.load import LoadedNetwork, load_network
 from .models.weights import Rank
 from .options import EngineOptions
@@ -67,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    token_ids: tuple[int, ...]
+    token_id_lists: tuple[tuple[int, ...], ...]
 
 
 class Followers:
@@ -95,8 +96,8 @@ class Followers:
         """The same step, which rank 0 computes next."""
         self._tell(Step(step.input_ids, step.positions, step.batch))
 
-    def embed(self, token_ids: Sequence[int]) -> None:
-        self._tell(Embedding(tuple(token_ids)))
+    def embed(self, token_id_lists: Sequence[Sequence[int]]) -> None:
+        self._tell(Embedding(tuple(map(tuple, token_id_lists))))
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -195,6 +196,4 @@ def _compute(pipe: Connection, loaded: LoadedNetwork, options: EngineOptions, po
                 inputs = attention.prepare(message.batch)
                 loaded.network(input_ids.to(loaded.device), positions.to(loaded.device), attention, inputs)
             else:
-                input_ids = torch.tensor(message.token_ids, device=loaded.device)
-                positions = torch.arange(len(message.token_ids), device=loaded.device)
-                loaded.network(input_ids, positions, fresh, fresh.prepare_fresh(len(message.token_ids)))
+                compute_fresh(loaded.network, fresh, message.token_id_lists, loaded.device)

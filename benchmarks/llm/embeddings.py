@@ -2,8 +2,9 @@
 
 Random weights in the shape of MiniLM-L6, and token ids of random texts whose lengths are as uneven as people's. The
 `llm` backend's encoder takes them in order of arrival, as many waiting as its instance lets wait; the loops take them
-in batches of 32 as they come, one by one, or in batches sorted beforehand, which nobody can do who serves. Of several
-rounds, taken in turns, the best of each counts.
+in batches of 32 as they come, one by one, or in batches sorted beforehand, which nobody can do who serves. With
+`--decoder` a decoder of 2 M parameters embeds them: one by one, as many as a step takes while something is generated,
+and as many as it takes else. Of several rounds, taken in turns, the best of each counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ import torch
 from modelserver_backends.llm.embedding.batch_plan import plan_batch
 from modelserver_backends.llm.embedding.encoder import Encoder
 from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.runner import Runner, load_runner
+from modelserver_backends.llm.sampler import Sampler
 from tokenizers import Tokenizer, models
+
+from benchmarks.llm.shapes import SHAPES, write_checkpoint
 
 _SHAPE = {
     "vocab_size": 30522,
@@ -78,6 +83,24 @@ class Ours:
         return np.stack([vectors[place] for place in range(len(texts))])
 
 
+class OurDecoder:
+    """What `LlmInstance` does with requests that have all arrived, in steps of `max_tokens`."""
+
+    def __init__(self, runner: Runner, max_tokens: int) -> None:
+        self._runner = runner
+        self._max_tokens = max_tokens
+
+    def __call__(self, texts: list[list[int]]) -> Vectors:
+        vectors: list[Vectors] = []
+        step: list[list[int]] = []
+        for text in texts:
+            if step and sum(map(len, step)) + len(text) > self._max_tokens:
+                vectors += self._runner.embed(step)
+                step = []
+            step.append([token_id % self._runner.vocab_size for token_id in text])
+        return np.stack(vectors + self._runner.embed(step))
+
+
 class Theirs:
     """Mean pooling over transformers' own model, in padded batches of `batch`."""
 
@@ -107,23 +130,33 @@ class Theirs:
         return found
 
 
+def encoder_ways(place: Path) -> dict[str, Embed]:
+    directory = write_encoder(place)
+    return {
+        "the llm backend's encoder": Ours(directory),
+        f"transformers, batches of {_BATCH}": Theirs(directory, _BATCH),
+        "transformers, one by one": Theirs(directory, 1),
+        f"transformers, batches of {_BATCH} sorted by length": Theirs(directory, _BATCH, is_sorted=True),
+    }
+
+
+def decoder_ways(place: Path) -> dict[str, Embed]:
+    options = EngineOptions(device="cpu", dtype="float32", max_model_len=512, num_gpu_blocks_override=40)
+    runner = load_runner(write_checkpoint(place, SHAPES["tiny (2 M)"]), options, Sampler())
+    return {f"a decoder, {most} tokens at once": OurDecoder(runner, most) for most in (1, 256, 2048)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llm.embeddings", description=__doc__)
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--decoder", action="store_true")
     arguments = parser.parse_args()
     texts = random_texts(arguments.texts)
     print(f"torch {torch.__version__}, {_NUM_THREADS} threads, {len(texts)} texts of {sum(map(len, texts))} tokens")
     with tempfile.TemporaryDirectory() as place:
-        directory = write_encoder(Path(place))
-        ours = Ours(directory)
-        ways: dict[str, Embed] = {
-            "the llm backend's encoder": ours,
-            f"transformers, batches of {_BATCH}": Theirs(directory, _BATCH),
-            "transformers, one by one": Theirs(directory, 1),
-            f"transformers, batches of {_BATCH} sorted by length": Theirs(directory, _BATCH, is_sorted=True),
-        }
-        expected = ours(texts)
+        ways = decoder_ways(Path(place)) if arguments.decoder else encoder_ways(Path(place))
+        expected = next(iter(ways.values()))(texts)
         best = dict.fromkeys(ways, 0.0)
         for _ in range(arguments.rounds):
             for name, embed in ways.items():

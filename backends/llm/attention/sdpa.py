@@ -10,7 +10,9 @@ head_dim]. So what is gathered of a sequence's head is one matrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -102,10 +104,11 @@ class SdpaAttention:
             prefills={window: self._prefills(batch, window) for window in windows},
         )
 
-    def prepare_fresh(self, num_tokens: int) -> SdpaInputs:
-        """Of one sequence that is computed as a whole, without blocks."""
+    def prepare_fresh(self, lengths: Sequence[int]) -> SdpaInputs:
+        """Of sequences that are computed as wholes, one behind the other and without blocks."""
         windows = set(self._windows)
-        whole = [Prefill(0, num_tokens, 0, None, 0)]
+        stops = list(accumulate(lengths))
+        whole = [Prefill(stop - length, stop, 0, None, 0) for length, stop in zip(lengths, stops, strict=True)]
         return SdpaInputs(None, 0, {window: [] for window in windows}, dict.fromkeys(windows, whole))
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: SdpaInputs) -> torch.Tensor:

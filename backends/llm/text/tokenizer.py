@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,26 @@ class Tokenizer:
             raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
 
     def _encoded(self, text: str, add_special_tokens: bool, longest: int | None) -> list[int]:
-        tokenizer = self._tokenizer
         if longest is None:
-            encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            encoding = tokenizer.encode(text, add_special_tokens=False)
-            num_added = tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
-            encoding.truncate(max(0, longest - num_added))
-            encoding = tokenizer.post_process(encoding, add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids[:longest]
+            return self._ids(text, add_special_tokens)
+        before, after = self._added if add_special_tokens else ([], [])
+        most = max(0, longest - len(before) - len(after))
+        return [*before, *self._ids(text, False)[:most], *after][:longest]
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """As a batch of one: then the library lets other threads run, which for a long text wait for seconds else."""
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        ids: list[int] = encoding.ids
         return ids
+
+    @cached_property
+    def _added(self) -> tuple[list[int], list[int]]:
+        """What is added before and behind every text."""
+        inner, whole = (self._ids("a", add_special_tokens) for add_special_tokens in (False, True))
+        num_before = next(
+            (start for start in range(len(whole)) if whole[start : start + len(inner)] == inner), len(whole)
+        )
+        return whole[:num_before], whole[num_before + len(inner) :]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The whole text. Ids that are no token, which padded vocabularies have, give nothing."""

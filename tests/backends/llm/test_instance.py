@@ -147,6 +147,25 @@ def test_there_is_room_for_as_many_to_wait_as_can_run(instance: LlmInstance) -> 
     finish(instance)
 
 
+def test_many_texts_share_a_step_and_fewer_while_something_is_generated(instance: LlmInstance) -> None:
+    def embed() -> list[Recorder]:
+        return [add(instance, input_ids=[9 + row] * 200, operation="embed")[1] for row in range(3)]
+
+    def num_embedded() -> int:
+        return sum(recorder.is_ended for recorder in recorders)
+
+    recorders = embed()
+    instance.step()
+    assert num_embedded() == 3
+    _, generated = add(instance, text_input=PROMPT)
+    recorders = embed()
+    for expected in (1, 2, 3):
+        instance.step()
+        assert num_embedded() == expected
+    assert not generated.is_ended
+    finish(instance)
+
+
 def test_embeddings_are_made_between_steps(instance: LlmInstance) -> None:
     _, generated = add(instance, text_input=PROMPT)
     recorders = [add(instance, text_input=PROMPT, operation="embed")[1] for _ in range(3)]

@@ -64,11 +64,13 @@ def test_steps_may_be_launched_before_the_last_was_read(family: str, checkpoint:
     assert [tokens for tokens, _ in results] == [reference_tokens(directory, prompt, 7) for prompt in prompts]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "granite"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "qwen2_moe", "granite"])
 def test_embeddings_are_the_last_hidden_states(family: str, checkpoint: Checkpoints) -> None:
-    directory, prompts = checkpoint(family), random_prompts(3, seed=5)
+    directory, prompts = checkpoint(family), [*random_prompts(6, seed=5), [9]]
     with loaded_engine(directory) as engine:
         vectors = engine.runner.embed(prompts)
+        alone = [engine.runner.embed([prompt])[0] for prompt in prompts]
+    np.testing.assert_allclose(vectors, alone, atol=1e-5)
     for prompt, vector in zip(prompts, vectors, strict=True):
         with torch.inference_mode():
             hidden = reference_model(directory).base_model(torch.tensor([prompt])).last_hidden_state[0]

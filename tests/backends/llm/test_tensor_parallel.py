@@ -20,11 +20,11 @@ def test_two_ranks_generate_what_transformers_does(family: str, checkpoint: Call
     directory = checkpoint(family)
     with loaded_engine(directory, tensor_parallel_size=2, num_threads=1, block_size=8) as engine:
         results = generate(engine, PROMPTS, 6)
-        shared = engine.runner.embed([PROMPTS[0]])
+        shared = engine.runner.embed(PROMPTS)
     with loaded_engine(directory) as engine:
-        alone = engine.runner.embed([PROMPTS[0]])
+        alone = engine.runner.embed(PROMPTS)
     assert [tokens for tokens, _ in results] == [reference_tokens(directory, prompt, 6) for prompt in PROMPTS]
-    np.testing.assert_allclose(shared[0], alone[0], atol=1e-4)
+    np.testing.assert_allclose(shared, alone, atol=1e-4)
 
 
 def test_a_size_that_does_not_divide_is_refused(checkpoint: Callable[[str], Path]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,18 @@ def test_ids_and_text_are_those_of_transformers(tmp_path: Path, kind: str) -> No
     assert ours.special_tokens == {
         key: value for key, value in theirs.special_tokens_map.items() if isinstance(value, str)
     }
+
+
+@pytest.mark.parametrize("longest", [None, 10])
+def test_other_threads_run_while_a_long_text_is_read(tmp_path: Path, longest: int | None) -> None:
+    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path, byte_level()))
+    num_turns = 0
+    with ThreadPoolExecutor() as pool:
+        encoding = pool.submit(tokenizer.encode, "it waits for the next one " * 50_000, longest=longest)
+        while not encoding.done():
+            time.sleep(0.001)
+            num_turns += 1
+    assert num_turns > 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,28 @@
+"""Sequences that are computed as wholes, one behind the other in one pass, without the KV cache: texts to embed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .attention.sdpa import SdpaAttention
+
+
+def compute_fresh(
+    network: Any, attention: SdpaAttention, token_id_lists: Sequence[Sequence[int]], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """The hidden states [tokens, hidden_size] of each list, none of them empty. `network` is a `runner.Network`."""
+    lengths = [len(token_ids) for token_ids in token_id_lists]
+    input_ids = np.concatenate([np.asarray(token_ids, dtype=np.int64) for token_ids in token_id_lists])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    hidden: torch.Tensor = network(
+        torch.from_numpy(input_ids).to(device),
+        torch.from_numpy(positions).to(device),
+        attention,
+        attention.prepare_fresh(lengths),
+    )
+    parts: tuple[torch.Tensor, ...] = torch.split(hidden, lengths)  # type: ignore[no-untyped-call]
+    return parts
