@@ -14,7 +14,7 @@ def check_request(
     """Raises InvalidArgumentError. `max_model_len`: by the model, its options, and what the KV pool holds."""
     params = request.params
     prompt = request.prompt_token_ids
-    _check_length(len(prompt), params.max_tokens, max_model_len)
+    check_length(len(prompt), params.max_tokens, max_model_len)
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < vocab_size)
         raise InvalidArgumentError(f"the prompt has token id {wrong}; this model's are 0 to {vocab_size - 1}")
@@ -41,7 +41,8 @@ def max_num_tokens(request: GenerationRequest, max_model_len: int) -> int:
     return len(request.prompt_token_ids) + max_tokens if max_tokens is not None else max_model_len
 
 
-def _check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
+def check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
+    """Whether there is room for a prompt of so many tokens and what is asked for. Raises InvalidArgumentError."""
     if not num_prompt_tokens:
         raise InvalidArgumentError("the prompt is empty; at least one token is needed")
     if num_prompt_tokens >= max_model_len:
@@ -54,6 +55,14 @@ def _check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len:
             f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}; this model has room for "
             f"{max_model_len} tokens, prompt and output together, so max_tokens may be "
             f"{max_model_len - num_prompt_tokens} with this prompt"
+        )
+
+
+def check_embedded_length(num_tokens: int, max_model_len: int) -> None:
+    """Whether a text to embed may have so many tokens. Raises InvalidArgumentError."""
+    if not 1 <= num_tokens <= max_model_len:
+        raise InvalidArgumentError(
+            f"the text to embed has {num_tokens} tokens, and this model takes 1 to {max_model_len}"
         )
 
 

@@ -24,5 +24,5 @@ def compute_fresh(
         attention,
         attention.prepare_fresh(lengths),
     )
-    parts: tuple[torch.Tensor, ...] = torch.split(hidden, lengths)  # type: ignore[no-untyped-call]
+    parts: tuple[torch.Tensor, ...] = torch.split(hidden, lengths)
     return parts

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
 
+from .admission import check_embedded_length, check_length
 from .answer import AnswerWriter, ChoiceNews, numbers, texts
 from .call import Call, read_call
 from .contract import Operation
 from .embedding.answer import embedded
 from .generation import GenerationRequest, SequenceOutput
+from .long_texts import LongTexts
 from .measurements import measure
+from .text.tokenizer import any_length
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -58,8 +63,21 @@ class _Embedding:
     call: Call
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request as the model takes it, or its answer, where reading is all that was asked for."""
+
+    call: Call
+    token_ids: list[int] = field(default_factory=list)
+    text: str | None = None
+    response: InferResponse | None = None
+
+
 class LlmInstance(StepInstance):
-    """One engine. Called from the worker's thread; only `measure` is called from another."""
+    """One engine. Called from the worker's thread; only `measure` is called from another.
+
+    Requests with long texts overtake no other of that kind, but may be overtaken by those with short ones.
+    """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine = engine
@@ -67,25 +85,19 @@ class LlmInstance(StepInstance):
         self._by_request: dict[InferRequest, _Generation] = {}
         self._by_asked: dict[GenerationRequest, _Generation] = {}
         self._embeddings: dict[InferRequest, _Embedding] = {}
+        self._long_texts = LongTexts[_Read](engine.options.max_num_seqs)
         options = engine.options
         # As many may wait in the engine as can run: so many can follow at once, whatever ends. Where the engine orders
         # requests by priority it has to see them all.
         self._max_waiting = None if options.scheduling_policy == "priority" else options.max_num_seqs
 
     def add(self, request: InferRequest) -> None:
-        call = read_call(request)
-        match call.operation:
-            case Operation.GENERATE:
-                self._generate(request, call)
-            case Operation.EMBED:
-                token_ids = self._embedded_token_ids(call)
-                self._embeddings[request] = _Embedding(request, request.sender, token_ids, call)
-            case Operation.TOKENIZE:
-                request.sender.finish(self._tokenized(call))
-            case Operation.DETOKENIZE:
-                request.sender.finish(self._detokenized(call))
+        if not self._long_texts.add(request, self._read):
+            self._begin(request, request.sender, self._read(request))
 
     def abort(self, request: InferRequest) -> None:
+        if self._long_texts.discard(request):
+            return
         self._embeddings.pop(request, None)
         generation = self._by_request.pop(request, None)
         if generation is not None:
@@ -93,6 +105,8 @@ class LlmInstance(StepInstance):
             self.engine.abort(generation.asked)
 
     def step(self) -> None:
+        if self._long_texts:
+            self._long_texts.take(self._begin, is_idle=not self._embeddings and not self.engine.has_work)
         if self._embeddings:
             self._embed()
         if not self.engine.has_work:
@@ -109,23 +123,50 @@ class LlmInstance(StepInstance):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._embeddings) or self.engine.has_work
+        return bool(self._embeddings) or bool(self._long_texts) or self.engine.has_work
 
     @property
     def has_room(self) -> bool:
+        if not self._long_texts.has_room:
+            return False
         return self._max_waiting is None or self.engine.statistics.num_waiting < self._max_waiting
 
     def measure(self) -> list[Measurement]:
         return measure(self.engine.statistics)
 
     def close(self) -> None:
+        self._long_texts.close()
         self.engine.close()
 
-    def _generate(self, request: InferRequest, call: Call) -> None:
-        token_ids, text = self._prompt(call)
+    def _read(self, request: InferRequest) -> _Read:
+        """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
+        call = read_call(request)
+        match call.operation:
+            case Operation.GENERATE:
+                check = partial(
+                    check_length, max_tokens=call.params.max_tokens, max_model_len=self.engine.max_model_len
+                )
+                return _Read(call, *self._prompt(call, check))
+            case Operation.EMBED:
+                return _Read(call, self._embedded_token_ids(call))
+            case Operation.TOKENIZE:
+                return _Read(call, response=self._tokenized(call))
+            case Operation.DETOKENIZE:
+                return _Read(call, response=self._detokenized(call))
+
+    def _begin(self, request: InferRequest, sender: Sender, read: _Read) -> None:
+        if read.response is not None:
+            sender.finish(read.response)
+        elif read.call.operation is Operation.EMBED:
+            self._embeddings[request] = _Embedding(request, sender, read.token_ids, read.call)
+        else:
+            self._generate(request, sender, read)
+
+    def _generate(self, request: InferRequest, sender: Sender, read: _Read) -> None:
+        call, token_ids = read.call, read.token_ids
         prefix = ""
         if call.has_input:
-            prefix = self._tokenizer.decode(token_ids) if text is None else text
+            prefix = self._tokenizer.decode(token_ids) if read.text is None else read.text
         asked = GenerationRequest(
             token_ids,
             call.params,
@@ -138,7 +179,7 @@ class LlmInstance(StepInstance):
         self.engine.add(asked)
         num_choices = call.params.n
         writer = AnswerWriter(call.wants, self._tokenizer, token_ids, prefix=prefix, has_index=num_choices > 1)
-        generation = _Generation(request, request.sender, asked, writer, num_choices)
+        generation = _Generation(request, sender, asked, writer, num_choices)
         self._by_request[request] = self._by_asked[asked] = generation
 
     def _deliver(self, generation: _Generation, output: SequenceOutput) -> None:
@@ -170,13 +211,16 @@ class LlmInstance(StepInstance):
             remaining = remaining[-1:]
         generation.sender.finish(generation.writer.response(remaining))
 
-    def _prompt(self, call: Call) -> tuple[list[int], str | None]:
-        """Token ids and, unless it was given as tokens, the text of what was asked."""
+    def _prompt(
+        self, call: Call, check: Callable[[int], None] = any_length, longest: int | None = None
+    ) -> tuple[list[int], str | None]:
+        """Token ids and, unless it was given as tokens, the text of what was asked. `check`: of a text."""
         if call.token_ids is not None:
-            return call.token_ids, None
+            return call.token_ids[:longest], None
         if call.chat is None:
             text = call.text or ""
-            return self._tokenizer.encode(text, add_special_tokens=call.has_special_tokens is not False), text
+            has_special_tokens = call.has_special_tokens is not False
+            return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
         chat = call.chat
         text = self._tokenizer.apply_chat_template(
             chat.messages,
@@ -187,7 +231,8 @@ class LlmInstance(StepInstance):
             variables=chat.variables,
         )
         # A template writes the special tokens itself.
-        return self._tokenizer.encode(text, add_special_tokens=call.has_special_tokens is True), text
+        has_special_tokens = call.has_special_tokens is True
+        return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
 
     def _tokenized(self, call: Call) -> InferResponse:
         token_ids, _ = self._prompt(call)
@@ -215,17 +260,11 @@ class LlmInstance(StepInstance):
 
     def _embedded_token_ids(self, call: Call) -> list[int]:
         runner = self.engine.runner
-        longest = call.longest(runner.max_model_len)
         if call.text is not None:
-            text = runner.head.text(call.text)
-            has_special_tokens = call.has_special_tokens is not False
-            token_ids = self._tokenizer.encode(text, add_special_tokens=has_special_tokens, longest=longest)
-        else:
-            token_ids = self._prompt(call)[0][:longest]
-        if not 1 <= len(token_ids) <= runner.max_model_len:
-            raise InvalidArgumentError(
-                f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {runner.max_model_len}"
-            )
+            call = replace(call, text=runner.head.text(call.text))
+        check = partial(check_embedded_length, max_model_len=runner.max_model_len)
+        token_ids, _ = self._prompt(call, check, call.longest(runner.max_model_len))
+        check(len(token_ids))
         self._check_token_ids(token_ids)
         if call.dimensions is not None and call.dimensions < 1:
             raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {call.dimensions}")

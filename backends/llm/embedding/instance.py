@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
 
+from ..admission import check_embedded_length
 from ..answer import numbers, texts
 from ..call import Call, read_call
 from ..contract import Operation
 from ..engine_statistics import EngineStatistics
+from ..long_texts import LongTexts
 from ..measurements import measure
 from ..options import EngineOptions
 from ..sequence import FinishReason
@@ -32,6 +34,15 @@ class _Text:
     arrival_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request as the model takes it, or its answer, where reading is all that was asked for."""
+
+    call: Call
+    token_ids: list[int] = field(default_factory=list)
+    response: InferResponse | None = None
+
+
 class EncoderInstance(StepInstance):
     """One encoder. Called from the worker's thread; only `measure` is called from another.
 
@@ -48,6 +59,7 @@ class EncoderInstance(StepInstance):
         self._max_tokens = options.max_num_batched_tokens
         self._clock_ns = clock_ns
         self._waiting: dict[InferRequest, _Text] = {}
+        self._long_texts = LongTexts[_Read](options.max_num_seqs)
 
     @classmethod
     def from_directory(cls, directory: Path, options: EngineOptions) -> EncoderInstance:
@@ -55,27 +67,45 @@ class EncoderInstance(StepInstance):
         return cls(Encoder.from_directory(directory, options), options)
 
     def add(self, request: InferRequest) -> None:
+        if not self._long_texts.add(request, self._read):
+            self._begin(request, request.sender, self._read(request))
+
+    def _read(self, request: InferRequest) -> _Read:
+        """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
         call = read_call(request, usual=Operation.EMBED)
         match call.operation:
             case Operation.EMBED:
-                token_ids = self._token_ids(call)
-                arrival_ns = request.arrival_ns or self._clock_ns()
-                self._waiting[request] = _Text(request.sender, token_ids, call.dimensions, arrival_ns)
-                self.statistics.num_waiting = len(self._waiting)
+                return _Read(call, self._token_ids(call))
             case Operation.TOKENIZE:
-                request.sender.finish(self._tokenized(call))
+                return _Read(call, response=self._tokenized(call))
             case _:
                 raise InvalidArgumentError(
                     f"input 'operation': this model makes embeddings: it does not {call.operation.value}; expected "
                     "embed or tokenize"
                 )
 
+    def _begin(self, request: InferRequest, sender: Sender, read: _Read) -> None:
+        if read.response is not None:
+            sender.finish(read.response)
+            return
+        arrival_ns = request.arrival_ns or self._clock_ns()
+        self._waiting[request] = _Text(sender, read.token_ids, read.call.dimensions, arrival_ns)
+        self.statistics.num_waiting = len(self._waiting)
+
     def abort(self, request: InferRequest) -> None:
+        if self._long_texts.discard(request):
+            return
         if self._waiting.pop(request, None) is not None:
             self.statistics.by_finish_reason[FinishReason.ABORT] += 1
             self.statistics.num_waiting = len(self._waiting)
 
     def step(self) -> None:
+        if self._long_texts:
+            self._long_texts.take(self._begin, is_idle=not self._waiting)
+        if self._waiting:
+            self._embed()
+
+    def _embed(self) -> None:
         requests = list(self._waiting)
         lengths = [len(text.token_ids) for text in self._waiting.values()]
         chosen = plan_batch(lengths, max_tokens=self._max_tokens, max_rows=self._max_rows)
@@ -99,11 +129,14 @@ class EncoderInstance(StepInstance):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) or bool(self._long_texts)
 
     @property
     def has_room(self) -> bool:
-        return len(self._waiting) < 2 * self._max_rows
+        return len(self._waiting) < 2 * self._max_rows and self._long_texts.has_room
+
+    def close(self) -> None:
+        self._long_texts.close()
 
     def measure(self) -> list[Measurement]:
         return measure(self.statistics)
@@ -115,10 +148,7 @@ class EncoderInstance(StepInstance):
         max_model_len, vocab_size = self.encoder.max_model_len, self.encoder.vocab_size
         longest = call.longest(max_model_len)
         token_ids = self._encoded(call, longest) if call.token_ids is None else call.token_ids[:longest]
-        if not 1 <= len(token_ids) <= max_model_len:
-            raise InvalidArgumentError(
-                f"the text to embed has {len(token_ids)} tokens, and this model takes 1 to {max_model_len}"
-            )
+        check_embedded_length(len(token_ids), max_model_len)
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         if wrong is not None:
             raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")

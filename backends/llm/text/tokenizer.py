@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from .chat_template import ChatTemplates
 from .checkpoint_files import chat_templates, eos_ids, read_json_object, special_tokens
 from .token_bytes import TokenBytes, read_token_bytes
 
+# Characters from which a text is read while other threads of Python run. Shorter ones are read before another thread
+# would get its turn, and need not wait for the library's own threads, on which long ones are read.
+LONG_TEXT = 4096
 # What a directory may have in place of tokenizer.json, and what the file is.
 _SLOW_FILES = {
     "tokenizer.model": "a SentencePiece model",
@@ -25,6 +28,10 @@ _SLOW_FILES = {
     "vocab.txt": "a WordPiece vocabulary",
     "qwen.tiktoken": "a tiktoken vocabulary",
 }
+
+
+def any_length(num_tokens: int) -> None:
+    """Of a text that may be of any length."""
 
 
 class Tokenizer:
@@ -84,27 +91,38 @@ class Tokenizer:
             templates=chat_templates(directory, config),
         )
 
-    def encode(self, text: str, add_special_tokens: bool = True, *, longest: int | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        longest: int | None = None,
+        check_length: Callable[[int], None] = any_length,
+    ) -> list[int]:
         """Token ids. Special tokens that are written out in the text are recognised.
 
         At most `longest` of them: then the end of the text is left out, and not what is added around it.
+        `check_length` is told how many there are before they are listed, which takes long if they are many too many.
         InvalidArgumentError: the text has half of a surrogate pair, which is no character.
         """
         try:
-            return self._encoded(text, add_special_tokens, longest)
+            if longest is None:
+                return self._ids(text, add_special_tokens, check_length)
+            return self._cut_ids(text, add_special_tokens, longest)
         except TypeError:
             raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
 
-    def _encoded(self, text: str, add_special_tokens: bool, longest: int | None) -> list[int]:
-        if longest is None:
-            return self._ids(text, add_special_tokens)
+    def _cut_ids(self, text: str, add_special_tokens: bool, longest: int) -> list[int]:
         before, after = self._added if add_special_tokens else ([], [])
         most = max(0, longest - len(before) - len(after))
         return [*before, *self._ids(text, False)[:most], *after][:longest]
 
-    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        """As a batch of one: then the library lets other threads run, which for a long text wait for seconds else."""
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    def _ids(self, text: str, add_special_tokens: bool, check_length: Callable[[int], None] = any_length) -> list[int]:
+        if len(text) <= LONG_TEXT:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:  # of a batch the library lets other threads run, which for one text wait as long as it takes
+            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        check_length(len(encoding))
         ids: list[int] = encoding.ids
         return ids
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 from modelserver_backends.llm.backend import LlmBackend
 from modelserver_backends.llm.instance import LlmInstance
+from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.contexts import context_of, loaded, request_of
 from support.llm_models import arrays, write_llm
 from support.recorder import Recorder
@@ -30,6 +32,9 @@ def backend(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str]
     made = loaded(LlmBackend, context_of(root / "m", config=config))
     assert isinstance(made, LlmBackend)
     return made
+
+
+LONG = "<|im_start|>" * 400  # a token each
 
 
 @pytest.fixture
@@ -145,6 +150,77 @@ def test_there_is_room_for_as_many_to_wait_as_can_run(instance: LlmInstance) -> 
     instance.step()
     assert instance.has_room
     finish(instance)
+
+
+class _Held:
+    """A tokenizer that reads texts when it is let."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.is_let = Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, *args: Any, **options: Any) -> list[int]:
+        assert self.is_let.wait(60)
+        return self._tokenizer.encode(*args, **options)
+
+
+@pytest.fixture
+def held(instance: LlmInstance) -> Iterator[_Held]:
+    """The instance's tokenizer, from now on."""
+    instance._tokenizer = held = _Held(instance._tokenizer)  # type: ignore[assignment]
+    yield held
+    held.is_let.set()
+
+
+def test_nobody_waits_for_a_long_text(instance: LlmInstance, held: _Held) -> None:
+    _, generated = add(instance, input_ids=[5, 6, 7])
+    asked: list[dict[str, Any]] = [
+        {"text_input": LONG, "exclude_input_in_output": True},
+        {"text_input": LONG, "operation": "embed"},
+        {"text_input": LONG, "operation": "tokenize"},
+        {"text_input": LONG * 2},
+        {"text_input": LONG * 2, "operation": "embed"},
+    ]
+    recorders = [add(instance, **inputs)[1] for inputs in asked[:4]]
+    assert not instance.has_room  # the model's queue keeps the others
+    gone, dropped = add(instance, **asked[4])
+    while not generated.is_ended:
+        instance.step()
+    assert not any(recorder.is_ended for recorder in recorders)
+    instance.abort(gone)
+    held.is_let.set()
+    recorders.append(add(instance, **asked[4])[1])
+    finish(instance)
+    errors = [recorder.error for recorder in recorders]
+    assert errors[:3] == [None, None, None]
+    assert recorders[2].column("token_ids") == [2] * 400
+    assert errors[3] is not None
+    assert "the prompt has 800 tokens; this model has room for 512" in errors[3].message
+    assert errors[4] is not None
+    assert "the text to embed has 800 tokens, and this model takes 1 to 512" in errors[4].message
+    assert not dropped.responses
+
+
+def test_a_long_text_that_cannot_be_read_fails_alone(instance: LlmInstance, held: _Held) -> None:
+    held.encode = None  # type: ignore[assignment]
+    _, recorder = add(instance, text_input=LONG)
+    _, generated = add(instance, input_ids=[5, 6, 7])
+    finish(instance)
+    assert recorder.error is not None
+    assert "reading the text failed: TypeError" in recorder.error.message
+    assert generated.error is None
+
+
+def test_long_texts_give_what_short_ones_do(instance: LlmInstance) -> None:
+    recorders = [
+        add(instance, exclude_input_in_output=True, **prompt)[1]
+        for prompt in ({"text_input": LONG}, {"input_ids": [2] * 400})
+    ]
+    finish(instance)
+    assert recorders[0].text == recorders[1].text != ""
 
 
 def test_many_texts_share_a_step_and_fewer_while_something_is_generated(instance: LlmInstance) -> None:

@@ -1,0 +1,87 @@
+"""Requests whose text takes its time to become tokens: it is read beside the worker's thread, so that nobody waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from modelserver.backend import InferRequest, InferResponse, InternalError, ResponseSender, ServerError
+
+from .text.tokenizer import LONG_TEXT
+
+Read = TypeVar("Read")
+
+logger = logging.getLogger(__name__)
+
+# How long an instance that has nothing else to do waits for a text, before it looks for other requests again.
+_IDLE_S = 0.01
+# More at once would only want the cores that the model computes on.
+_NUM_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading(Generic[Read]):
+    sender: ResponseSender
+    future: Future[Read]
+
+
+class LongTexts(Generic[Read]):
+    """Called from the worker's thread. The threads that read begin with the first long text and end with `close`.
+
+    At most `most`: then it has no room, and whoever adds requests waits.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._threads = ThreadPoolExecutor(max_workers=_NUM_THREADS, thread_name_prefix="llm-text")
+        self._readings: dict[InferRequest, _Reading[Read]] = {}
+
+    def __len__(self) -> int:
+        return len(self._readings)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._readings) < self._most
+
+    def add(self, request: InferRequest, read: Callable[[InferRequest], Read]) -> bool:
+        """Whether the request has a long text. Then `take` gives back what `read` makes of it, on another thread."""
+        if not _is_long(request):
+            return False
+        self._readings[request] = _Reading(request.sender, self._threads.submit(read, request))
+        return True
+
+    def take(self, begin: Callable[[InferRequest, ResponseSender, Read], None], *, is_idle: bool) -> None:
+        """Let those begin that have been read, or answer them with what is wrong. `is_idle`: wait a little for one."""
+        if is_idle:
+            wait([reading.future for reading in self._readings.values()], _IDLE_S, FIRST_COMPLETED)
+        for request in [request for request, reading in self._readings.items() if reading.future.done()]:
+            reading = self._readings.pop(request)
+            try:
+                begin(request, reading.sender, reading.future.result())
+            except ServerError as error:
+                reading.sender.finish(InferResponse(error=error))
+            except Exception as error:
+                logger.exception("reading a long text failed")
+                failure = InternalError(f"reading the text failed: {type(error).__name__}: {error}")
+                reading.sender.finish(InferResponse(error=failure))
+
+    def discard(self, request: InferRequest) -> bool:
+        """Forget a request; False if it is not here."""
+        reading = self._readings.pop(request, None)
+        return reading is not None and (reading.future.cancel() or True)
+
+    def close(self) -> None:
+        """End the threads, after the texts that they are at."""
+        self._readings.clear()
+        self._threads.shutdown(cancel_futures=True)
+
+
+def _is_long(request: InferRequest) -> bool:
+    return any(
+        len(tensor.data.item()) > LONG_TEXT
+        for name in ("text_input", "messages")
+        if (tensor := request.inputs.get(name)) is not None
+    )
