@@ -51,8 +51,10 @@ def made(backend: Backend) -> EncoderInstance:
 
 
 @pytest.fixture(scope="module")
-def shared(root: Path) -> EncoderInstance:
-    return made(backend_of(root))
+def shared(root: Path) -> Iterator[EncoderInstance]:
+    instance = made(backend_of(root))
+    yield instance
+    instance.close()
 
 
 @pytest.fixture
@@ -91,6 +93,19 @@ def test_each_request_is_answered_once_with_its_own_vector(instance: EncoderInst
         assert recorder.column("num_input_tokens") == [len(token_ids)]
         assert recorder.is_ended
     assert (lists[0][0], lists[0][-1]) == (0, 2)  # between [CLS] and [SEP]
+
+
+def test_long_texts_are_read_beside_the_steps(instance: EncoderInstance) -> None:
+    long = TEXT * 400
+    asked: list[dict[str, Any]] = [{"text_input": long, "truncate_prompt_tokens": 9}, {"text_input": long}]
+    (_, cut), (_, refused), (gone, dropped) = (add(instance, **inputs) for inputs in [*asked, asked[0]])
+    instance.abort(gone)
+    _, short = add(instance, text_input=TEXT * 5, truncate_prompt_tokens=9)
+    finish(instance)
+    np.testing.assert_allclose(cut.column("embedding"), short.column("embedding"), atol=1e-5)
+    assert refused.error is not None
+    assert "and this model takes 1 to 48" in refused.error.message
+    assert not dropped.responses
 
 
 def test_first_dimensions_have_length_one_again(instance: EncoderInstance) -> None:
