@@ -140,7 +140,7 @@ class Runner:
     def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
         """One vector [size] per list, pooled as the checkpoint says: its last hidden state, if that says nothing.
 
-        All are computed at once, and nothing is cached. Not normalised to unit length.
+        Computed in one pass, unless layers keep states; nothing is cached. Not normalised to unit length.
         """
         self._thread.settle()
         with torch.inference_mode():
