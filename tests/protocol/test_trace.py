@@ -125,7 +125,7 @@ def test_values_are_strings(served: RunningServer) -> None:
 
 
 def test_a_file_has_the_times_and_tensors_of_every_second_request(
-    protocol: type[ProtocolClient], layout: str, tmp_path: Path
+    protocol: type[ProtocolClient], tmp_path: Path
 ) -> None:
     levels = ("level=TIMESTAMPS", "level=TENSORS", "rate=2")
     with (
@@ -151,8 +151,7 @@ def test_a_file_has_the_times_and_tensors_of_every_second_request(
     ]
     outer = ("HTTP_RECV", "HTTP_SEND") if client.name == "http" else ("GRPC_WAITREAD", "GRPC_SEND")
     names = [f"{name}_{end}" for name in outer for end in ("START", "END")]
-    expected = inner if layout == "native-processes" else [*names[:2], *inner, *names[2:]]
-    assert traces[0]["events"] == expected
+    assert traces[0]["events"] == [*names[:2], *inner, *names[2:]]
     tensor = {"data": "1,2.5", "shape": "1,2", "dtype": "FP32"}
     assert traces[0]["tensors"] == [
         ("TENSOR_QUEUE_INPUT", {"name": "INPUT0"} | tensor),

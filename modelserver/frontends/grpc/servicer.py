@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane
 
 SERVICE = "inference.GRPCInferenceService"
+INFER_PATH = f"/{SERVICE}/ModelInfer"
 # Streams are read on at a drain: what their clients sent before they could know of it.
 _LAST_REQUESTS_S = 0.25
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,11 +20,12 @@ class HttpHead:
     """The request line and headers. Equal requests of a connection may share one: never change it.
 
     `path` is percent-decoded and has no query; header names are lower case, and `names` has those that came otherwise,
-    as HTTP/1.1 allows, as they came. `memo` is the frontend's: what it
-    derived from this head (a route, a parsed header), so that it need not do so again.
+    as HTTP/1.1 allows, as they came. `memo` is the frontend's: what it derived from this head (a route, a parsed
+    header), so that it need not do so again. `shorthand` is that of whoever passes requests on: what stands for this
+    head there.
     """
 
-    __slots__ = ("headers", "memo", "method", "names", "path", "query")
+    __slots__ = ("headers", "memo", "method", "names", "path", "query", "shorthand")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class HttpHead:
         self.query = query
         self.names: Mapping[str, str] = names if names is not None else {}
         self.memo: object = None
+        self.shorthand: Any = None
 
 
 class HttpResponse(msgspec.Struct, eq=False):

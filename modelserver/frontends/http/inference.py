@@ -21,7 +21,7 @@ from modelserver.frontends.http.event_stream import EventStream
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.load_report import ASKING_HEADER, reporting
-from modelserver.frontends.http.patience import patience_ns
+from modelserver.frontends.http.patience import PATIENCE_HEADER, patience_ns
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
 from modelserver.frontends.http.templates import RecentCall
@@ -29,7 +29,7 @@ from modelserver.frontends.http.templates import RecentCall
 if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane
 
-_JSON_LEN = "inference-header-content-length"
+JSON_LEN_HEADER = "inference-header-content-length"
 
 
 def parse_version(name: str, version: str | None) -> int | None:
@@ -41,6 +41,10 @@ def parse_version(name: str, version: str | None) -> int | None:
             f"Request for unknown model: '{name}' version '{version:.40}' is not found; versions are numbers"
         )
     return int(version)
+
+
+# Those that tell an infer call something, of a server that knows no callers and passes no headers on.
+READ_HEADERS = (JSON_LEN_HEADER, PATIENCE_HEADER, ASKING_HEADER, "content-encoding", "accept-encoding", "accept")
 
 
 class InferHead:
@@ -79,7 +83,7 @@ class InferHead:
         media = head.headers.get("accept", "")
         self.accepts_events = "text/event-stream" in media
         self.accepts_json = "application/json" in media
-        text = head.headers.get(_JSON_LEN)
+        text = head.headers.get(JSON_LEN_HEADER)
         if text is None:
             self.json_len = None
         else:
@@ -141,7 +145,7 @@ class Inference:
     def _submit(self, exchange: HttpExchange, head: InferHead, body: Buffer) -> None:
         json_len = head.json_len
         if json_len is not None and not 0 <= json_len <= len(body):
-            raise _wrong_json_len(exchange.head.headers[_JSON_LEN], len(body))
+            raise _wrong_json_len(exchange.head.headers[JSON_LEN_HEADER], len(body))
         if head.accepts_events and self._sends_events(head):
             self._submit_for_events(exchange, head, body)
             return

@@ -18,8 +18,19 @@ from modelserver.frontends.http.limits import HttpLimits
 from modelserver.logs import set_own_level
 from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
 from modelserver.wire.processes.link import Link
-from modelserver.wire.processes.messages import CoreBundle, Drain, Failed, Inferred, LogLevel, Retire
+from modelserver.wire.processes.messages import (
+    CoreBundle,
+    Drain,
+    Failed,
+    Inferred,
+    LogLevel,
+    Retire,
+    ShortFailure,
+    ShortReply,
+    ShortResponse,
+)
 from modelserver.wire.processes.remote import RemoteDataPlane
+from modelserver.wire.processes.short_calls import ShortCalls, is_open
 
 _logger = logging.getLogger(__name__)
 
@@ -60,21 +71,35 @@ class Core:
         planes = cast(Any, self.dataplane)
         # What is forwarded, the core looks at.
         keys = open_keys(http_limits.access.keys_file)
+        self._short = ShortCalls(self.link, numbers)
         http = HttpForwarder(http_frontend(planes, planes, http_limits, keys), self._calls)
         self.http = with_access_log(http, is_logged=http_limits.access.is_logged, keys=keys)
-        grpc = grpc_frontend(planes, planes, grpc_limits, keys)
-        self.grpc = GrpcForwarder(grpc, self._calls, is_logged=grpc_limits.access.is_logged, keys=keys)
+        if is_open(http_limits.access):
+            self.http = self._short.http(self.http)
+        self.grpc = GrpcForwarder(
+            grpc_frontend(planes, planes, grpc_limits, keys),
+            self._calls,
+            short=self._short if is_open(grpc_limits.access) else None,
+            is_logged=grpc_limits.access.is_logged,
+            keys=keys,
+        )
 
     @property
     def num_inflight(self) -> int:
         """What the core has not answered."""
-        return self.dataplane.num_inflight + self._calls.num_inflight
+        return self.dataplane.num_inflight + self._short.num_inflight + self._calls.num_inflight
 
     def _receive(self, messages: Sequence[Any]) -> None:
         for message in messages:
             kind = type(message)
-            if kind is Inferred:
+            if kind is ShortReply:
+                self._short.on_reply(message)
+            elif kind is ShortResponse:
+                self._short.on_response(message)
+            elif kind is Inferred:
                 self.dataplane.on_inferred(message)
+            elif kind is ShortFailure:
+                self._short.on_failure(message)
             elif kind is Failed:
                 self.dataplane.on_failed(message)
             elif kind is Drain:

@@ -27,6 +27,7 @@ from modelserver.wire.processes.messages import (
     Responded,
     Started,
     Unary,
+    portable,
 )
 from modelserver.wire.processes.window import Window
 
@@ -130,7 +131,7 @@ class _Exchange(HttpExchange):
     def respond(self, response: HttpResponse) -> None:
         self._exchanges.end(self._number)
         link = self._exchanges.link
-        content = link.content(b"".join(response.body))
+        content = link.joined(response.body)
         link.send(Responded(self._number, response.status, list(response.headers), content))
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> _Writer:
@@ -192,11 +193,11 @@ class _Call(UnaryCall):
     def reply(self, parts: Parts) -> None:
         self._exchanges.end(self._number)
         link = self._exchanges.link
-        link.send(Replied(self._number, link.content(b"".join(parts))))
+        link.send(Replied(self._number, link.joined(parts)))
 
     def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         self._exchanges.end(self._number)
-        self._exchanges.link.send(Ended(self._number, status, text, retry_ms))
+        self._exchanges.link.send(Ended(self._number, status, portable(text), retry_ms))
 
     def cancel(self) -> None:
         on_cancel, self.on_cancel = self.on_cancel, None
@@ -241,7 +242,7 @@ class _Stream:
             status, text = Status.INTERNAL, "internal error; the server's log has the details"
         finally:
             self._exchanges.end(self._number)
-            self._exchanges.link.send(Ended(self._number, status, text))
+            self._exchanges.link.send(Ended(self._number, status, portable(text)))
 
     async def _messages(self) -> AsyncIterator[Buffer]:
         while (content := await self._incoming.get()) is not None:
@@ -251,4 +252,4 @@ class _Stream:
     async def _send(self, parts: Parts) -> None:
         await self.window.take()
         link = self._exchanges.link
-        link.send(Piece(self._number, link.content(b"".join(parts))))
+        link.send(Piece(self._number, link.joined(parts)))

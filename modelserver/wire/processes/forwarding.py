@@ -16,7 +16,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.access_log import with_access_log
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.servicer import SERVICE
+from modelserver.frontends.grpc.servicer import INFER_PATH, SERVICE
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
 from modelserver.frontends.http.load_report import ASKING_HEADER
@@ -36,16 +36,17 @@ from modelserver.wire.processes.messages import (
     Started,
     Unary,
 )
+from modelserver.wire.processes.short_calls import ShortCalls
 from modelserver.wire.processes.window import Window
 
 # What a front serves itself; it needs nothing of the core but inference.
 _LOCAL_SERVICES = ("/grpc.reflection.",)
-_LOCAL_METHODS = frozenset(f"/{SERVICE}/{name}" for name in ("ModelInfer", "ModelStreamInfer"))
+_LOCAL_METHODS = frozenset({INFER_PATH, f"/{SERVICE}/ModelStreamInfer"})
 _RAW_HEADER = "inference-header-content-length"
 
 
 class HttpForwarder:
-    """Lets `local` answer inference, and the core the rest."""
+    """Lets `local` decode and answer inference, and the core the rest."""
 
     def __init__(self, local: HttpFrontend, calls: ForwardedCalls) -> None:
         self._local = local
@@ -76,13 +77,25 @@ class GrpcForwarder:
     """The method table of a front: those of `local` that it can serve itself, and the core behind the others."""
 
     def __init__(
-        self, local: GrpcFrontend, calls: ForwardedCalls, *, is_logged: bool = False, keys: KeyRing | None = None
+        self,
+        local: GrpcFrontend,
+        calls: ForwardedCalls,
+        *,
+        short: ShortCalls | None = None,
+        is_logged: bool = False,
+        keys: KeyRing | None = None,
     ) -> None:
-        """`local` writes its own lines of the access log; `is_logged`: forwarded calls have some too."""
+        """`short`: the core decodes short calls, too.
+
+        `local` writes its own lines of the access log; `is_logged`: forwarded calls have some too.
+        """
         self._local = local
+        own = dict(local.methods)
+        if short is not None:
+            own[INFER_PATH] = short.grpc(own[INFER_PATH])
         forwarded = {path: calls.grpc(path, method) for path, method in local.methods.items() if not _is_local(path)}
         self.methods: Mapping[str, Method] = {
-            **local.methods,
+            **own,
             **with_access_log(forwarded, is_logged=is_logged, keys=keys),
         }
 

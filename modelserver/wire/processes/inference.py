@@ -17,7 +17,7 @@ from modelserver.execution.messages import RequestRecord, ResponseRecord, Tensor
 from modelserver.execution.packing import Payload, Unpacker
 from modelserver.execution.records import response_record
 from modelserver.wire.processes.link import INLINE_BYTES, Link
-from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred
+from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred, portable
 
 if TYPE_CHECKING:
     from modelserver.dataplane import DataPlane
@@ -195,5 +195,5 @@ def _failed(call: int, error: Exception, *, is_final: bool = True, is_decoupled:
     if not isinstance(error, ServerError):
         _logger.error("unexpected error while handling an inference request", exc_info=error)
         error = InternalError(f"internal error: {type(error).__name__}; the server's log has the details")
-    text = error.message.encode(errors="replace").decode()
+    text = portable(error.message)
     return Failed(call, error.code.value, text, is_final, is_decoupled, error.retry_after_s or 0.0)

@@ -92,6 +92,18 @@ class Link(Generic[Bundle]):
             return bytes(data)
         return self._place(data)
 
+    def joined(self, parts: Sequence[Buffer]) -> Content:
+        """How buffers that follow each other are put into a message."""
+        nbytes = sum(map(len, parts))
+        if nbytes <= INLINE_BYTES or self._is_closed:
+            return b"".join(parts)
+        blob = Blob(self._arena.allocate(nbytes), nbytes)
+        at = blob.offset
+        for part in parts:
+            self._arena.buffer.view(at, len(part))[:] = np.frombuffer(part, np.uint8)
+            at += len(part)
+        return blob
+
     def tensors(self, payload: Payload) -> Content:
         """How tensors are put into a message; they are copied."""
         if payload.nbytes <= INLINE_BYTES or self._is_closed:

@@ -84,6 +84,28 @@ class HalfClose(Message, tag=6):
     """The client's last message of a streaming call has been sent."""
 
 
+class ShortCall(Message, tag=8):
+    """A `ModelInfer` call whose metadata nobody looks at; answered by `ShortReply` or `ShortFailure`."""
+
+    deadline_ns: int | None
+    message: bytes
+
+
+class ShortExchange(Message, tag=9):
+    """An HTTP infer call; answered by `ShortResponse`. `head` is a serialized `ShortHead`."""
+
+    head: bytes
+    body: bytes
+
+
+class ShortHead(msgspec.Struct, array_like=True, frozen=True):
+    """What infer calls of equal heads have in common, as far as it matters to them; the method is POST."""
+
+    path: str
+    query: str
+    headers: dict[str, str]
+
+
 class Report(msgspec.Struct, array_like=True, tag=7):
     """How a front fares: connections taken over since its start and open now, and what it counted since the last one.
 
@@ -178,6 +200,34 @@ class Ended(Message, tag=26):
     retry_ms: int = 0
 
 
+class ShortReply(Message, tag=30):
+    """The reply message of a `ShortCall`."""
+
+    content: Content
+
+
+class ShortFailure(Message, tag=31):
+    """A `ShortCall` has failed."""
+
+    status: int
+    text: str
+    retry_ms: int
+
+
+class ShortResponse(Message, tag=32):
+    """The whole answer to a `ShortExchange`. `head` is a serialized `ShortResponseHead`: many answers have the same."""
+
+    head: bytes
+    body: Content
+
+
+class ShortResponseHead(msgspec.Struct, array_like=True, frozen=True):
+    """What answers have in common."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+
+
 class Drain(msgspec.Struct, array_like=True, tag=27, frozen=True):
     """Serve what is in flight and exit, after `grace_s` at the latest."""
 
@@ -194,9 +244,25 @@ class LogLevel(msgspec.Struct, array_like=True, tag=28, frozen=True):
     level: int
 
 
-FromFront = Infer | Cancel | Exchange | Unary | Open | HalfClose | Report | Piece | Credit | Spilled
+FromFront = (
+    Infer | ShortCall | ShortExchange | Cancel | Exchange | Unary | Open | HalfClose | Report | Piece | Credit | Spilled
+)
 FromCore = (
-    Inferred | Failed | Responded | Started | Replied | Ended | Drain | Retire | LogLevel | Piece | Credit | Spilled
+    Inferred
+    | Failed
+    | ShortReply
+    | ShortFailure
+    | ShortResponse
+    | Responded
+    | Started
+    | Replied
+    | Ended
+    | Drain
+    | Retire
+    | LogLevel
+    | Piece
+    | Credit
+    | Spilled
 )
 
 
@@ -212,3 +278,8 @@ class CoreBundle(msgspec.Struct, array_like=True, gc=False):
 
     released: list[int]
     messages: list[FromCore]
+
+
+def portable(text: str) -> str:
+    """`text` without what has no UTF-8: a lone surrogate, of a file's name say, could not be sent."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

@@ -24,9 +24,12 @@ from modelserver.wire.processes.messages import (
     Piece,
     Report,
     Retire,
+    ShortCall,
+    ShortExchange,
     Unary,
 )
 from modelserver.wire.processes.setup import CorePlanes, FrontSockets
+from modelserver.wire.processes.short_exchanges import ShortExchanges
 
 
 class FrontSession:
@@ -57,6 +60,7 @@ class FrontSession:
             lost=lambda: lost(self),
         )
         self._inference = RemoteRequests(planes.dataplane, self._link)
+        self._short = ShortExchanges(planes.http, planes.grpc, self._link)
         self._exchanges = ForwardedExchanges(planes.http, planes.grpc, self._link)
         self._counts = [CountsShare(each) for each in counts]
         self._num_dealt = 0
@@ -66,6 +70,8 @@ class FrontSession:
         self._silent_since_s = 0.0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Infer: self._inference.infer,
+            ShortCall: self._short.call,
+            ShortExchange: self._short.exchange,
             Cancel: self._cancel,
             Exchange: self._exchanges.exchange,
             Unary: self._exchanges.unary,
@@ -84,7 +90,7 @@ class FrontSession:
     @property
     def num_inflight(self) -> int:
         """Inference requests that are not answered."""
-        return self._inference.num_inflight
+        return self._inference.num_inflight + self._short.num_inflight
 
     def deal(self, port_index: int, connection: socket.socket) -> bool:
         """Give a connection to the front, and close it here; False when it takes none now. Then the caller keeps it."""
@@ -121,6 +127,7 @@ class FrontSession:
         self._link.close()
         self._handover.close()
         self._inference.close()
+        self._short.close()
         self._exchanges.close()
         for share in self._counts:
             share.withdraw()
@@ -132,7 +139,7 @@ class FrontSession:
             handlers[type(message)](message)
 
     def _cancel(self, message: Cancel) -> None:
-        if not self._inference.cancel(message.call):
+        if not (self._inference.cancel(message.call) or self._short.cancel(message.call)):
             self._exchanges.cancel(message.call)
 
     def _credit(self, message: Credit) -> None:

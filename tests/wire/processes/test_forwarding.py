@@ -369,6 +369,22 @@ async def test_metadata_deadline_and_cancel_of_a_call_cross() -> None:
             await call.answer()
 
 
+async def test_an_error_that_has_no_utf8_costs_no_other_call_anything() -> None:
+    calls: list[UnaryCall] = []
+    async with hop(grpc=Methods(Method(unary=calls.append))) as over:
+        handle = over.core.grpc.methods["/inference.GRPCInferenceService/ServerLive"].unary
+        assert handle is not None
+        made = [Call(b""), Call(b"")]
+        for each in made:
+            handle(each)
+        await until(lambda: len(calls) == 2)
+        calls[0].fail(Status.INTERNAL, "no file '\udcff'")
+        calls[1].reply((b"fine",))
+        with pytest.raises(RefusedError, match=r"no file '\?'"):
+            await made[0].answer()
+        assert await made[1].answer() == b"fine"
+
+
 async def test_streams_wait_for_whoever_is_slow() -> None:
     num_read = 0
     may_read = asyncio.Event()

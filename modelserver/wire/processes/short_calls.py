@@ -1,0 +1,197 @@
+"""Inference calls that are shorter than what would be said of them: the core gets their bytes, and decodes them itself.
+
+A decoded request has to be described, read, made anew and answered by a description that is read in turn. For a few
+numbers that is more work than to decode them, most of all where calls repeat themselves and are known by their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+
+from modelserver.access import Access, ApiGroup
+from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.call import Method, UnaryCall
+from modelserver.frontends.http.compression import choose_encoding
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.frontends.http.inference import JSON_LEN_HEADER, READ_HEADERS
+from modelserver.frontends.http.load_report import ASKING_HEADER
+from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.messages import (
+    Cancel,
+    Content,
+    CoreBundle,
+    ShortCall,
+    ShortExchange,
+    ShortFailure,
+    ShortHead,
+    ShortReply,
+    ShortResponse,
+    ShortResponseHead,
+)
+
+# Tensors are known by their places, text has to be read: the core is not to read much, nor to write it.
+MAX_SHORT_BYTES: Final = 4 << 10
+MAX_SHORT_TEXT_BYTES: Final = 1 << 10
+_NEVER: Final = -1
+# Heads that are remembered; a longer one is not worth its bytes.
+_MAX_REMEMBERED: Final = 1024
+_MAX_HEAD_BYTES: Final = 512
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_response_head = msgspec.msgpack.Decoder(ShortResponseHead).decode
+
+
+class Shorthand:
+    """What stands for an `HttpHead` on its way to the core, and the largest body that it goes there with."""
+
+    __slots__ = ("max_bytes", "text")
+
+    def __init__(self, text: bytes = b"", max_bytes: int = _NEVER) -> None:
+        self.text = text
+        self.max_bytes = max_bytes
+
+
+class ShortCalls:
+    """The short calls that the core has not answered. Event loop thread only."""
+
+    def __init__(self, link: Link[CoreBundle], numbers: count[int]) -> None:
+        """`numbers` are those of calls, unique in this process."""
+        self._link = link
+        self._send = link.send
+        self._next_number = numbers.__next__
+        self._calls: dict[int, Any] = {}
+        self._heads: dict[bytes, ShortResponseHead] = {}
+
+    @property
+    def num_inflight(self) -> int:
+        """Calls that the core has not answered."""
+        return len(self._calls)
+
+    def grpc(self, infer: Method) -> Method:
+        """ModelInfer, of which short calls go to the core and others to `infer`."""
+        infer_here = infer.unary
+        assert infer_here is not None, "ModelInfer is no stream"
+        calls, next_number, cancel, send = self._calls, self._next_number, self._cancel, self._send
+
+        def forward(call: UnaryCall) -> None:
+            message = call.message
+            if len(message) > MAX_SHORT_BYTES:
+                infer_here(call)
+                return
+            number = next_number()
+            calls[number] = call
+            call.on_cancel = partial(cancel, number)
+            send(ShortCall(number, call.deadline_ns, bytes(message)))
+
+        return Method(unary=forward)
+
+    def http(self, other: HttpFrontend) -> HttpFrontend:
+        """A frontend that has the core answer short infer calls, and `other` the rest."""
+        return _ShortHttp(self, other)
+
+    def exchange(self, exchange: HttpExchange, text: bytes) -> None:
+        """Forward an HTTP request, of which `text` is the head."""
+        number = self._next_number()
+        self._calls[number] = exchange
+        exchange.on_disconnect = partial(self._cancel, number)
+        self._send(ShortExchange(number, text, bytes(exchange.body)))
+
+    def on_reply(self, message: ShortReply) -> None:
+        """A gRPC call is answered."""
+        content = message.content
+        call: UnaryCall = self._calls.pop(message.call)
+        call.reply((content if type(content) is bytes else self._view(content),))
+
+    def on_failure(self, message: ShortFailure) -> None:
+        """A gRPC call has failed."""
+        call: UnaryCall = self._calls.pop(message.call)
+        call.fail(message.status, message.text, message.retry_ms)
+
+    def on_response(self, message: ShortResponse) -> None:
+        """An HTTP request is answered."""
+        exchange: HttpExchange = self._calls.pop(message.call)
+        head = self._heads.get(message.head) or self._read_head(message.head)
+        content = message.body
+        body = content if type(content) is bytes else self._view(content)
+        if len(body) > MAX_SHORT_BYTES:
+            # Who asks little and is told much is answered here from now on: much is to be written here.
+            exchange.head.shorthand.max_bytes = _NEVER
+        exchange.respond(HttpResponse(head.status, head.headers, (body,)))
+
+    def _cancel(self, number: int) -> None:
+        """The client left. The core answers the call nevertheless."""
+        if number in self._calls:
+            self._send(Cancel(number))
+
+    def _view(self, content: Content) -> Buffer:
+        data = self._link.view(content)
+        return data if isinstance(data, bytes) else data.data
+
+    def _read_head(self, text: bytes) -> ShortResponseHead:
+        head = _decode_response_head(text)
+        if len(text) <= _MAX_HEAD_BYTES:
+            if len(self._heads) >= _MAX_REMEMBERED:
+                self._heads.clear()
+            self._heads[text] = head
+        return head
+
+
+class _ShortHttp:
+    """Tells short infer calls from all other requests."""
+
+    def __init__(self, calls: ShortCalls, other: HttpFrontend) -> None:
+        self._forward = calls.exchange
+        self._other = other
+
+    def handle(self, exchange: HttpExchange) -> None:
+        head = exchange.head
+        shorthand = head.shorthand
+        if shorthand is None:
+            shorthand = head.shorthand = _shorthand(head)
+        if len(exchange.body) <= shorthand.max_bytes:
+            self._forward(exchange, shorthand.text)
+        else:
+            self._other.handle(exchange)
+
+
+def is_open(access: Access) -> bool:
+    """Whether nobody looks at what comes with inference calls: then their bytes are all that the core needs of them."""
+    return access == Access(restrictions=access.restrictions) and access.restriction(ApiGroup.INFERENCE) is None
+
+
+def _shorthand(head: HttpHead) -> Shorthand:
+    headers = head.headers
+    if head.method != "POST" or not head.path.endswith(("/infer", "/infer/")) or _is_special(headers):
+        return Shorthand()
+    known = {name: headers[name] for name in READ_HEADERS if name in headers}
+    try:
+        text = _encode(ShortHead(head.path, head.query, known))
+    except UnicodeEncodeError:
+        return Shorthand()
+    return Shorthand(text, _max_body_bytes(headers)) if len(text) <= _MAX_HEAD_BYTES else Shorthand()
+
+
+def _is_special(headers: Mapping[str, str]) -> bool:
+    """Whether there is more to the call than to decode it: work that is not the core's, or the model has a say."""
+    accepted = headers.get("accept-encoding")
+    return (
+        "content-encoding" in headers
+        or ASKING_HEADER in headers
+        or "text/event-stream" in headers.get("accept", "")
+        or (accepted is not None and choose_encoding(accepted) is not None)
+    )
+
+
+def _max_body_bytes(headers: Mapping[str, str]) -> int:
+    """The size up to which a body is short: of JSON alone, or of tensors behind some JSON."""
+    text = headers.get(JSON_LEN_HEADER)
+    if text is None:
+        return MAX_SHORT_TEXT_BYTES
+    is_size = text.isascii() and text.isdigit() and len(text) < 10
+    return MAX_SHORT_BYTES if is_size and 0 < int(text) <= MAX_SHORT_TEXT_BYTES else _NEVER
