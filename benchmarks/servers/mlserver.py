@@ -42,16 +42,22 @@ class Onnx(MLModel):
 """
 
 
-def mlserver(onnx: Path | None = None) -> AbstractContextManager[ServerProcess]:
-    """MLServer in one process, serving `identity`, or the model file as `mlp`; installs it first if needed."""
+def mlserver(
+    onnx: Path | None = None, *, batches: bool = False, name: str = "mlserver"
+) -> AbstractContextManager[ServerProcess]:
+    """MLServer in one process, serving `identity`, or the model file as `mlp`; installs it first if needed.
+
+    `batches`: with its adaptive batching, for up to 32 requests that come within a millisecond.
+    """
     peer = environment("mlserver", "mlserver==1.7.1", "onnxruntime")
     folder = peer.home / "models"
     folder.mkdir(exist_ok=True)
     (folder / "bench_runtimes.py").write_text(_RUNTIMES)
     settings: dict[str, object] = {"name": "identity", "implementation": "bench_runtimes.Identity"}
     if onnx is not None:
-        # Without adaptive batching, which costs it more than it gains here.
         settings = {"name": "mlp", "implementation": "bench_runtimes.Onnx", "parameters": {"uri": str(onnx)}}
+    if batches:
+        settings |= {"max_batch_size": 32, "max_batch_time": 0.001}
     (folder / "model-settings.json").write_text(json.dumps(settings))
 
     def command(ports: Mapping[str, int]) -> Sequence[str]:
@@ -66,4 +72,4 @@ def mlserver(onnx: Path | None = None) -> AbstractContextManager[ServerProcess]:
         (folder / "settings.json").write_text(json.dumps(server_settings))
         return [str(peer.programs / "mlserver"), "start", str(folder)]
 
-    return run_server("mlserver", command, ports=("http", "grpc", "metrics"), ready=http_ready())
+    return run_server(name, command, ports=("http", "grpc", "metrics"), ready=http_ready())
