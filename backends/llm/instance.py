@@ -76,7 +76,7 @@ class _Read:
 class LlmInstance(StepInstance):
     """One engine. Called from the worker's thread; only `measure` is called from another.
 
-    Requests with long texts overtake no other of that kind, but may be overtaken by those with short ones.
+    Requests with long texts may be overtaken by all whose texts are read sooner.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
@@ -90,6 +90,8 @@ class LlmInstance(StepInstance):
         # As many may wait in the engine as can run: so many can follow at once, whatever ends. Where the engine orders
         # requests by priority it has to see them all.
         self._max_waiting = None if options.scheduling_policy == "priority" else options.max_num_seqs
+        # Texts to embed that may wait here, beside what is generated: no step takes more, as each has a token.
+        self._max_embeddings = options.max_num_batched_tokens
 
     def add(self, request: InferRequest) -> None:
         if not self._long_texts.add(request, self._read):
@@ -127,7 +129,7 @@ class LlmInstance(StepInstance):
 
     @property
     def has_room(self) -> bool:
-        if not self._long_texts.has_room:
+        if not self._long_texts.has_room or len(self._embeddings) >= self._max_embeddings:
             return False
         return self._max_waiting is None or self.engine.statistics.num_waiting < self._max_waiting
 

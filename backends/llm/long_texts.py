@@ -71,7 +71,10 @@ class LongTexts(Generic[Read]):
     def discard(self, request: InferRequest) -> bool:
         """Forget a request; False if it is not here."""
         reading = self._readings.pop(request, None)
-        return reading is not None and (reading.future.cancel() or True)
+        if reading is None:
+            return False
+        reading.future.cancel()
+        return True
 
     def close(self) -> None:
         """End the threads, after the texts that they are at."""

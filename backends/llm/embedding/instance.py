@@ -93,9 +93,7 @@ class EncoderInstance(StepInstance):
         self.statistics.num_waiting = len(self._waiting)
 
     def abort(self, request: InferRequest) -> None:
-        if self._long_texts.discard(request):
-            return
-        if self._waiting.pop(request, None) is not None:
+        if self._long_texts.discard(request) or self._waiting.pop(request, None) is not None:
             self.statistics.by_finish_reason[FinishReason.ABORT] += 1
             self.statistics.num_waiting = len(self._waiting)
 

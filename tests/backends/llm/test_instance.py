@@ -152,6 +152,17 @@ def test_there_is_room_for_as_many_to_wait_as_can_run(instance: LlmInstance) -> 
     finish(instance)
 
 
+def test_there_is_room_for_as_many_texts_to_embed_as_a_step_can_take(instance: LlmInstance) -> None:
+    most = instance.engine.options.max_num_batched_tokens
+    recorders = []
+    while instance.has_room and len(recorders) <= most:
+        recorders.append(add(instance, input_ids=[9], operation="embed")[1])
+    assert len(recorders) == most
+    instance.step()
+    assert instance.has_room
+    assert all(recorder.is_ended for recorder in recorders)
+
+
 class _Held:
     """A tokenizer that reads texts when it is let."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from modelserver_backends.llm.backend import LlmBackend
 from modelserver_backends.llm.embedding.instance import EncoderInstance
+from modelserver_backends.llm.sequence import FinishReason
 from support.contexts import context_of, loaded, request_of
 from support.llm_models import arrays
 from support.recorder import Recorder
@@ -99,7 +100,9 @@ def test_long_texts_are_read_beside_the_steps(instance: EncoderInstance) -> None
     long = TEXT * 400
     asked: list[dict[str, Any]] = [{"text_input": long, "truncate_prompt_tokens": 9}, {"text_input": long}]
     (_, cut), (_, refused), (gone, dropped) = (add(instance, **inputs) for inputs in [*asked, asked[0]])
+    num_aborted = instance.statistics.by_finish_reason[FinishReason.ABORT]
     instance.abort(gone)
+    assert instance.statistics.by_finish_reason[FinishReason.ABORT] == num_aborted + 1
     _, short = add(instance, text_input=TEXT * 5, truncate_prompt_tokens=9)
     finish(instance)
     np.testing.assert_allclose(cut.column("embedding"), short.column("embedding"), atol=1e-5)
