@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from modelserver.backend import InvalidArgumentError
 
 from .generation import GenerationRequest
@@ -64,6 +66,19 @@ def check_embedded_length(num_tokens: int, max_model_len: int) -> None:
         raise InvalidArgumentError(
             f"the text to embed has {num_tokens} tokens, and this model takes 1 to {max_model_len}"
         )
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Whether the model has all of them, which were given as they are. Raises InvalidArgumentError."""
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
+
+
+def check_dimensions(dimensions: int | None) -> None:
+    """Whether an embedding can have so many; the most shows when it is there. Raises InvalidArgumentError."""
+    if dimensions is not None and dimensions < 1:
+        raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {dimensions}")
 
 
 def is_host_bound(params: SamplingParams) -> bool:

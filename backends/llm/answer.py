@@ -117,6 +117,17 @@ class AnswerWriter:
         return {"token_id": token_id, "token": raw.decode(errors="replace"), "bytes": list(raw), "logprob": logprob}
 
 
+def tokenized(token_ids: Sequence[int], tokenizer: Tokenizer, max_model_len: int) -> InferResponse:
+    """The answer to who asks for the tokens of a text alone."""
+    return InferResponse(
+        [
+            numbers("token_ids", token_ids),
+            texts("token_strs", [tokenizer.id_to_token(token_id) or "" for token_id in token_ids]),
+            numbers("max_model_len", [max_model_len]),
+        ]
+    )
+
+
 def texts(name: str, values: Iterable[str]) -> Tensor:
     """A BYTES output."""
     elements = [value.encode(errors="replace") for value in values]

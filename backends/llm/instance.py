@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
+from modelserver.backend import InferRequest, InferResponse, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
 
-from .admission import check_embedded_length, check_length
-from .answer import AnswerWriter, ChoiceNews, numbers, texts
+from .admission import check_dimensions, check_embedded_length, check_length, check_token_ids
+from .answer import AnswerWriter, ChoiceNews, texts, tokenized
 from .call import Call, read_call
 from .contract import Operation
 from .embedding.answer import embedded
 from .generation import GenerationRequest, SequenceOutput
 from .long_texts import LongTexts
 from .measurements import measure
+from .read_request import ReadRequest
 from .text.tokenizer import any_length
 
 if TYPE_CHECKING:
@@ -63,16 +64,6 @@ class _Embedding:
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A request as the model takes it, or its answer, where reading is all that was asked for."""
-
-    call: Call
-    token_ids: list[int] = field(default_factory=list)
-    text: str | None = None
-    response: InferResponse | None = None
-
-
 class LlmInstance(StepInstance):
     """One engine. Called from the worker's thread; only `measure` is called from another.
 
@@ -85,7 +76,7 @@ class LlmInstance(StepInstance):
         self._by_request: dict[InferRequest, _Generation] = {}
         self._by_asked: dict[GenerationRequest, _Generation] = {}
         self._embeddings: dict[InferRequest, _Embedding] = {}
-        self._long_texts = LongTexts[_Read](engine.options.max_num_seqs)
+        self._long_texts = LongTexts(engine.options.max_num_seqs)
         options = engine.options
         # As many may wait in the engine as can run: so many can follow at once, whatever ends. Where the engine orders
         # requests by priority it has to see them all.
@@ -140,7 +131,7 @@ class LlmInstance(StepInstance):
         self._long_texts.close()
         self.engine.close()
 
-    def _read(self, request: InferRequest) -> _Read:
+    def _read(self, request: InferRequest) -> ReadRequest:
         """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
         call = read_call(request)
         match call.operation:
@@ -148,15 +139,15 @@ class LlmInstance(StepInstance):
                 check = partial(
                     check_length, max_tokens=call.params.max_tokens, max_model_len=self.engine.max_model_len
                 )
-                return _Read(call, *self._prompt(call, check))
+                return ReadRequest(call, *self._prompt(call, check))
             case Operation.EMBED:
-                return _Read(call, self._embedded_token_ids(call))
+                return ReadRequest(call, self._embedded_token_ids(call))
             case Operation.TOKENIZE:
-                return _Read(call, response=self._tokenized(call))
+                return ReadRequest(call, response=self._tokenized(call))
             case Operation.DETOKENIZE:
-                return _Read(call, response=self._detokenized(call))
+                return ReadRequest(call, response=self._detokenized(call))
 
-    def _begin(self, request: InferRequest, sender: Sender, read: _Read) -> None:
+    def _begin(self, request: InferRequest, sender: Sender, read: ReadRequest) -> None:
         if read.response is not None:
             sender.finish(read.response)
         elif read.call.operation is Operation.EMBED:
@@ -164,7 +155,7 @@ class LlmInstance(StepInstance):
         else:
             self._generate(request, sender, read)
 
-    def _generate(self, request: InferRequest, sender: Sender, read: _Read) -> None:
+    def _generate(self, request: InferRequest, sender: Sender, read: ReadRequest) -> None:
         call, token_ids = read.call, read.token_ids
         prefix = ""
         if call.has_input:
@@ -237,26 +228,13 @@ class LlmInstance(StepInstance):
         return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
 
     def _tokenized(self, call: Call) -> InferResponse:
-        token_ids, _ = self._prompt(call)
-        return InferResponse(
-            [
-                numbers("token_ids", token_ids),
-                texts("token_strs", [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]),
-                numbers("max_model_len", [self.engine.max_model_len]),
-            ]
-        )
+        return tokenized(self._prompt(call)[0], self._tokenizer, self.engine.max_model_len)
 
     def _detokenized(self, call: Call) -> InferResponse:
         assert call.token_ids is not None, "the call was checked"
-        self._check_token_ids(call.token_ids)
+        check_token_ids(call.token_ids, self.engine.runner.vocab_size)
         text = self._tokenizer.decode(call.token_ids, skip_special_tokens=False)
         return InferResponse([texts("text_output", [text])])
-
-    def _check_token_ids(self, token_ids: list[int]) -> None:
-        vocab_size = self.engine.runner.vocab_size
-        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-        if wrong is not None:
-            raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
 
     # Embeddings: computed in a step, without the engine, each text as a whole.
 
@@ -267,9 +245,8 @@ class LlmInstance(StepInstance):
         check = partial(check_embedded_length, max_model_len=runner.max_model_len)
         token_ids, _ = self._prompt(call, check, call.longest(runner.max_model_len))
         check(len(token_ids))
-        self._check_token_ids(token_ids)
-        if call.dimensions is not None and call.dimensions < 1:
-            raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {call.dimensions}")
+        check_token_ids(token_ids, runner.vocab_size)
+        check_dimensions(call.dimensions)
         return token_ids
 
     def _embed(self) -> None:

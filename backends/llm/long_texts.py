@@ -6,13 +6,11 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from modelserver.backend import InferRequest, InferResponse, InternalError, ResponseSender, ServerError
 
+from .read_request import ReadRequest
 from .text.tokenizer import LONG_TEXT
-
-Read = TypeVar("Read")
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +21,12 @@ _NUM_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading(Generic[Read]):
+class _Reading:
     sender: ResponseSender
-    future: Future[Read]
+    future: Future[ReadRequest]
 
 
-class LongTexts(Generic[Read]):
+class LongTexts:
     """Called from the worker's thread. The threads that read begin with the first long text and end with `close`.
 
     At most `most`: then it has no room, and whoever adds requests waits.
@@ -37,7 +35,7 @@ class LongTexts(Generic[Read]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._threads = ThreadPoolExecutor(max_workers=_NUM_THREADS, thread_name_prefix="llm-text")
-        self._readings: dict[InferRequest, _Reading[Read]] = {}
+        self._readings: dict[InferRequest, _Reading] = {}
 
     def __len__(self) -> int:
         return len(self._readings)
@@ -46,14 +44,14 @@ class LongTexts(Generic[Read]):
     def has_room(self) -> bool:
         return len(self._readings) < self._most
 
-    def add(self, request: InferRequest, read: Callable[[InferRequest], Read]) -> bool:
+    def add(self, request: InferRequest, read: Callable[[InferRequest], ReadRequest]) -> bool:
         """Whether the request has a long text. Then `take` gives back what `read` makes of it, on another thread."""
         if not _is_long(request):
             return False
         self._readings[request] = _Reading(request.sender, self._threads.submit(read, request))
         return True
 
-    def take(self, begin: Callable[[InferRequest, ResponseSender, Read], None], *, is_idle: bool) -> None:
+    def take(self, begin: Callable[[InferRequest, ResponseSender, ReadRequest], None], *, is_idle: bool) -> None:
         """Let those begin that have been read, or answer them with what is wrong. `is_idle`: wait a little for one."""
         if is_idle:
             wait([reading.future for reading in self._readings.values()], _IDLE_S, FIRST_COMPLETED)

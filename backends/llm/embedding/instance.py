@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
 
-from ..admission import check_embedded_length
-from ..answer import numbers, texts
+from ..admission import check_dimensions, check_embedded_length, check_token_ids
+from ..answer import tokenized
 from ..call import Call, read_call
 from ..contract import Operation
 from ..engine_statistics import EngineStatistics
 from ..long_texts import LongTexts
 from ..measurements import measure
 from ..options import EngineOptions
+from ..read_request import ReadRequest
 from ..sequence import FinishReason
+from ..text.tokenizer import any_length
 from .answer import embedded
 from .batch_plan import plan_batch
 from .encoder import Encoder
@@ -32,15 +35,6 @@ class _Text:
     token_ids: list[int]
     dimensions: int | None
     arrival_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A request as the model takes it, or its answer, where reading is all that was asked for."""
-
-    call: Call
-    token_ids: list[int] = field(default_factory=list)
-    response: InferResponse | None = None
 
 
 class EncoderInstance(StepInstance):
@@ -59,7 +53,7 @@ class EncoderInstance(StepInstance):
         self._max_tokens = options.max_num_batched_tokens
         self._clock_ns = clock_ns
         self._waiting: dict[InferRequest, _Text] = {}
-        self._long_texts = LongTexts[_Read](options.max_num_seqs)
+        self._long_texts = LongTexts(options.max_num_seqs)
 
     @classmethod
     def from_directory(cls, directory: Path, options: EngineOptions) -> EncoderInstance:
@@ -70,21 +64,21 @@ class EncoderInstance(StepInstance):
         if not self._long_texts.add(request, self._read):
             self._begin(request, request.sender, self._read(request))
 
-    def _read(self, request: InferRequest) -> _Read:
+    def _read(self, request: InferRequest) -> ReadRequest:
         """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
         call = read_call(request, usual=Operation.EMBED)
         match call.operation:
             case Operation.EMBED:
-                return _Read(call, self._token_ids(call))
+                return ReadRequest(call, self._token_ids(call))
             case Operation.TOKENIZE:
-                return _Read(call, response=self._tokenized(call))
+                return ReadRequest(call, response=self._tokenized(call))
             case _:
                 raise InvalidArgumentError(
                     f"input 'operation': this model makes embeddings: it does not {call.operation.value}; expected "
                     "embed or tokenize"
                 )
 
-    def _begin(self, request: InferRequest, sender: Sender, read: _Read) -> None:
+    def _begin(self, request: InferRequest, sender: Sender, read: ReadRequest) -> None:
         if read.response is not None:
             sender.finish(read.response)
             return
@@ -141,34 +135,24 @@ class EncoderInstance(StepInstance):
 
     def _token_ids(self, call: Call) -> list[int]:
         """Checked: the network has an embedding for each, and positions for all."""
-        if call.dimensions is not None and call.dimensions < 1:
-            raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {call.dimensions}")
-        max_model_len, vocab_size = self.encoder.max_model_len, self.encoder.vocab_size
+        check_dimensions(call.dimensions)
+        max_model_len = self.encoder.max_model_len
+        check = partial(check_embedded_length, max_model_len=max_model_len)
         longest = call.longest(max_model_len)
-        token_ids = self._encoded(call, longest) if call.token_ids is None else call.token_ids[:longest]
-        check_embedded_length(len(token_ids), max_model_len)
-        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-        if wrong is not None:
-            raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
+        token_ids = self._encoded(call, longest, check) if call.token_ids is None else call.token_ids[:longest]
+        check(len(token_ids))
+        check_token_ids(token_ids, self.encoder.vocab_size)
         return token_ids
 
-    def _encoded(self, call: Call, longest: int | None = None) -> list[int]:
+    def _encoded(self, call: Call, longest: int | None = None, check: Callable[[int], None] = any_length) -> list[int]:
         if call.text is None:
             raise InvalidArgumentError("input 'messages': this model embeds texts; it has no chat template")
         text = self.encoder.head.text(call.text)
         has_special_tokens = call.has_special_tokens is not False
-        return self.encoder.tokenizer.encode(text, add_special_tokens=has_special_tokens, longest=longest)
+        return self.encoder.tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check)
 
     def _tokenized(self, call: Call) -> InferResponse:
-        token_ids = self._encoded(call)
-        tokenizer = self.encoder.tokenizer
-        return InferResponse(
-            [
-                numbers("token_ids", token_ids),
-                texts("token_strs", [tokenizer.id_to_token(token_id) or "" for token_id in token_ids]),
-                numbers("max_model_len", [self.encoder.max_model_len]),
-            ]
-        )
+        return tokenized(self._encoded(call), self.encoder.tokenizer, self.encoder.max_model_len)
 
     def _observe(self, batch: list[_Text], start_ns: int) -> None:
         statistics, end_ns = self.statistics, self._clock_ns()
