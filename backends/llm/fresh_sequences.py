@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from .attention.chunked import ChunkedSdpa
 from .attention.sdpa import SdpaAttention
 
 
 def compute_fresh(
-    network: Any, attention: SdpaAttention, token_id_lists: Sequence[Sequence[int]], device: torch.device
+    network: Any,
+    attention: SdpaAttention | ChunkedSdpa,
+    token_id_lists: Sequence[Sequence[int]],
+    device: torch.device,
 ) -> tuple[torch.Tensor, ...]:
     """The hidden states [tokens, hidden_size] of each list, none of them empty. `network` is a `runner.Network`."""
     lengths = [len(token_ids) for token_ids in token_id_lists]

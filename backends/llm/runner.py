@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from .attention.choose import make_attention
+from .attention.chunked import ChunkedSdpa, make_sdpa
 from .attention.kv_blocks import KvBlocks
 from .attention.paged import PagedAttention
 from .attention.sdpa import SdpaAttention
@@ -76,7 +77,7 @@ class Runner:
         head: EmbeddingHead,
         blocks: KvBlocks,
         attention: PagedAttention,
-        fresh_attention: SdpaAttention,
+        fresh_attention: SdpaAttention | ChunkedSdpa,
         captured: CapturedDecode | None = None,
         followers: Followers | None = None,
         num_threads: int | None = None,
@@ -286,7 +287,7 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
             head=load_head(directory, options, default="last", device=loaded.device),
             blocks=memory.blocks,
             attention=attention,
-            fresh_attention=SdpaAttention(memory.blocks, loaded.attention),
+            fresh_attention=make_sdpa(memory.blocks, loaded.attention),
             captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
             followers=followers,
             num_threads=choose_num_threads(directory, loaded.device, options),

@@ -26,8 +26,8 @@ from modelserver.backend import InternalError, InvalidArgumentError
 
 from .attention.batch import AttentionBatch
 from .attention.choose import make_attention
+from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
-from .attention.sdpa import SdpaAttention
 from .compute_thread import share_of_threads
 from .fresh_sequences import compute_fresh
 from .models.load import LoadedNetwork, load_network
@@ -187,7 +187,7 @@ def follow(descriptor: int) -> None:
 def _compute(pipe: Connection, loaded: LoadedNetwork, options: EngineOptions, pool: Pool) -> None:
     blocks = KvBlocks(loaded.kv_shape, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device)
     attention = make_attention(options.attention_backend, blocks, loaded.attention)
-    fresh = SdpaAttention(blocks, loaded.attention)
+    fresh = make_sdpa(blocks, loaded.attention)
     with torch.inference_mode():
         while True:
             message: Step | Embedding = pipe.recv()

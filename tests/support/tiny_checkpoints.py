@@ -165,6 +165,22 @@ FOREIGN_FAMILIES: dict[str, Family] = {
     "granite_swa": Family("granite_swa", {"head_dim": None, "sliding_window": _WINDOW, "num_hidden_layers": 4}),
     # Windows that only the mask tells.
     "phimoe": Family("phimoe", {"num_local_experts": 4, "sliding_window": _WINDOW, "head_dim": None}),
+    # Layers that see chunks; the others' queries have a temperature by position, which their layers count themselves.
+    "llama4": Family(
+        "llama4_text",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 32,
+            "floor_scale": 4,
+            "attn_scale": 0.5,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 80,
+            "interleave_moe_layer_step": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
     # Layers that differ in KV heads, in their size and in having sinks, or take keys and values from others.
     "mimo_v2_flash": Family(
         "mimo_v2_flash",

@@ -9,6 +9,7 @@ import torch
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from ..kernels import kernels_for
+from .chunked import ChunkedAttention
 from .cpu_attention import CpuAttention
 from .kv_blocks import KvBlocks
 from .paged import PagedAttention
@@ -23,6 +24,11 @@ def make_attention(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAtt
 
     UnsupportedError if the one asked for cannot run here.
     """
+    attention = _make_unchunked(name, blocks, spec)
+    return ChunkedAttention(attention, spec.chunks, blocks.block_size) if spec.chunks else attention
+
+
+def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAttention:
     name = name.lower()
     if name not in _NAMES:
         raise InvalidArgumentError(f"attention_backend {name!r} is unknown: expected one of {', '.join(_NAMES)}")
@@ -43,6 +49,8 @@ def make_attention(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAtt
                 f"heads of {blocks.shape.head_dim}"
             )
         return CpuAttention(kernels, blocks, spec)
+    if name == "flashinfer" and spec.chunks:  # one plan of it at a time
+        raise UnsupportedError("attention_backend flashinfer does not attend within chunks: auto and triton do")
     if device.type != "cuda":
         raise UnsupportedError(f"attention_backend {name} needs a GPU; this model is on {device}")
     if importlib.util.find_spec(name) is None:

@@ -55,11 +55,10 @@ def _attend(
     value_dim = value.shape[-1]
     head_dim = max(key_dim, value_dim)
     scale = key_dim**-0.5 if scaling is None else scaling
+    chunk = None
     if isinstance(attention_mask, SeenTokens):  # the model's own attention goes by that alone
-        sliding_window = attention_mask.window
-        if attention_mask.chunk is not None:
-            raise UnsupportedError(f"{type(module).__name__} attends within chunks of {attention_mask.chunk} tokens")
-    call = AttentionCall(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window, s_aux)
+        sliding_window, chunk = attention_mask.window, attention_mask.chunk
+    call = AttentionCall(num_heads, key.shape[1], head_dim, scale, softcap, sliding_window, s_aux, chunk)
     queries = _widened(query, head_dim)[0].transpose(0, 1)
     kv = torch.stack((_widened(key, head_dim)[0], _widened(value, head_dim)[0])).permute(2, 0, 1, 3)
     output = module.paged_network.attend(module.layer_idx, queries, kv, call)

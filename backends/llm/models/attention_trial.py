@@ -29,6 +29,7 @@ class AttentionCall:
     softcap: float | None
     window: int | None
     sinks: torch.Tensor | None = None
+    chunk: int | None = None
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class TrialAttention:
         is_seen = distances >= 0
         if call.window is not None:
             is_seen &= distances < call.window
+        if call.chunk is not None:
+            is_seen &= places[:, None] // call.chunk == places[None, :] // call.chunk
         scores = scores.masked_fill(~is_seen, float("-inf"))
         if call.sinks is not None:
             scores = torch.cat((scores, call.sinks.float()[:, None, None].expand(-1, len(queries), 1)), dim=-1)

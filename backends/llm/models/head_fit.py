@@ -53,7 +53,7 @@ class HeadFit:
 
 
 def fit_heads(calls: Sequence[AttentionCall]) -> tuple[AttentionCall, list[HeadFit | None]]:
-    """What all layers are called with, its window and sinks aside, and each one's fit; None where it is as all are.
+    """What all layers are called with, but for window, chunk and sinks, and each one's fit; None where it is as all.
 
     Where no layer attends, heads as small as can be.
     """

@@ -13,11 +13,13 @@ from .recurrent_states import RecurrentStates, StateGroup, StateKey
 class StepCache:
     """What a whole network is given for a step. Layers that keep states are given a `GroupCache` in its place.
 
-    `layer` is the one that attends next: modules that several layers share do not know it.
+    `layer` is the one that attends next: modules that several layers share do not know it. `num_before` is what a layer
+    hears that asks how many tokens were before these: where it adds that to their numbers in the step, [tokens].
     """
 
     def __init__(self) -> None:
         self.layer = 0
+        self.num_before: torch.Tensor | int = 0
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -25,10 +27,10 @@ class StepCache:
         self.layer = layer_idx
         return keys, values
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - positions are given, masks are not made
-        return 0
+    def get_seq_length(self, layer_idx: int | None = None) -> torch.Tensor | int:
+        return 0 if layer_idx is None else self.num_before
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - positions are given, masks are not made
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above

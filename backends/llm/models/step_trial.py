@@ -4,12 +4,13 @@ that keep states going on from them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..attention.chunked import make_sdpa
 from ..attention.kv_blocks import KvBlocks, KvShape
-from ..attention.sdpa import SdpaAttention
 from ..attention.spec import AttentionSpec
 from ..plan import Chunk
 from ..sampling_params import SamplingParams
@@ -41,15 +42,18 @@ def check_steps(
     device = network.device
     if states is not None:
         states.allocate(len(_LENS))
-    blocks = KvBlocks(kv_shape, num_blocks=1 + len(_LENS), block_size=_BLOCK_SIZE, device=device)
-    attention = SdpaAttention(blocks, spec)
+    block_size = math.gcd(_BLOCK_SIZE, *(chunk for chunk in spec.chunks if chunk is not None))
+    each = -(-max(_LENS) // block_size)
+    blocks = KvBlocks(kv_shape, num_blocks=1 + len(_LENS) * each, block_size=block_size, device=device)
+    attention = make_sdpa(blocks, spec)
     sequences = [
-        Sequence(seat, list(range(length)), length, SamplingParams(), seat=seat, block_ids=[1 + seat])
+        Sequence(seat, list(range(length)), length, SamplingParams(), seat=seat, block_ids=block_ids)
         for seat, length in enumerate(_LENS)
+        for block_ids in [list(range(1 + seat * each, 1 + seat * each + each))]
     ]
     found: dict[int, list[torch.Tensor]] = {sequence.seq_id: [] for sequence in sequences}
     for chunks in _STEPS:
-        step = StepInputs([Chunk(sequences[seat], start, count, True) for seat, start, count in chunks], _BLOCK_SIZE)
+        step = StepInputs([Chunk(sequences[seat], start, count, True) for seat, start, count in chunks], block_size)
         if states is not None:
             states.begin(step)
         ids, positions = (torch.from_numpy(rows).to(device) for rows in (step.input_ids, step.positions))

@@ -55,6 +55,8 @@ class TransformersNetwork:
         self._cache = StepCache()
         parameters = signature(self._inner_forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), "")
+        # Llama 4's layers count their tokens on from what their cache has, for the temperature of queries.
+        self._counts_tokens = bool(getattr(model.config.get_text_config(), "attn_temperature_tuning", False))
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 module.paged_network = self
@@ -62,7 +64,11 @@ class TransformersNetwork:
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Any, inputs: Any) -> torch.Tensor:
         """`input_ids` and `positions` [tokens] -> [tokens, hidden_size], normalised."""
         self._attention, self._inputs = attention, inputs
-        given = {"use_cache": False} if self.states is None else {"use_cache": True, self._cache_name: self._cache}
+        given: dict[str, Any] = {"use_cache": self.states is not None}
+        if self._counts_tokens:
+            self._cache.num_before = positions - torch.arange(len(positions), device=positions.device)
+        if self._counts_tokens or self.states is not None:
+            given[self._cache_name] = self._cache
         output = self._inner(input_ids=input_ids[None], position_ids=positions[None], **given)
         self._output_type = type(output)
         return output.last_hidden_state[0]
@@ -127,12 +133,14 @@ class TransformersNetwork:
     def attention_of(self, calls: Sequence[AttentionCall]) -> tuple[AttentionSpec, AttentionCall]:
         """What all layers together want of attention, and the call that is right for each: from now on that is made."""
         common, self._fits = fit_heads(calls)
+        chunks = tuple(call.chunk for call in calls)
         spec = AttentionSpec(
             num_heads=common.num_heads,
             windows=tuple(call.window for call in calls),
             scale=common.scale,
             softcap=common.softcap,
             sinks=tuple(_fitted_sinks(call, fit) for call, fit in zip(calls, self._fits, strict=True)),
+            chunks=chunks if any(chunks) else (),
         )
         return spec, common
 
@@ -144,10 +152,12 @@ class TransformersNetwork:
 
 
 def _inner_of(model: Any) -> Any:
-    """What a `...ForCausalLM` calls before its head: not always its base_model, but a decoder within that."""
+    """What a `...ForCausalLM` calls before its head: not always its base_model, but a decoder within that, or one under
+    another name than transformers looks for (Llama 4).
+    """
     from transformers import PreTrainedModel
 
-    for inner in (model.get_decoder(), model.base_model):
+    for inner in (model.get_decoder(), model.base_model, *model.children()):
         if isinstance(inner, PreTrainedModel) and inner is not model:
             return inner
     raise UnsupportedError(f"{type(model).__name__} has no part that gives what its head takes")
@@ -155,7 +165,7 @@ def _inner_of(model: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TransformersLoaded:
-    """What `load` found; layers attend alike but for their windows and sinks. Where none attends, blocks only count."""
+    """What `load` found; layers are alike but for windows, chunks and sinks. Where none attends, blocks only count."""
 
     network: TransformersNetwork
     attention: AttentionSpec

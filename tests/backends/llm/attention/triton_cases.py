@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from modelserver_backends.llm.attention import triton_kernels, twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
+from modelserver_backends.llm.attention.chunked import ChunkedAttention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
 from modelserver_backends.llm.attention.paged import Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
@@ -110,9 +111,10 @@ def backend() -> None:
     positions = [range(length - count, length) for count, length in zip(counts, lens, strict=True)]
     slots = np.array([tables[row, at // 8] * 8 + at % 8 for row, ats in enumerate(positions) for at in ats])
     batch = AttentionBatch(2, counts, lens, tables, slots)
-    implementations = (reference, TritonAttention(pools[1], spec, num_processors=8))
+    kernels = TritonAttention(pools[1], spec, num_processors=8)
+    chunked = [ChunkedAttention(one, (None, 16), 8) for one in (reference, kernels)]
     angles = torch.randn(27, 1, 16, device=DEVICE)
-    for layer in (0, 1):
+    for layer, implementations in itertools.product((0, 1), ((reference, kernels), chunked)):
         heads = torch.randn(27, 10, 16, device=DEVICE)
         found = [
             one.turn_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))

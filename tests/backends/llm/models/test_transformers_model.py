@@ -12,7 +12,7 @@ import pytest
 from modelserver_backends.llm.models.attention_trial import check_equal
 from modelserver_backends.llm.models.transformers_model import load_transformers
 from safetensors.torch import load_file, save_file
-from support.generations import generate, loaded_engine
+from support.generations import generate, loaded_engine, random_prompts
 from support.tiny_checkpoints import reference_tokens, write_checkpoint
 
 from modelserver.backend import InvalidArgumentError, ServerError, UnsupportedError
@@ -95,6 +95,35 @@ def test_positions_that_are_not_those_of_the_tokens_are_noticed(
     error = refusal(checkpoint("granite"))
     assert isinstance(error, UnsupportedError)
     assert "logits on blocks differ" in error.message
+
+
+@pytest.mark.parametrize("no_rope_layers", [[1, 0, 1], [1, 1, 1]])
+def test_chunks_that_begin_within_a_trial(no_rope_layers: list[int], tmp_path: Path) -> None:
+    """And, where all layers have them, blocks of chunks that have ended are given back."""
+    write_checkpoint(tmp_path, "llama4", values={"attention_chunk_size": 6, "no_rope_layers": no_rope_layers})
+    prompts = random_prompts(6)
+    options = {"max_num_batched_tokens": 24, "max_num_seqs": 6, "num_gpu_blocks_override": 50}
+    with loaded_engine(tmp_path, block_size=3, **options) as engine:
+        assert engine.runner.window == (6 if all(no_rope_layers) else None)
+        found = [tokens for tokens, _ in generate(engine, prompts, 8)]
+    assert found == [reference_tokens(tmp_path, prompt, 8) for prompt in prompts]
+    with pytest.raises(UnsupportedError, match="blocks of 32 do not fill"), loaded_engine(tmp_path):
+        pass
+
+
+def test_a_language_model_within_one_that_sees_pictures(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, Llama4Config, Llama4ForConditionalGeneration
+
+    alone = checkpoint("llama4")
+    text = json.loads((alone / "config.json").read_text())
+    sizes = dict.fromkeys(("hidden_size", "vision_output_dim", "projector_input_dim", "projector_output_dim"), 16)
+    vision = {**sizes, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 28}
+    model = Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config=vision))
+    model.language_model.load_state_dict(AutoModelForCausalLM.from_pretrained(alone).state_dict())
+    model.save_pretrained(tmp_path)
+    prompt = list(range(10, 50))
+    with loaded_engine(tmp_path) as engine:
+        assert generate(engine, [prompt], 8)[0][0] == reference_tokens(alone, prompt, 8)
 
 
 def test_experts_in_mxfp4_are_unpacked(tmp_path: Path) -> None:
