@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from modelserver.wire.accepted import AcceptedSocket
+
 _logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
@@ -29,6 +31,7 @@ class Acceptor:
     ) -> None:
         self._loop = loop
         self._bound = bound
+        self._family, self._type, self._proto = int(bound.family), int(bound.type), bound.proto
         self._take = take
         self._pause: asyncio.TimerHandle | None = None
 
@@ -83,9 +86,10 @@ class Acceptor:
     def _accept_next(self) -> bool:
         """Take one connection, if one waits. Raises OSError when the system has nothing left to accept with."""
         try:
-            accepted, _ = self._bound.accept()
+            descriptor, _ = self._bound._accept()  # type: ignore[attr-defined]  # `accept` makes enums
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
+        accepted = AcceptedSocket(self._family, self._type, self._proto, fileno=descriptor)
         accepted.setblocking(False)
         self._take(accepted)
         return True

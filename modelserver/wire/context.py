@@ -13,6 +13,7 @@ from modelserver.wire.arena import Arena
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.bulk import BulkTurns
 from modelserver.wire.http2.deadlines import DeadlineWheel
+from modelserver.wire.http2.settings import announcement
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.lookout import Lookout
 from modelserver.wire.outbox import Outbox
@@ -62,6 +63,8 @@ class WireContext:
     bulk: BulkTurns = field(init=False)
     deadlines: DeadlineWheel = field(init=False)
     lookout: Lookout = field(init=False)
+    # What every HTTP/2 connection sends first.
+    http2_announcement: bytes = field(init=False)
     # Of answers that nobody will be sent, since their memory was last given back to the system.
     num_given_up_bytes: int = 0
     # Connections end with their next answer, where the protocol can say so with it.
@@ -74,3 +77,4 @@ class WireContext:
         self.bulk = BulkTurns(self.loop)
         self.deadlines = DeadlineWheel(self.loop)
         self.lookout = Lookout(self.loop, self.limits.busy_poll_percent)
+        self.http2_announcement = announcement(self.limits)

@@ -6,6 +6,9 @@ import asyncio
 import logging
 import resource
 import socket
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 from modelserver.allocator import give_back
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
@@ -63,7 +66,8 @@ class Port:
         self.context = WireContext(loop, http, grpc, limits, counts, Outbox(loop))
         self._entrance = Entrance(self.context, name, http1=http1, http2=http2)
         self._tls = TlsReloader(tls, counts.reloads) if tls is not None else None
-        self._beginning: set[asyncio.Task[None]] = set()
+        # What those wait for that are not connected yet.
+        self._beginning: set[asyncio.Future[Any]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -125,11 +129,10 @@ class Port:
 
     async def _end_beginning(self, grace_s: float) -> None:
         """Give handshakes `grace_s` to be done, and cancel those that are not."""
-        await asyncio.sleep(0)  # a task that is cancelled before it began would not close its socket
         if self._beginning and grace_s:
             await asyncio.wait(self._beginning, timeout=grace_s)
-        for task in self._beginning:
-            task.cancel()
+        for awaited in self._beginning:
+            awaited.cancel()
         if self._beginning:
             await asyncio.wait(self._beginning)
 
@@ -152,10 +155,27 @@ class Port:
         return None
 
     def _begin(self, accepted: socket.socket, objection: str | None = None) -> None:
-        protocol = Opening(self._entrance) if objection is None else Refusal(self.context, objection)
-        task = self.context.loop.create_task(self._connect(accepted, protocol))
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
+        if objection is not None:
+            protocol: Opening | Refusal = Refusal(self.context, objection)
+        else:
+            # What comes first through TLS is no word of the protocol.
+            protocol = Opening(self._entrance, accepted if self._tls is None else None)
+        self._step(self._connect(accepted, protocol))
+
+    def _step(self, connecting: Coroutine[Any, None, None], awaited: asyncio.Future[Any] | None = None) -> None:
+        """Go on with a connection to where it waits next: a Task would cost more than all that it does."""
+        if awaited is not None:
+            self._beginning.discard(awaited)
+        try:
+            awaited = connecting.send(None)
+        except StopIteration:
+            return
+        except asyncio.CancelledError:
+            return  # the port stops
+        assert awaited is not None, "a coroutine that is connecting waits for futures only"
+        awaited._asyncio_future_blocking = False  # as a Task says that it has taken the future
+        self._beginning.add(awaited)
+        awaited.add_done_callback(partial(self._step, connecting))
 
     async def _connect(self, accepted: socket.socket, protocol: Opening | Refusal) -> None:
         times = self.context.limits.times

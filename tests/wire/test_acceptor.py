@@ -46,6 +46,7 @@ async def test_every_connection_is_taken() -> None:
     await taker.until(200)
     assert {accepted.getpeername() for accepted in taker.taken} == {client.getsockname() for client in clients}
     assert not any(accepted.getblocking() for accepted in taker.taken)
+    assert {(accepted.family, accepted.type) for accepted in taker.taken} == {(bound.family, bound.type)}
     address = bound.getsockname()
     acceptor.close()
     acceptor.close()
@@ -63,11 +64,11 @@ class Exhausted:
         self._bound = bound
         self.is_exhausted = True
 
-    def accept(self) -> Any:
+    def _accept(self) -> Any:
         if self.is_exhausted:
             self.is_exhausted = False
             raise OSError(errno.EMFILE, "Too many open files")
-        return self._bound.accept()
+        return self._bound._accept()  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bound, name)

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -83,7 +84,10 @@ class Door:
 
 
 @asynccontextmanager
-async def door(limits: WireLimits | None = None, tls: TlsFiles | None = None) -> AsyncIterator[Door]:
+async def door(
+    limits: WireLimits | None = None, tls: TlsFiles | None = None, *, early: Callable[[int], None] | None = None
+) -> AsyncIterator[Door]:
+    """`early` is called with the port's number when connections come that are not accepted yet."""
     port = Port(
         "the port",
         http=None,
@@ -97,6 +101,8 @@ async def door(limits: WireLimits | None = None, tls: TlsFiles | None = None) ->
     bound = Address(HOST, 0).bind()
     acceptor = Acceptor(asyncio.get_running_loop(), bound, port.take)
     acceptor.start()
+    if early is not None:
+        early(bound.getsockname()[1])
     try:
         yield Door(port, bound.getsockname()[1])
     finally:
@@ -147,6 +153,41 @@ async def test_the_first_bytes_tell_the_protocol(pieces: tuple[bytes, ...], name
         assert opened.context.counts.connections_opened[Protocol.UNKNOWN] == 1
         await until(lambda: not opened.num_unknown)
         assert not opened.violations
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"), [(PREFACE + b"more", b"two"), (b"GET / HTTP/1.1\r\n", b"one"), (b"\r\n", b"one")]
+)
+@on_both_loops
+async def test_what_came_before_the_connection_was_accepted(sent: bytes, name: bytes) -> None:
+    with socket.socket() as client:
+
+        def begin(number: int) -> None:
+            client.connect((HOST, number))
+            client.sendall(sent)
+
+        async with door(early=begin) as opened:
+            client.setblocking(False)
+            received, size = b"", len(name + b":" + sent)
+            async with asyncio.timeout(60):
+                while len(received) < size:
+                    received += await asyncio.get_running_loop().sock_recv(client, size)
+            assert received == name + b":" + sent
+            assert (opened.num_handshakes, opened.num_unknown) == (0, 0)
+            assert not opened.violations
+
+
+@on_both_loops
+async def test_a_connection_that_was_reset_before_it_was_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    def reset(number: int) -> None:
+        with socket.create_connection((HOST, number)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    async with door(early=reset) as opened:
+        assert await ask(opened.number, b"GET") == b"one:GET"
+        await until(lambda: not opened.context.connections)
+        assert (opened.num_handshakes, opened.num_unknown) == (0, 0)
+    assert not caplog.records
 
 
 async def _closed_after(port: int, *pieces: bytes) -> None:

@@ -15,7 +15,6 @@ from modelserver.wire.http2.patience import Patience
 from modelserver.wire.http2.protection import Closed, ClosedStreams
 from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.http2.sender import Sender
-from modelserver.wire.http2.settings import announcement
 from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
 from modelserver.wire.lookout import GRPC_WOKEN_NS
 
@@ -86,7 +85,15 @@ class Http2Connection(asyncio.BufferedProtocol):
         context.connections.add(self)
         context.counts.opened(Protocol.HTTP2)
         transport.set_write_buffer_limits(high=context.limits.write_buffer_bytes)
-        self.sender.frames.append(announcement(context.limits))
+        self.sender.frames.append(context.http2_announcement)
+        if data:
+            self._read_first(data)
+        else:
+            self.schedule_flush()  # not at once: the preface, which is on its way, is acknowledged in the same write
+        if context.is_draining:
+            self.shutdown()
+
+    def _read_first(self, data: bytes) -> None:
         self.is_flush_due = True
         try:
             self.receiver.feed(data)
@@ -94,8 +101,6 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.fail(fault)
         else:
             self._after_reading()
-        if context.is_draining:
-            self.shutdown()
 
     # Called by the transport.
 

@@ -14,6 +14,7 @@ from modelserver.execution.child_log import ChildLogHandler
 from modelserver.execution.resident import Resident
 from modelserver.logs import set_own_level
 from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.accepted import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.no_http import NoHttp
@@ -127,7 +128,7 @@ class Front(Resident):
             self._finish(0.0)
             return False
         self._num_received += 1
-        connection = socket.socket(fileno=descriptors[0])
+        connection = AcceptedSocket(fileno=descriptors[0])
         connection.setblocking(False)
         self._ports[data[0]].take(connection)
         return True
