@@ -41,6 +41,10 @@ def wants_help(words: Sequence[str]) -> bool:
     return any(word in ("-h", "--help", "-?") for word in words)
 
 
+def wants_version(words: Sequence[str]) -> bool:
+    return "--version" in words
+
+
 def parse_arguments(words: Sequence[str]) -> BenchOptions | LlmOptions:
     """The options that the words write. Raises InvalidArgumentError naming the flag and what it expects."""
     parser = make_parser()

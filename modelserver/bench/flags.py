@@ -16,6 +16,7 @@ from modelserver.wire.http2.frame import DEFAULT_FRAME_BYTES, MAX_FRAME_BYTES
 # Taken so that perf_analyzer's command lines work; nothing follows from them here.
 WITHOUT_EFFECT = {
     "model_signature_name": "it is of TensorFlow Serving",
+    "trace_file": "traces are set on the server",
     "trace_level": "traces are set on the server",
     "trace_rate": "traces are set on the server",
     "trace_count": "traces are set on the server",
@@ -68,6 +69,7 @@ def make_parser() -> Parser:
 
 def _add_service(group: Any) -> None:
     group.add_argument("-h", "--help", action="store_true", help="Show this.")
+    group.add_argument("--version", action="store_true", help="Show modelserver's version.")
     group.add_argument("-m", "--model", metavar="MODEL", help="Name of the model.")
     group.add_argument("-x", "--model-version", default="", metavar="VERSION", help="The newest without it.")
     group.add_argument("-u", "--url", default="", metavar="HOST:PORT", help="localhost:8000, or :8001 with -i grpc.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import TextIO
 
-from modelserver.bench.arguments import parse_arguments, wants_help
+from modelserver.bench.arguments import parse_arguments, wants_help, wants_version
 from modelserver.bench.flags import make_parser
 from modelserver.bench.llm.options import LlmOptions
 from modelserver.bench.llm.report_html import html_llm_report
@@ -31,6 +32,9 @@ def run(words: Sequence[str]) -> int:
     """Measure what the words say; 0 if all requests succeeded, else 1. Raises InvalidArgumentError and ServerError."""
     if wants_help(words):
         sys.stdout.write(make_parser().format_help())
+        return 0
+    if wants_version(words):
+        sys.stdout.write(f"modelserver {metadata.version('modelserver')}\n")
         return 0
     options = parse_arguments(words)
     # Where the JSON goes to standard output, people read on the other one.

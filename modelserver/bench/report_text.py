@@ -217,7 +217,9 @@ def _gpu_lines(options: BenchOptions, level: LevelResult) -> list[str]:
 
 def _warning_lines(level: LevelResult) -> list[str]:
     lines = []
-    if not level.window.num_requests:
+    if not level.window.num_requests and level.num_failures:
+        lines.append("  WARNING: no request succeeded in the measurement; why is said at the end")
+    elif not level.window.num_requests:
         lines.append("  WARNING: no request was answered in the measurement; is --measurement-interval too short?")
     elif not level.is_stable:
         lines.append(

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def health(
-    url: Annotated[str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of the server.")] = (
+    url: Annotated[str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help="HTTP address of the server.")] = (
         DEFAULT_URL
     ),
     live: Annotated[

@@ -16,7 +16,7 @@ from modelserver.config.message import config_to_json
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
 from modelserver.repository.options import DefinitionOptions
 
-Url = Annotated[str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of the server.")]
+Url = Annotated[str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help="HTTP address of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Repositories = Annotated[
     list[str] | None,

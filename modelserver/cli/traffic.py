@@ -29,7 +29,7 @@ def traffic(
     persist: Annotated[bool, typer.Option("--persist", help="Keep it for later starts of the server.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Let the highest version answer again.")] = False,
     url: Annotated[
-        str, typer.Option("--url", envvar="MODELSERVER_URL", help="HTTP address of the server.")
+        str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help="HTTP address of the server.")
     ] = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

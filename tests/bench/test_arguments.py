@@ -75,6 +75,7 @@ def test_other_loads(tmp_path: Path) -> None:
 def test_flags_without_effect_are_taken_with_a_note() -> None:
     (note,) = parse("--model-signature-name", "x").notes
     assert note == "--model-signature-name has no effect: it is of TensorFlow Serving"
+    assert parse("--trace-file", "t.json").notes == ("--trace-file has no effect: traces are set on the server",)
 
 
 def test_tls(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ def measure(target: RunningServer, tmp_path: Path, *words: str, transport: str =
     path = tmp_path / "out.json"
     assert run([*where(target, transport), *QUICK, "--json", str(path), *words]) == status
     return json.loads(path.read_text())
+
+
+def test_the_version_needs_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"modelserver {metadata.version('modelserver')}\n"
 
 
 @pytest.mark.parametrize("transport", ["http", "grpc", "stream"])

@@ -154,6 +154,18 @@ def test_doubts_are_warned_of(changes: dict[str, object], warning: str) -> None:
     assert warning in "\n".join(level_lines(given.options, given.levels[0]))
 
 
+@pytest.mark.parametrize(
+    ("failures", "warning"),
+    [(Counter({"HTTP 400: no": 7}), "no request succeeded"), (Counter[str](), "is --measurement-interval too short?")],
+)
+def test_a_level_without_answers_is_told_why(failures: Counter[str], warning: str) -> None:
+    one = level(1, failures=failures)
+    one.window = replace(one.window, latency=replace(one.window.latency, count=0))
+    text = "\n".join(level_lines(BenchOptions("m"), one))
+    assert text.count("WARNING") == 1
+    assert warning in text
+
+
 def test_a_busy_client_and_late_requests_are_warned_of() -> None:
     one = level(100)
     one.window = replace(one.window, busiest=0.99, num_delayed=50)
