@@ -283,7 +283,7 @@ def test_a_slow_reader_slows_the_model_down(served: RunningServer) -> None:
         client.sendall(
             b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(body), body)
         )
-        until_true(lambda: len(scripted.events) > 70, "the model has begun")
+        until_true(lambda: len(scripted.events) > 60, "the model has begun")
         settle(scripted.events)
         # 64 that nobody has read yet, and what lies on the way: in sockets, and between processes.
         assert len(scripted.events) < many - 500
