@@ -12,7 +12,6 @@ from support.engines import batching_engine, plan_bytes
 
 from modelserver.cli.main import main
 
-
 _OPTIONS = {
     "precision": "keep", "opt_level": 0, "tf32": True, "sparse": False, "targets": ["sm86", "sm120"], "plugins": [],
     "timing_cache": "",

@@ -1,4 +1,4 @@
-"""Parts in C are used when they are what the sources beside them make; a build of older ones is told of, and not used."""
+"""Parts in C are used when they are what the sources beside them make; a build of older ones is told of and not used."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ def test_what_is_not_wanted_is_not_loaded(
 @pytest.mark.parametrize("built", [accelerator.load({}), kernels.load({})], ids=["accelerator", "kernels"])
 def test_setup_tells_builds_what_they_are_made_of(built: ModuleType | None) -> None:
     if built is not None:  # there was a compiler
-        assert built.SOURCE_DIGEST == source_digest(Path(built.__file__ or "").parent)
+        assert source_digest(Path(built.__file__ or "").parent) == built.SOURCE_DIGEST
