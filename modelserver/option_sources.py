@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from modelserver.config.suggestion import suggest
-from modelserver.core import accelerator
+from modelserver.core import extension
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
 from modelserver.option_table import option_table
@@ -26,7 +26,7 @@ _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(T
 # What the commands that talk to a server read, and what is decided before there are options.
 _OTHER_VARIABLES = frozenset(
     {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
-    | {accelerator.VARIABLE}
+    | {extension.VARIABLE}
 )
 
 Values = dict[str, OptionValue]

@@ -1,4 +1,4 @@
-"""Parts in C are used when they are what the sources beside them make; a build of older ones is told of and not used."""
+"""Parts in C are used when they are what the sources beside them make; a build of older ones is told of and left."""
 
 from __future__ import annotations
 
