@@ -117,7 +117,7 @@ def digits_mlp(settings: Settings, report: Report) -> None:
     def in_the_loop(_onnx: Path) -> AbstractContextManager[ServerProcess]:
         return modelserver(inline, name="in the loop")
 
-    # MLServer batches too, as the model here does; and without, which is cheaper for it.
+    # MLServer with batches, as the model here forms them, and without: which costs it less is not always the same.
     batching = partial(mlserver, batches=True, name="batching mlserver")
     servers = ours_and(mlserver, batching, litserve, in_the_loop)
     rows = measure_in_turn(settings, report, "l JSON", servers, json, 32, "http")
