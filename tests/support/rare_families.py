@@ -12,7 +12,7 @@ _HEADS = {"head_dim": None}
 _MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 _ROUTED = {**_MOE, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_LATENT = {
+LATENT = {
     "head_dim": None,
     "num_key_value_heads": 4,
     "kv_lora_rank": 24,
@@ -28,12 +28,12 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "afmoe": {**_SLIDING, **_MOE, "num_experts": 4, "num_dense_layers": 1},
         "apertus": _HEADS,
         "arcee": {},
-        "axk1": {**_LATENT, **_ROUTED},
+        "axk1": {**LATENT, **_ROUTED},
         "bitnet": _HEADS,
         "cohere": _HEADS,
         "cohere2_moe": {**_SLIDING, **_MOE, "num_experts": 4},
         "cwm": _SLIDING,
-        "deepseek_v2": {**_LATENT, **_ROUTED},
+        "deepseek_v2": {**LATENT, **_ROUTED},
         "dots1": {**_SLIDING, **_ROUTED, "n_shared_experts": 1},
         "ernie4_5": {},
         "ernie4_5_moe": {"moe_intermediate_size": 24, "moe_num_experts": 4, "moe_k": 2, "head_dim": None},
@@ -44,7 +44,7 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm": {"num_key_value_heads": 2},
         "glm4": {},
         "glm4_moe": _ROUTED,
-        "glm4_moe_lite": {**_LATENT, **_ROUTED},
+        "glm4_moe_lite": {**LATENT, **_ROUTED},
         "gpt_bigcode": {**_HEADS, "num_key_value_heads": None, "n_inner": 80},
         "granitemoe": {**_HEADS, **_LOCAL},
         "granitemoe_swa": {**_HEADS, **_LOCAL, "sliding_window": _WINDOW, "num_hidden_layers": 4},
@@ -57,7 +57,7 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "jais2": {},
         "laguna": {**_SLIDING, **_MOE, "num_experts": 4, "shared_expert_intermediate_size": 24},
         "longcat_flash": {
-            **_LATENT,
+            **LATENT,
             "head_dim": 8,
             "ffn_hidden_size": 80,
             "num_layers": 2,
@@ -68,7 +68,7 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "zero_expert_num": 2,
         },
         "mellum": {**_SLIDING, **_MOE, "num_experts": 4},
-        "minicpm3": _LATENT,
+        "minicpm3": LATENT,
         "minimax_m2": _LOCAL,
         "ministral": _SLIDING,
         "ministral3": {},
@@ -90,6 +90,6 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "solar_open": {**_ROUTED, "first_k_dense_replace": None},
         "stablelm": {**_HEADS, "partial_rotary_factor": 0.5},
         "vaultgemma": {**_SLIDING, "query_pre_attn_scalar": 24},
-        "youtu": _LATENT,
+        "youtu": LATENT,
     }.items()
 }

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from support.rare_families import RARE_FAMILIES
+from support.rare_families import LATENT, RARE_FAMILIES
 from support.stateful_families import STATEFUL_FAMILIES
 
 VOCAB_SIZE = 384
@@ -136,13 +136,7 @@ FOREIGN_FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
         "deepseek_v3",
         {
-            "head_dim": None,
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 24,
-            "q_lora_rank": 32,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 12,
+            **LATENT,
             "moe_intermediate_size": 24,
             "n_routed_experts": 8,
             "num_experts_per_tok": 2,
