@@ -26,6 +26,8 @@ HTTP1_WOKEN_NS: Final = 15_000
 # many more pass before it looks again.
 _BUSY_NS: Final = 4_000
 _NUM_TO_PASS: Final = 100
+# So many pass when all that may be spent is spent: to ask each time costs a lone request 2 µs.
+_NUM_TO_PASS_WITHOUT_CREDIT: Final = 64
 # What may be spent at once of what was not spent before.
 _MAX_CREDIT_NS: Final = 1_000_000
 _ALWAYS: Final = 100
@@ -91,7 +93,9 @@ class Lookout:
         self._credit_ns = min(_MAX_CREDIT_NS, self._credit_ns + (now_ns - self._since_ns) * self._percent // _ALWAYS)
         self._since_ns = now_ns
         # What one look in vain costs must be there; who may look all the time needs nothing.
-        if (self._credit_ns >= _BUDGET_US * 1000 or self._percent == _ALWAYS) and self._busy_wait.begin():
+        if self._credit_ns < _BUDGET_US * 1000 and self._percent != _ALWAYS:
+            self._num_to_pass = _NUM_TO_PASS_WITHOUT_CREDIT
+        elif self._busy_wait.begin():
             self._is_looking = True
             self._num_seen = self.num_expected
             self._loop.call_soon(self._look)

@@ -122,3 +122,19 @@ async def test_a_loop_that_looks_does_what_comes_and_ends_by_itself() -> None:
     for _ in range(100):
         await asyncio.sleep(0)
     assert not lookout._is_looking
+
+
+def test_what_may_not_be_spent_is_not_asked_for_at_each_request() -> None:
+    loop = Loop(1)
+    num_asked = 0
+
+    def clock() -> int:
+        nonlocal num_asked
+        num_asked += 1
+        return loop.now_ns
+
+    wait = BusyWait(50, num_cores=2, now_ns=loop.clock, let_go=lambda: None)
+    lookout = Lookout(cast(Any, loop), 1, busy_wait=wait, now_ns=clock)
+    for _ in range(1000):
+        lookout.expect(0)
+    assert num_asked < 30
