@@ -19,7 +19,7 @@ TORCH := torch==2.13.0
 EXTRAS := onnx,pytorch,images,llm
 
 # What an installation is made from; of the rest it refers to the files as they are.
-RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c modelserver/core/_decimal.h backends/llm/_kernels.c backends/llm/_kernels_vector.h
+RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c modelserver/core/_decimal.h modelserver/wire/sockets/_calls.c backends/llm/_kernels.c backends/llm/_kernels_vector.h
 
 TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile
 

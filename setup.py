@@ -25,6 +25,14 @@ setup(
             optional=True,
         ),
         Extension(
+            "modelserver.wire.sockets._calls",
+            ["modelserver/wire/sockets/_calls.c"],
+            define_macros=[source_digest("modelserver/wire/sockets")],
+            extra_compile_args=["-O2"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "modelserver_backends.llm._kernels",
             ["backends/llm/_kernels.c"],
             depends=["backends/llm/_kernels_vector.h"],

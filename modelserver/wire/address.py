@@ -39,6 +39,8 @@ class Address:
             if sys.platform == "linux":
                 # Accepted sockets inherit it. Without, it is 2.6 MB each, in one go; what is on its way does not count.
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+                # An answer does not wait until the peer has acknowledged the last one.
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.reuse_port:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound.bind(address)

@@ -9,9 +9,9 @@ ARENA_BYTES = 320 * 1024
 class Arena:
     """Memory that every connection of a loop receives into, so that an idle one owns none.
 
-    Both asyncio and uvloop ask a `BufferedProtocol` for its buffer, fill it and call `buffer_updated` in one
-    go, without anything else running in between. Whoever gets the bytes must therefore have taken what it
-    wants to keep when `buffer_updated` returns: afterwards they are somebody else's. `view` is what
+    All transports, ours and the loops', ask a `BufferedProtocol` for its buffer, fill it and call `buffer_updated`
+    in one go, without anything else of the loop running in between. Whoever gets the bytes must therefore have taken
+    what it wants to keep when `buffer_updated` returns: afterwards they are somebody else's. `view` is what
     `get_buffer` returns; `memory` are the same bytes, for `find` and the like.
     """
 

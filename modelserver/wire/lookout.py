@@ -33,6 +33,10 @@ _MAX_CREDIT_NS: Final = 1_000_000
 _ALWAYS: Final = 100
 
 
+# Reads what comes from a client within the next moment.
+ReceiveSoon = Callable[[], None]
+
+
 class Lookout:
     """Of one port, and called on its event loop. `percent` of the time is lost to looking at most; 0: never.
 
@@ -44,6 +48,8 @@ class Lookout:
         "_credit_ns",
         "_is_looking",
         "_is_on",
+        "_last",
+        "_lone",
         "_loop",
         "_now_ns",
         "_num_seen",
@@ -74,14 +80,20 @@ class Lookout:
         self._credit_ns = 0
         self._since_ns = now_ns()
         self._woken_ns = 0
+        # How to receive from the client that was answered last, and the same where it was the one before, too.
+        self._last: ReceiveSoon | None = None
+        self._lone: ReceiveSoon | None = None
 
-    def expect(self, woken_ns: int) -> None:
+    def expect(self, woken_ns: int, receive_soon: ReceiveSoon | None = None) -> None:
         """A request was answered at once, and its client may send the next one soon.
 
         `woken_ns` is the CPU time of that one if it has to wake the loop: to be awake for so long is no loss.
+        `receive_soon` is always the same one of a connection, if it has one.
         """
         self.num_expected += 1
         self._woken_ns = woken_ns
+        self._lone = receive_soon if receive_soon is self._last else None
+        self._last = receive_soon
         if self._is_on and not self._is_looking:
             if self._num_to_pass:
                 self._num_to_pass -= 1
@@ -102,12 +114,16 @@ class Lookout:
 
     def _look(self) -> None:
         """Called in each turn of the loop, once it has done what has come."""
+        if self._lone is not None and self.num_expected == self._num_seen:
+            self._lone()  # a turn of the loop takes longer to find it
         has_come = self.num_expected != self._num_seen
         if not has_come and self._busy_wait.go_on():
             self._loop.call_soon(self._look)
             return
         self._busy_wait.end(has_come=has_come)
         self._is_looking = False
+        if not has_come:
+            self._last = self._lone = None  # it may have left, and is not to be kept
         now_ns = self._now_ns()
         spent_ns = now_ns - self._since_ns
         saved_ns = min(spent_ns, self._woken_ns) if has_come else 0

@@ -7,7 +7,6 @@ and in HTTP/1.1 too it is the client that speaks first (RFC 9113, 3.3 and 3.4).
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import cast
 
 from modelserver.telemetry.wire import Protocol, Violation
@@ -19,15 +18,13 @@ _METHOD_OF_PREFACE = PREFACE[:4]
 _TLS_HANDSHAKE = 0x16  # the first byte of a record that begins a handshake (RFC 8446, 5.1)
 
 
-class Opening(asyncio.Protocol):
+class Opening(asyncio.BufferedProtocol):
     """A connection that has not said yet what it speaks; then another protocol takes its transport over.
 
-    `accepted` is the socket, of which the first bytes may be looked at before the transport reads; None if they do
-    not tell. Everything is called on the event loop thread.
+    Everything is called on the event loop thread.
     """
 
     __slots__ = (
-        "_accepted",
         "_context",
         "_data",
         "_entrance",
@@ -37,8 +34,7 @@ class Opening(asyncio.Protocol):
         "_transport",
     )
 
-    def __init__(self, entrance: Entrance, accepted: socket.socket | None = None) -> None:
-        self._accepted = accepted
+    def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
         self._context = entrance.context
         self._transport: asyncio.Transport
@@ -66,13 +62,15 @@ class Opening(asyncio.Protocol):
         self._context.counts.opened(Protocol.UNKNOWN)
         if self._context.is_draining:
             self.shutdown()
-        make = self._agreed() if self._accepted is None else self._peeked(self._accepted)
-        self._accepted = None
+        make = self._agreed()
         if make is not None:
             self._hand_over(make)
 
-    def data_received(self, data: bytes) -> None:
-        self._data += data
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the arena has one size
+        return self._context.arena.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._data += self._context.arena.view[:nbytes].tobytes()
         head = self._data[: len(PREFACE)]
         if head == PREFACE:
             self._hand_over(self._entrance.http2)
@@ -118,27 +116,12 @@ class Opening(asyncio.Protocol):
             self._transport.abort()
 
     def _agreed(self) -> MakeConnection | None:
-        """What the handshake agreed on."""
+        """What a handshake agreed on."""
         secured = self._transport.get_extra_info("ssl_object")
         agreed = secured.selected_alpn_protocol() if secured is not None else None
         if agreed is None:
             return None
         return self._entrance.http2 if agreed == "h2" else self._entrance.http1
-
-    def _peeked(self, accepted: socket.socket) -> MakeConnection | None:
-        """What the bytes tell that have come already, mostly the first ones.
-
-        A transport that does not read yet changes its protocol for nothing, one that reads for two system calls.
-        """
-        try:
-            head = accepted.recv(len(PREFACE), socket.MSG_PEEK)
-        except OSError:
-            return None  # nothing came; or an end, which the transport finds as well
-        if head == PREFACE:
-            return self._entrance.http2
-        if PREFACE.startswith(head) or head.startswith(_METHOD_OF_PREFACE) or head[0] == _TLS_HANDSHAKE:
-            return None
-        return self._entrance.http1
 
     def _hand_over(self, make: MakeConnection) -> None:
         self._leave()

@@ -20,6 +20,9 @@ from modelserver.wire.limits import WireLimits
 from modelserver.wire.opening import Opening
 from modelserver.wire.outbox import Outbox
 from modelserver.wire.refusal import Refusal
+from modelserver.wire.sockets import poller
+from modelserver.wire.sockets.poller import Poller
+from modelserver.wire.sockets.transport import SocketTransport
 from modelserver.wire.tls import TlsFiles, TlsReloader
 
 _logger = logging.getLogger(__name__)
@@ -66,6 +69,7 @@ class Port:
         self.context = WireContext(loop, http, grpc, limits, counts, Outbox(loop))
         self._entrance = Entrance(self.context, name, http1=http1, http2=http2)
         self._tls = TlsReloader(tls, counts.reloads) if tls is not None else None
+        self._poller = Poller(loop)
         # What those wait for that are not connected yet.
         self._beginning: set[asyncio.Future[Any]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -118,6 +122,7 @@ class Port:
         for connection in list(context.connections):
             connection.abort()
         await self._until_empty(_ABORT_WAIT_S)
+        self._poller.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
 
@@ -158,9 +163,11 @@ class Port:
         if objection is not None:
             protocol: Opening | Refusal = Refusal(self.context, objection)
         else:
-            # What comes first through TLS is no word of the protocol.
-            protocol = Opening(self._entrance, accepted if self._tls is None else None)
-        self._step(self._connect(accepted, protocol))
+            protocol = Opening(self._entrance)
+        if self._tls is None and poller.IS_AVAILABLE:
+            SocketTransport(self.context.loop, self._poller, accepted).begin(protocol)
+        else:
+            self._step(self._connect(accepted, protocol))
 
     def _step(self, connecting: Coroutine[Any, None, None], awaited: asyncio.Future[Any] | None = None) -> None:
         """Go on with a connection to where it waits next: a Task would cost more than all that it does."""

@@ -9,7 +9,7 @@ from typing import cast
 from modelserver.wire.context import WireContext
 
 
-class Refusal(asyncio.Protocol):
+class Refusal(asyncio.BufferedProtocol):
     """One connection over the limit: waits for its first bytes, answers them, and closes.
 
     HTTP/2 is closed without a word: after SETTINGS and a GOAWAY with the reason a gRPC client counts the
@@ -31,11 +31,14 @@ class Refusal(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._context.connections.add(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the arena has one size
+        return self._context.arena.view
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._is_answered:
             return
         self._is_answered = True
-        if data.startswith(b"PRI"):
+        if self._context.arena.view[:nbytes].tobytes().startswith(b"PRI"):
             self._transport.abort()
             return
         self._transport.write(_unavailable(self._text))

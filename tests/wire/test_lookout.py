@@ -124,6 +124,56 @@ async def test_a_loop_that_looks_does_what_comes_and_ends_by_itself() -> None:
     assert not lookout._is_looking
 
 
+def test_it_receives_from_the_client_that_was_answered_twice_in_a_row() -> None:
+    loop = Loop(100)
+    tried: list[str] = []
+
+    def come(receive_soon: Callable[[], None]) -> None:
+        """A request comes after a while, is answered, and the loop looks for the next one."""
+        loop.now_ns += 20_000
+        loop.lookout.expect(0, receive_soon)
+        loop.turn()
+
+    def first() -> None:
+        tried.append("first")
+        if len(tried) == 3:
+            loop.lookout.expect(0, first)
+
+    def second() -> None:
+        tried.append("second")
+
+    come(first)
+    loop.turn()
+    assert tried == [], "who was before it may send as well"
+    come(first)
+    for num_tried in (1, 2, 3, 4):
+        loop.now_ns += 10_000
+        loop.turn()
+        assert tried == ["first"] * num_tried
+    come(second)
+    loop.turn()
+    assert tried == ["first"] * 4
+
+
+def test_after_a_look_in_vain_nobody_is_kept() -> None:
+    loop = Loop(100)
+    num_tried = 0
+
+    def receive_soon() -> None:
+        nonlocal num_tried
+        num_tried += 1
+
+    for _ in range(2):
+        loop.now_ns += 20_000
+        loop.lookout.expect(0, receive_soon)
+        loop.turn()
+    while loop.calls:
+        loop.now_ns += TURN_NS
+        loop.turn()
+    assert num_tried > 10
+    assert loop.lookout._last is loop.lookout._lone is None
+
+
 def test_what_may_not_be_spent_is_not_asked_for_at_each_request() -> None:
     loop = Loop(1)
     num_asked = 0

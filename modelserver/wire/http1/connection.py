@@ -31,6 +31,7 @@ from modelserver.wire.http1.incoming import Incoming
 from modelserver.wire.http1.outgoing import Outgoing
 from modelserver.wire.http1.pieces import PieceWriter
 from modelserver.wire.http1.reader import RequestReader
+from modelserver.wire.sockets.transport import receive_soon_of
 
 
 class Http1Connection(RequestReader):
@@ -67,6 +68,7 @@ class Http1Connection(RequestReader):
         context = self._context
         self._transport = transport
         self._outgoing = Outgoing(transport, context.outbox, context.bulk)
+        self._receive_soon = receive_soon_of(transport)
         transport.set_write_buffer_limits(high=context.limits.write_buffer_bytes)
         context.connections.add(self)
         context.counts.opened(Protocol.HTTP1)

@@ -9,6 +9,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.wire.bulk import TURN_BYTES, BulkTurns
 from modelserver.wire.http1.patience import Progress
 from modelserver.wire.outbox import Outbox
+from modelserver.wire.sockets.transport import gathers
 
 # Below this one write is cheaper than avoiding a copy.
 _MAX_JOINED_BYTES = 32 * 1024
@@ -24,6 +25,7 @@ class Outgoing:
 
     __slots__ = (
         "_bulk",
+        "_gathers",
         "_is_in_outbox",
         "_num_collected",
         "_num_written",
@@ -42,6 +44,7 @@ class Outgoing:
         self.is_collecting = self.is_lone = False
         self.is_paused = False  # the peer does not read, or not fast enough
         self._transport = transport
+        self._gathers = gathers(transport)
         self._outbox = outbox
         self._bulk = bulk
         self._parts: list[Buffer] = []
@@ -89,11 +92,12 @@ class Outgoing:
             self._transport.write(parts[0])
         elif num_bytes <= _MAX_JOINED_BYTES:
             self._transport.write(b"".join(parts))
+        elif self._gathers:
+            self._transport.writelines(parts)
         else:
             self._write_each(parts)
 
     def _write_each(self, parts: list[Buffer]) -> None:
-        # Not `writelines`: asyncio's forgets the back-pressure from Python 3.12 on, and joins before it.
         small: list[Buffer] = []
         num_small_bytes = 0
         for part in parts:

@@ -22,7 +22,7 @@ from modelserver.wire.http1.memo import HeadMemo
 from modelserver.wire.http1.outgoing import Outgoing
 from modelserver.wire.http1.patience import Progress
 from modelserver.wire.http1.turn import Turn
-from modelserver.wire.lookout import HTTP1_WOKEN_NS
+from modelserver.wire.lookout import HTTP1_WOKEN_NS, ReceiveSoon
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         "_num_dropped",
         "_outgoing",
         "_progress",
+        "_receive_soon",
         "_refusal",
         "_rest",
         "_room",
@@ -79,6 +80,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._arena = context.arena.view
         self._memory = context.arena.memory
         self._outgoing: Outgoing
+        self._receive_soon: ReceiveSoon | None = None
         self._memo = HeadMemo(context.limits)
         # The head that came last: mostly the next one is the same.
         self._last_data = b""
@@ -148,7 +150,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             if self._is_over:
                 self._settle()
             elif self._turn is None:
-                self._context.lookout.expect(HTTP1_WOKEN_NS)
+                self._context.lookout.expect(HTTP1_WOKEN_NS, self._receive_soon)
         elif self._room is not None:
             self._fill(nbytes)
         elif nbytes >= MIN_DIRECT_BYTES:

@@ -17,6 +17,7 @@ from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.http2.sender import Sender
 from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
 from modelserver.wire.lookout import GRPC_WOKEN_NS
+from modelserver.wire.sockets.transport import receive_soon_of
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -31,6 +32,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         "_is_reading",
         "_num_abandoned",
         "_num_counted",
+        "_receive_soon",
         "closed",
         "closing",
         "conduct",
@@ -80,6 +82,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         context = self.context
         self.transport: asyncio.Transport = transport
         self.sender = Sender(self, transport)
+        self._receive_soon = receive_soon_of(transport)
         self.closing = Closing(self)
         self.patience = Patience(self, context.loop.time())
         context.connections.add(self)
@@ -119,7 +122,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         else:
             self._after_reading()
             if not self.streams:
-                self.context.lookout.expect(GRPC_WOKEN_NS)
+                self.context.lookout.expect(GRPC_WOKEN_NS, self._receive_soon)
 
     def eof_received(self) -> None:
         """A client that has finished sending has left: the transport closes."""

@@ -24,6 +24,7 @@ from modelserver.wire.http2.frame import (
 )
 from modelserver.wire.http2.hpack import TABLE_SIZE_UPDATE
 from modelserver.wire.http2.outgoing import Outgoing
+from modelserver.wire.sockets.transport import gathers
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
@@ -70,10 +71,7 @@ class Sender:
         limits = connection.context.limits
         self._connection = connection
         self._transport = transport
-        # asyncio's own `writelines` joins before Python 3.12, and forgets the back-pressure from then on. TLS
-        # would make a record of each piece.
-        is_uvloop = type(transport).__module__.startswith("uvloop")
-        self._joins_all = not is_uvloop or transport.get_extra_info("ssl_object") is not None
+        self._joins_all = not gathers(transport)
         # More is not turned into frames at once: the transport says only afterwards that it is full.
         self._max_pumped_bytes = 2 * limits.write_buffer_bytes
         self._max_queued_bytes = limits.max_queued_bytes

@@ -108,7 +108,7 @@ def test_an_event_stream_that_is_not_read(wire: RunningWire, neighbour: Neighbou
     before = wire.http.num_pieces
     with Http1Peer(wire.address, receive_buffer_bytes=4096) as slow:
         slow.ask("/pieces/1000000/10000")
-        wire.until(lambda: wire.http.num_writers == 1, "the handler writes")
+        wire.until(lambda: wire.http.num_pieces - before > 40, "more is written than the system takes")
         neighbour.is_served()
         wire.pass_time(61)
         wire.until(lambda: wire.http.num_writers == 0, "the handler was told")

@@ -58,7 +58,7 @@ async def test_a_large_answer_is_not_copied() -> None:
     peer = MemoryPeer(announces={Setting.INITIAL_WINDOW_SIZE: MIB}, methods=methods)
     peer.send(window_update(0, MIB))
     written: list[object] = []
-    # As with uvloop, whose `writelines` takes the pieces as they are.
+    # As over a socket, whose `writelines` takes the pieces as they are.
     peer.connection.sender._joins_all = False
     peer.transport.writelines = written.extend  # type: ignore[method-assign]
     peer.call(1, "Large")
