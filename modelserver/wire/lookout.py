@@ -91,10 +91,12 @@ class Lookout:
         `receive_soon` is always the same one of a connection, if it has one.
         """
         self.num_expected += 1
+        if not self._is_on:
+            return
         self._woken_ns = woken_ns
         self._lone = receive_soon if receive_soon is self._last else None
         self._last = receive_soon
-        if self._is_on and not self._is_looking:
+        if not self._is_looking:
             if self._num_to_pass:
                 self._num_to_pass -= 1
             else:

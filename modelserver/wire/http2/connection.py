@@ -97,7 +97,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.shutdown()
 
     def _read_first(self, data: bytes) -> None:
-        self.is_flush_due = True
+        self.has_heard = self.is_flush_due = True
         try:
             self.receiver.feed(data)
         except ConnectionFault as fault:

@@ -127,68 +127,69 @@ static PyObject *transmit(PyObject *module, PyObject *const *args, Py_ssize_t nu
 /* ---- Sockets that are ready ---------------------------------------------------------------------------------------
  *
  * A watcher is a pair: a transport, and the protocol that it reads for, or None. Where nothing but bytes has come they
- * go straight to the protocol; all else is the transport's. What a transport raises can be told to nobody.
+ * go straight to the protocol; all else is the transport's, an exception that the protocol raises too. Those functions
+ * return -1 with an exception set that is the loop's: a KeyboardInterrupt, say. What is ready then is so in the next
+ * turn, too.
  */
 
-static void tell(PyObject *transport, PyObject *method, PyObject *about)
+static int tell(PyObject *transport, PyObject *method, PyObject *about)
 {
     PyObject *done = about == NULL ? NULL : PyObject_CallMethodObjArgs(transport, method, about, NULL);
-    if (done == NULL)
-        PyErr_WriteUnraisable(transport);
-    Py_XDECREF(done);
     Py_XDECREF(about);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* Tell of the exception that is set. */
-static void tell_raised(PyObject *transport, PyObject *method)
+static int tell_raised(PyObject *transport, PyObject *method)
 {
     PyObject *type, *value, *traceback;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback != NULL)
         PyException_SetTraceback(value, traceback);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
-    tell(transport, method, value);
+    return tell(transport, method, value);
 }
 
-static void deliver(int descriptor, PyObject *transport, PyObject *protocol)
+static int deliver(int descriptor, PyObject *transport, PyObject *protocol)
 {
     Py_buffer buffer;
     PyObject *room = PyObject_CallMethodObjArgs(protocol, get_buffer, any_size, NULL);
     if (room == NULL || PyObject_GetBuffer(room, &buffer, PyBUF_WRITABLE) < 0) {
         Py_XDECREF(room);
-        tell_raised(transport, fail);
-        return;
+        return tell_raised(transport, fail);
     }
     ssize_t size = buffer.len, num_bytes = recv(descriptor, buffer.buf, (size_t)size, MSG_DONTWAIT);
     int error = errno;
     PyBuffer_Release(&buffer);
     Py_DECREF(room);
+    if (size == 0) {
+        PyErr_SetString(PyExc_RuntimeError, "get_buffer() returned an empty buffer");
+        return tell_raised(transport, fail);
+    }
     if (num_bytes < 0) {
-        if (!would_wait(error)) {
-            errno = error;
-            PyErr_SetFromErrno(PyExc_OSError);
-            tell_raised(transport, lose);
-        }
-        return;
+        if (would_wait(error))
+            return 0;
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+        return tell_raised(transport, lose);
     }
     if (num_bytes > 0) {
         PyObject *number = PyLong_FromSsize_t(num_bytes);
         PyObject *done = number == NULL ? NULL : PyObject_CallMethodObjArgs(protocol, buffer_updated, number, NULL);
         Py_XDECREF(number);
-        if (done == NULL) {
-            tell_raised(transport, fail);
-            return;
-        }
+        if (done == NULL)
+            return tell_raised(transport, fail);
         Py_DECREF(done);
     }
     /* The end has come, or there may be more. */
-    if (num_bytes == 0 || num_bytes == size)
-        tell(transport, ready, PyLong_FromLong(EPOLLIN));
+    return num_bytes == 0 || num_bytes == size ? tell(transport, ready, PyLong_FromLong(EPOLLIN)) : 0;
 }
 
-/* Returns -1 with an exception set for what is no watcher. */
 static int serve_watcher(int descriptor, uint32_t events, PyObject *watcher)
 {
     if (!PyTuple_Check(watcher) || PyTuple_Size(watcher) != 2) {
@@ -197,12 +198,10 @@ static int serve_watcher(int descriptor, uint32_t events, PyObject *watcher)
     }
     PyObject *transport = PyTuple_GetItem(watcher, 0), *protocol = PyTuple_GetItem(watcher, 1);
     Py_INCREF(watcher); /* it may be replaced meanwhile */
-    if (events == EPOLLIN && protocol != Py_None)
-        deliver(descriptor, transport, protocol);
-    else
-        tell(transport, ready, PyLong_FromUnsignedLong(events));
+    int status = events == EPOLLIN && protocol != Py_None ? deliver(descriptor, transport, protocol)
+                                                          : tell(transport, ready, PyLong_FromUnsignedLong(events));
     Py_DECREF(watcher);
-    return 0;
+    return status;
 }
 
 static PyObject *serve_one(PyObject *module, PyObject *const *args, Py_ssize_t num_args)

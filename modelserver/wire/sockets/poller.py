@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+from contextlib import suppress
 from typing import Final
 
 from modelserver.wire.sockets import calls
@@ -40,25 +41,35 @@ class Poller:
     def watch(self, descriptor: int, events: int, watcher: Watcher) -> None:
         """Tell `watcher`, or its protocol, when READ, WRITE or one of both comes true; of nothing when `events` is 0.
 
-        Raises OSError when the system has no room for it.
+        Raises OSError when the system has no room for it; who watches it then forgets it.
         """
         if self._is_closed:
             return
-        if descriptor in self._watchers:
+        if not events:
+            self.forget(descriptor)
+        elif descriptor in self._watchers:
             self._change(descriptor, events, watcher)
-        elif descriptor in self._single or (events and len(self._single) < _MAX_SINGLE):
+        elif descriptor in self._single or len(self._single) < _MAX_SINGLE:
             self._watch_single(descriptor, events, watcher)
-        elif events:
+        else:
             (self._epoll or self._open()).register(descriptor, events)
             self._watchers[descriptor] = watcher
+
+    def forget(self, descriptor: int) -> None:
+        """Watch this one no more, whatever has failed before. Does not raise."""
+        if descriptor in self._single:
+            self._single.discard(descriptor)
+            self._loop.remove_reader(descriptor)
+            self._loop.remove_writer(descriptor)
+        elif self._watchers.pop(descriptor, None) is not None and self._epoll is not None:
+            with suppress(OSError):
+                self._epoll.unregister(descriptor)
 
     def close(self) -> None:
         """Watch nothing any more. Safe to repeat."""
         self._is_closed = True
-        for descriptor in self._single:
-            self._loop.remove_reader(descriptor)
-            self._loop.remove_writer(descriptor)
-        self._single.clear()
+        for descriptor in list(self._single):
+            self.forget(descriptor)
         self._watchers.clear()
         epoll, self._epoll = self._epoll, None
         if epoll is not None:
@@ -66,25 +77,23 @@ class Poller:
             epoll.close()
 
     def _open(self) -> select.epoll:
-        self._epoll = epoll = select.epoll()
-        self._loop.add_reader(epoll.fileno(), calls.serve, epoll, self._watchers)
+        epoll = select.epoll()
+        try:
+            self._loop.add_reader(epoll.fileno(), calls.serve, epoll, self._watchers)
+        except OSError:
+            epoll.close()
+            raise
+        self._epoll = epoll
         return epoll
 
     def _change(self, descriptor: int, events: int, watcher: Watcher) -> None:
         epoll = self._epoll
         assert epoll is not None, "there is a set"
-        if events:
-            epoll.modify(descriptor, events)
-            self._watchers[descriptor] = watcher
-        else:
-            del self._watchers[descriptor]
-            epoll.unregister(descriptor)
+        epoll.modify(descriptor, events)
+        self._watchers[descriptor] = watcher
 
     def _watch_single(self, descriptor: int, events: int, watcher: Watcher) -> None:
-        if events:
-            self._single.add(descriptor)
-        else:
-            self._single.discard(descriptor)
+        self._single.add(descriptor)
         if events & READ:
             self._loop.add_reader(descriptor, calls.serve_one, descriptor, watcher)
         else:

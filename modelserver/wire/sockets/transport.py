@@ -24,6 +24,8 @@ _MAX_GATHERED: Final = 256
 # As asyncio's transports.
 _HIGH_BYTES: Final = 64 * 1024
 _ENDED: Final = "cannot write after write_eof()"
+# The protocol of those that are lost.
+_NOBODY: Final = asyncio.BufferedProtocol()
 
 
 class SocketTransport(asyncio.Transport):
@@ -131,6 +133,8 @@ class SocketTransport(asyncio.Transport):
         except OSError as error:
             self.lose(error)
             return False
+        if not buffer:
+            raise RuntimeError("get_buffer() returned an empty buffer")
         if num_bytes > 0:
             self._protocol.buffer_updated(num_bytes)
         elif num_bytes == 0:
@@ -161,8 +165,8 @@ class SocketTransport(asyncio.Transport):
                 return
             data = memoryview(data)[num_sent:]
         self._wait(data)
-        self._mind_limit()
         self._watch()
+        self._mind_limit()
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         """As `write` of all of them in one call of the system. Unlike asyncio's, it neither copies nor forgets the
@@ -176,8 +180,8 @@ class SocketTransport(asyncio.Transport):
             self._wait(data)
         if is_first and self._num_waiting:
             self._send_waiting()
-        self._mind_limit()
         self._watch()
+        self._mind_limit()
 
     def write_eof(self) -> None:
         """Send no more than what was written. Safe to repeat."""
@@ -216,7 +220,10 @@ class SocketTransport(asyncio.Transport):
     def _mind_limit(self) -> None:
         if self._num_waiting > self._high and not self._is_paused:
             self._is_paused = True
-            self._protocol.pause_writing()
+            try:
+                self._protocol.pause_writing()
+            except Exception as error:
+                self.fail(error)
 
     def _go_on(self) -> None:
         """The system takes more."""
@@ -234,23 +241,25 @@ class SocketTransport(asyncio.Transport):
         self._watch()
 
     def _send_waiting(self) -> None:
+        """As much as the system takes."""
         waiting = self._waiting
         assert waiting, "something waits"
-        try:
-            num_sent = self._socket.sendmsg(islice(waiting, _MAX_GATHERED))
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self.lose(error)
-            return
-        self._num_waiting -= num_sent
-        while num_sent:
-            size = len(waiting[0])
-            if num_sent < size:
+        while waiting:
+            try:
+                num_sent = self._socket.sendmsg(islice(waiting, _MAX_GATHERED))
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self.lose(error)
+                return
+            self._num_waiting -= num_sent
+            num_whole = min(len(waiting), _MAX_GATHERED)
+            while num_whole and num_sent >= len(waiting[0]):
+                num_sent -= len(waiting.popleft())
+                num_whole -= 1
+            if num_whole:
                 waiting[0] = waiting[0][num_sent:]
                 return
-            waiting.popleft()
-            num_sent -= size
 
     def _shut(self) -> None:
         with suppress(OSError):  # the peer has closed, which reading finds
@@ -296,6 +305,8 @@ class SocketTransport(asyncio.Transport):
         try:
             self._protocol.connection_lost(error)
         finally:
+            # Each would keep the other until the collector comes.
+            self._protocol = _NOBODY
             self._socket.close()
 
     def _watch(self) -> None:
@@ -306,6 +317,7 @@ class SocketTransport(asyncio.Transport):
             try:
                 self._poller.watch(self._descriptor, events, self._watcher())
             except OSError as error:  # no memory, or too many watched
+                self._poller.forget(self._descriptor)
                 self._events = 0
                 self.lose(error)
 
@@ -319,8 +331,9 @@ class SocketTransport(asyncio.Transport):
         if not isinstance(protocol, asyncio.BufferedProtocol):
             raise TypeError(f"expected an asyncio.BufferedProtocol, got {type(protocol).__name__}")
         self._protocol = protocol
-        if self._events:
-            self._poller.watch(self._descriptor, self._events, self._watcher())
+        events, self._events = self._events, 0
+        if events:
+            self._watch()
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol

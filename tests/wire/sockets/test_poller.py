@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.loops import on_both_loops
@@ -76,6 +79,31 @@ async def test_who_is_ended_by_another_in_the_same_turn_is_told_nothing() -> Non
             assert ends.protocol.told == (["made"] if ends is first else ["made", "lost"])
             ends.client.close()
         await first.until("end", "lost")
+
+
+@on_both_loops
+async def test_a_loop_that_once_had_no_room_has_it_again() -> None:
+    loop = asyncio.get_running_loop()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with polled() as poller:
+        all_ends = []
+        for number in range(12):
+            if number in (2, 4):  # as one that the loop watches itself, and as the first of the set
+                poller._loop = cast(Any, SimpleNamespace(add_reader=refuse, remove_reader=int, remove_writer=int))
+                lost = Ends(poller, Kept())
+                await lost.until("lost")
+                assert isinstance(lost.protocol.error, OSError)
+                lost.client.close()
+                poller._loop = loop
+            all_ends.append(Ends(poller, Kept()))
+            all_ends[-1].client.sendall(b"x")
+        for ends in all_ends:
+            await until(lambda ends=ends: ends.protocol.received == b"x")
+            ends.client.close()
+            await ends.until("end", "lost")
 
 
 @on_both_loops
