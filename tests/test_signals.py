@@ -34,12 +34,13 @@ async def test_the_first_signal_asks_and_the_second_forces() -> None:
 
 
 async def test_a_closing_terminal_asks_too_but_not_under_nohup() -> None:
-    with StopSignals() as signals:
-        os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.wait_for(signals.stop.wait(), 60)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup themselves
     try:
         with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.wait_for(signals.stop.wait(), 60)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with StopSignals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
