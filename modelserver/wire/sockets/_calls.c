@@ -204,6 +204,19 @@ static int serve_watcher(int descriptor, uint32_t events, PyObject *watcher)
     return status;
 }
 
+/* Whether more than the bytes that were read has become of the socket: an end, an error, or more bytes. */
+static int serve_rest(int descriptor, PyObject *transport)
+{
+    char byte;
+    ssize_t num_bytes = recv(descriptor, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+    if (num_bytes >= 0)
+        return tell(transport, ready, PyLong_FromLong(EPOLLIN));
+    if (would_wait(errno))
+        return 0;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return tell_raised(transport, lose);
+}
+
 static PyObject *serve_one(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
     (void)module;
@@ -211,6 +224,9 @@ static PyObject *serve_one(PyObject *module, PyObject *const *args, Py_ssize_t n
         return NULL;
     int descriptor = descriptor_of(args[0]);
     if (descriptor < 0 || serve_watcher(descriptor, EPOLLIN, args[1]) < 0)
+        return NULL;
+    /* Its descriptor stays open until the loop's next turn, whatever was done. */
+    if (serve_rest(descriptor, PyTuple_GetItem(args[1], 0)) < 0)
         return NULL;
     Py_RETURN_NONE;
 }

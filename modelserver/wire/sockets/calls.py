@@ -27,7 +27,7 @@ class Watched(Protocol):
     """A transport, to which is told what has become of its socket. None of these raises."""
 
     def ready(self, events: int) -> None:
-        """The socket can be read (READ) or written (WRITE), or has failed (any other bit)."""
+        """The socket can be read (READ) or written (WRITE), or has failed (any other bit); or perhaps so: try."""
 
     def lose(self, error: Exception | None) -> None:
         """Reading has failed."""
@@ -62,7 +62,12 @@ def transmit_in_python(descriptor: int, data: Buffer) -> int:
 
 
 def serve_one_in_python(_descriptor: int, watcher: Watcher) -> None:
-    """This socket can be read: give its protocol what has come."""
+    """This socket can be read: give its protocol what has come.
+
+    Again where there was something: uvloop watches a socket no more that was reset, and with the last bytes of the peer
+    comes the reset that is behind them.
+    """
+    watcher[0].ready(READ)
     watcher[0].ready(READ)
 
 

@@ -138,7 +138,8 @@ async def test_readers_and_writers_are_told_apart() -> None:
         await asyncio.sleep(0.005)
         assert told.events == [write]
         poller.watch(descriptor, read, (told, None))
-        await until(lambda told=told: told.events == [write, read])
+        await until(lambda told=told: told.events[:2] == [write, read])
+        assert set(told.events[2:]) <= {read}, "it may be told twice"
         if number < 5:  # it stays, so that the later ones are in the set
             poller.watch(descriptor, read, (Told(), None))
             ours.recv(1)

@@ -204,6 +204,37 @@ async def test_a_reset_is_told_once() -> None:
 
 
 @on_both_loops
+async def test_a_reset_that_comes_with_the_last_bytes_is_told() -> None:
+    with polled() as poller:
+        all_ends = [Ends(poller, Kept()) for _ in range(8)]
+        for ends in all_ends:
+            ends.client.sendall(b"the last words")
+            ends.reset()
+        for ends in all_ends:
+            await until(lambda ends=ends: is_told(ends, "lost"))
+            assert ends.protocol.received in (b"the last words", b"")
+            assert not ends.failures
+
+
+@on_both_loops
+async def test_a_reset_behind_the_last_bytes_is_found_by_who_reads_on_later() -> None:
+    def pause(protocol: Kept, data: bytes | str) -> None:
+        if isinstance(data, bytes):
+            protocol.transport.pause_reading()
+
+    with polled() as poller:
+        all_ends = [Ends(poller, Kept(act=pause)) for _ in range(8)]
+        for ends in all_ends:
+            ends.client.sendall(b"the last words")
+            ends.reset()
+        for ends in all_ends:
+            await until(lambda ends=ends: ends.protocol.received != b"" or is_told(ends, "lost"))
+            ends.transport.resume_reading()
+        for ends in all_ends:
+            await until(lambda ends=ends: is_told(ends, "lost"))
+
+
+@on_both_loops
 async def test_who_reads_nothing_and_is_reset_is_found_by_writing() -> None:
     with polled() as poller:
         ends = Ends(poller, Kept())
