@@ -41,8 +41,9 @@ def free_port() -> int:
     A connection of its own has just ended on it: whoever names the port may bind it (SO_REUSEADDR), as servers do.
     """
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((ADDRESS, 0))
+        # Not before, or it could be given a port that was found a moment ago.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(1)
         with socket.create_connection(listener.getsockname()) as client:
             accepted, _ = listener.accept()
