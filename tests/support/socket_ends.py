@@ -15,6 +15,7 @@ from modelserver.wire.sockets import calls
 from modelserver.wire.sockets.poller import Poller
 from modelserver.wire.sockets.transport import SocketTransport
 
+MIB = 1 << 20
 CALL_TWINS = ["python"] if calls.serve is calls.serve_in_python else ["python", "c"]
 
 
@@ -97,6 +98,11 @@ class Ends:
         """The client closes as one whose process is killed with data unread."""
         self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.client.close()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the protocol was told."""
+        return "lost" in self.protocol.told
 
     async def read(self, num_bytes: int) -> bytes:
         """So much of what was sent to the client."""

@@ -204,7 +204,8 @@ static int serve_watcher(int descriptor, uint32_t events, PyObject *watcher)
     return status;
 }
 
-/* Whether more than the bytes that were read has become of the socket: an end, an error, or more bytes. */
+/* What else has become of a socket: an end, an error, or more bytes. uvloop watches it no more once it was reset, and
+ * with the last bytes comes the reset that is behind them. */
 static int serve_rest(int descriptor, PyObject *transport)
 {
     char byte;
