@@ -6,9 +6,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Coroutine
-from functools import partial
-from typing import Any
+import ssl
 
 from modelserver.allocator import give_back
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
@@ -19,9 +17,9 @@ from modelserver.wire.entrance import Entrance, MakeConnection
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.opening import Opening
 from modelserver.wire.outbox import Outbox
-from modelserver.wire.refusal import Refusal
-from modelserver.wire.sockets import poller
+from modelserver.wire.refusal import Refusal, last_words
 from modelserver.wire.sockets.poller import Poller
+from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTransport
 from modelserver.wire.sockets.transport import SocketTransport
 from modelserver.wire.tls import TlsFiles, TlsReloader
 
@@ -70,8 +68,9 @@ class Port:
         self._entrance = Entrance(self.context, name, http1=http1, http2=http2)
         self._tls = TlsReloader(tls, counts.reloads) if tls is not None else None
         self._poller = Poller(loop)
-        # What those wait for that are not connected yet.
-        self._beginning: set[asyncio.Future[Any]] = set()
+        # Those in their handshake, and what they begin with then.
+        self._shaking: dict[TlsTransport, Opening | Refusal] = {}
+        self._room = memoryview(bytearray(ROOM_BYTES if tls is not None else 0))
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -108,12 +107,13 @@ class Port:
             context.grpc.drain()
         for connection in list(context.connections):
             connection.shutdown()
-        beginning = asyncio.ensure_future(self._end_beginning(min(grace_s, _HANDSHAKE_GRACE_S)))
+        cutting = context.loop.call_later(min(grace_s, _HANDSHAKE_GRACE_S), self._cut_handshakes)
         try:
             await self._until_empty(grace_s)
         finally:
-            beginning.cancel()
-            await asyncio.gather(self._end_beginning(0.0), beginning, return_exceptions=True)
+            cutting.cancel()
+            self._cut_handshakes()
+        await asyncio.sleep(0)  # those that have ended are told so
         if context.connections:
             _logger.warning("%s: gave %d connections up at the end of the grace", self.name, len(context.connections))
             for connection in list(context.connections):
@@ -129,17 +129,8 @@ class Port:
     async def _until_empty(self, timeout_s: float) -> None:
         loop = self.context.loop
         deadline_s = loop.time() + timeout_s
-        while (self.context.connections or self._beginning) and loop.time() < deadline_s:  # noqa: ASYNC110 - nobody owns this moment
+        while (self.context.connections or self._shaking) and loop.time() < deadline_s:  # noqa: ASYNC110 - nobody owns this moment
             await asyncio.sleep(_DRAIN_POLL_S)
-
-    async def _end_beginning(self, grace_s: float) -> None:
-        """Give handshakes `grace_s` to be done, and cancel those that are not."""
-        if self._beginning and grace_s:
-            await asyncio.wait(self._beginning, timeout=grace_s)
-        for awaited in self._beginning:
-            awaited.cancel()
-        if self._beginning:
-            await asyncio.wait(self._beginning)
 
     # Connections to come.
 
@@ -164,43 +155,26 @@ class Port:
             protocol: Opening | Refusal = Refusal(self.context, objection)
         else:
             protocol = Opening(self._entrance)
-        if self._tls is None and poller.IS_AVAILABLE:
-            SocketTransport(self.context.loop, self._poller, accepted).begin(protocol)
-        else:
-            self._step(self._connect(accepted, protocol))
-
-    def _step(self, connecting: Coroutine[Any, None, None], awaited: asyncio.Future[Any] | None = None) -> None:
-        """Go on with a connection to where it waits next: a Task would cost more than all that it does."""
-        if awaited is not None:
-            self._beginning.discard(awaited)
-        try:
-            awaited = connecting.send(None)
-        except StopIteration:
+        below = SocketTransport(self.context.loop, self._poller, accepted)
+        if self._tls is None:
+            below.begin(protocol)
             return
-        except asyncio.CancelledError:
-            return  # the port stops
-        assert awaited is not None, "a coroutine that is connecting waits for futures only"
-        awaited._asyncio_future_blocking = False  # as a Task says that it has taken the future
-        self._beginning.add(awaited)
-        awaited.add_done_callback(partial(self._step, connecting))
+        transport = TlsTransport(self.context.loop, self._tls.context, protocol, self._room, self._end_handshake)
+        self._shaking[transport] = protocol
+        transport.begin(below, self.context.limits.times.head_s)
 
-    async def _connect(self, accepted: socket.socket, protocol: Opening | Refusal) -> None:
-        times = self.context.limits.times
-        is_tls = self._tls is not None
-        try:
-            await self.context.loop.connect_accepted_socket(
-                lambda: protocol,
-                accepted,
-                ssl=self._tls.context if self._tls is not None else None,
-                ssl_handshake_timeout=times.head_s if is_tls else None,
-                ssl_shutdown_timeout=times.linger_s if is_tls else None,
-            )
-        except ConnectionResetError:
-            return  # a client that changed its mind, or a probe whether the port is open
-        except OSError as error:  # ssl.SSLError, and the timeout's ConnectionAbortedError
-            self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")
-        finally:
-            protocol.end_beginning()
+    def _end_handshake(self, transport: TlsTransport, error: Exception | None) -> None:
+        self._shaking.pop(transport).end_beginning()
+        # One that was reset is of a client that changed its mind, or of a probe whether the port is open.
+        if error is None or isinstance(error, ConnectionResetError):
+            return
+        self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")
+        if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
+            transport.answer_openly(last_words("400 Bad Request", "this port speaks TLS; ask https:// instead"))
+
+    def _cut_handshakes(self) -> None:
+        for transport in list(self._shaking):
+            transport.abort()
 
     # Connections that are there.
 

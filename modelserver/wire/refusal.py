@@ -41,7 +41,7 @@ class Refusal(asyncio.BufferedProtocol):
         if self._context.arena.view[:nbytes].tobytes().startswith(b"PRI"):
             self._transport.abort()
             return
-        self._transport.write(_unavailable(self._text))
+        self._transport.write(last_words("503 Service Unavailable", self._text, "Retry-After: 1\r\n"))
         # The peer closes; a close from here, with bytes of the request unread, could overtake the answer.
         self._transport.write_eof()
 
@@ -65,10 +65,11 @@ class Refusal(asyncio.BufferedProtocol):
         self._transport.abort()
 
 
-def _unavailable(text: str) -> bytes:
+def last_words(status: str, text: str, headers: str = "") -> bytes:
+    """An answer in HTTP/1.1 that is the connection's last. `headers` end in CRLF each."""
     body = json.dumps({"error": text}).encode()
     head = (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from modelserver.wire.sockets import calls
 from modelserver.wire.sockets.poller import Poller
+from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTransport
 from modelserver.wire.sockets.transport import SocketTransport
 
 MIB = 1 << 20
@@ -91,8 +93,11 @@ class Ends:
         loop.set_exception_handler(lambda _, failure: self.failures.append(failure))
         self.client.sendall(say)
         self.protocol = protocol
-        self.transport = SocketTransport(loop, poller, self.accepted)
-        self.transport.begin(protocol)
+        self.transport = self._begun(SocketTransport(loop, poller, self.accepted))
+
+    def _begun(self, transport: SocketTransport) -> SocketTransport:
+        transport.begin(self.protocol)
+        return transport
 
     def reset(self) -> None:
         """The client closes as one whose process is killed with data unread."""
@@ -116,7 +121,42 @@ class Ends:
 
     async def until(self, *news: str) -> None:
         """Until the protocol was told just this, after that it was made."""
-        await until(lambda: self.protocol.told == ["made", *news], lambda: f"told {self.protocol.told}")
+        await until(
+            lambda: self.protocol.told == ["made", *news], lambda: f"told {self.protocol.told}, {self.protocol.error!r}"
+        )
+
+
+class SecuredEnds(Ends):
+    """With TLS from `shake` on, which the protocol is made after. `ended` are the handshake's ends: one, once."""
+
+    def __init__(
+        self,
+        poller: Poller,
+        protocol: Kept,
+        context: ssl.SSLContext,
+        *,
+        handshake_s: float = 10.0,
+        buffer_bytes: int | None = None,
+    ) -> None:
+        self.ended: list[Exception | None] = []
+        self._context = context
+        self._handshake_s = handshake_s
+        super().__init__(poller, protocol, buffer_bytes=buffer_bytes)
+
+    def _begun(self, transport: SocketTransport) -> SocketTransport:
+        room = memoryview(bytearray(ROOM_BYTES))
+        loop = asyncio.get_running_loop()
+        self.secured = TlsTransport(loop, self._context, self.protocol, room, lambda _, error: self.ended.append(error))
+        self.secured.begin(transport, self._handshake_s)
+        return transport
+
+    async def shake(self, trust: ssl.SSLContext) -> ssl.SSLSocket:
+        """Have the client do its part; the socket that it has then is `client`, too."""
+        plain = self.client
+        secured = await asyncio.to_thread(trust.wrap_socket, plain, server_hostname="127.0.0.1")
+        await until(lambda: bool(self.ended))
+        self.client = secured
+        return secured
 
 
 @contextlib.contextmanager

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import select
+import sys
 from contextlib import suppress
 from typing import Final
 
 from modelserver.wire.sockets import calls
 from modelserver.wire.sockets.calls import READ, WRITE, Watcher
 
-# Whether the system has such sets: Linux does.
-IS_AVAILABLE: Final = hasattr(select, "epoll")
-
-# So many sockets the loop watches itself: to look into the set takes a microsecond, which only many make up for.
-_MAX_SINGLE: Final = 4
+# So many sockets the loop watches itself: to look into the set takes a microsecond, which only many make up for. All,
+# where the system has no such sets.
+_MAX_SINGLE: Final = 4 if hasattr(select, "epoll") else sys.maxsize
 
 
 class Poller:

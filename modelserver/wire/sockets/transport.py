@@ -25,7 +25,7 @@ _MAX_GATHERED: Final = 256
 _HIGH_BYTES: Final = 64 * 1024
 _ENDED: Final = "cannot write after write_eof()"
 # The protocol of those that are lost.
-_NOBODY: Final = asyncio.BufferedProtocol()
+NOBODY: Final = asyncio.BufferedProtocol()
 
 
 class SocketTransport(asyncio.Transport):
@@ -306,7 +306,7 @@ class SocketTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
         finally:
             # Each would keep the other until the collector comes.
-            self._protocol = _NOBODY
+            self._protocol = NOBODY
             self._socket.close()
 
     def _watch(self) -> None:
@@ -360,7 +360,7 @@ class SocketTransport(asyncio.Transport):
 
 def receive_soon_of(transport: asyncio.BaseTransport) -> Callable[[], None] | None:
     """Its `receive_soon`, if it has one."""
-    return transport.receive_soon if isinstance(transport, SocketTransport) else None
+    return getattr(transport, "receive_soon", None)
 
 
 def gathers(transport: asyncio.BaseTransport) -> bool:
