@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import ssl
 from dataclasses import dataclass
 
 PATIENCE_S = 60.0
@@ -20,12 +21,20 @@ class Http1Answer:
 class Http1Peer:
     """A connection; a context manager."""
 
-    def __init__(self, address: tuple[str, int], *, receive_buffer_bytes: int | None = None) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        tls: ssl.SSLContext | None = None,
+        receive_buffer_bytes: int | None = None,
+    ) -> None:
+        self._socket: socket.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.settimeout(PATIENCE_S)
         if receive_buffer_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self._socket.connect(address)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=address[0])
         self._received = b""
 
     def __enter__(self) -> Http1Peer:
