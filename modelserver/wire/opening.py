@@ -54,8 +54,8 @@ class Opening(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.end_beginning()
-        # uvloop's transports write like asyncio.Transport without inheriting from it.
-        self._transport = cast(asyncio.Transport, transport)
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         self._is_open = True
         self._since_s = self._context.loop.time()
         self._context.connections.add(self)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import resource
 import socket
-import ssl
 
 from modelserver.allocator import give_back
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
@@ -19,7 +18,7 @@ from modelserver.wire.opening import Opening
 from modelserver.wire.outbox import Outbox
 from modelserver.wire.refusal import Refusal, last_words
 from modelserver.wire.sockets.poller import Poller
-from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTransport
+from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTerms, TlsTransport
 from modelserver.wire.sockets.transport import SocketTransport
 from modelserver.wire.tls import TlsFiles, TlsReloader
 
@@ -68,9 +67,14 @@ class Port:
         self._entrance = Entrance(self.context, name, http1=http1, http2=http2)
         self._tls = TlsReloader(tls, counts.reloads) if tls is not None else None
         self._poller = Poller(loop)
+        self._tls_terms = TlsTerms(
+            room=memoryview(bytearray(ROOM_BYTES if tls is not None else 0)),
+            handshake_s=limits.times.head_s,
+            linger_s=limits.times.linger_s,
+            open_answer=last_words("400 Bad Request", "this port speaks TLS; ask https:// instead"),
+        )
         # Those in their handshake, and what they begin with then.
-        self._shaking: dict[TlsTransport, Opening | Refusal] = {}
-        self._room = memoryview(bytearray(ROOM_BYTES if tls is not None else 0))
+        self._shaking: dict[TlsTransport, Opening] = {}
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -151,26 +155,22 @@ class Port:
         return None
 
     def _begin(self, accepted: socket.socket, objection: str | None = None) -> None:
+        loop = self.context.loop
+        below = SocketTransport(loop, self._poller, accepted)
         if objection is not None:
-            protocol: Opening | Refusal = Refusal(self.context, objection)
+            below.begin(Refusal(self.context, objection))
+        elif self._tls is None:
+            below.begin(Opening(self._entrance))
         else:
-            protocol = Opening(self._entrance)
-        below = SocketTransport(self.context.loop, self._poller, accepted)
-        if self._tls is None:
-            below.begin(protocol)
-            return
-        transport = TlsTransport(self.context.loop, self._tls.context, protocol, self._room, self._end_handshake)
-        self._shaking[transport] = protocol
-        transport.begin(below, self.context.limits.times.head_s)
+            transport = TlsTransport(loop, self._tls.context, self._tls_terms, self._end_handshake)
+            opening = self._shaking[transport] = Opening(self._entrance)
+            transport.begin(below, opening)
 
     def _end_handshake(self, transport: TlsTransport, error: Exception | None) -> None:
         self._shaking.pop(transport).end_beginning()
         # One that was reset is of a client that changed its mind, or of a probe whether the port is open.
-        if error is None or isinstance(error, ConnectionResetError):
-            return
-        self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")
-        if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-            transport.answer_openly(last_words("400 Bad Request", "this port speaks TLS; ask https:// instead"))
+        if error is not None and not isinstance(error, ConnectionResetError):
+            self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")
 
     def _cut_handshakes(self) -> None:
         for transport in list(self._shaking):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import cast
 
 from modelserver.wire.context import WireContext
 
@@ -23,12 +22,9 @@ class Refusal(asyncio.BufferedProtocol):
         self._since_s = context.loop.time()
         self._is_answered = False
 
-    def end_beginning(self) -> None:
-        """Who is refused does not count while it begins."""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports write like asyncio.Transport without inheriting from it.
-        self._transport = cast(asyncio.Transport, transport)
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         self._context.connections.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the arena has one size

@@ -14,7 +14,7 @@ import pytest
 
 from modelserver.wire.sockets import calls
 from modelserver.wire.sockets.poller import Poller
-from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTransport
+from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTerms, TlsTransport
 from modelserver.wire.sockets.transport import SocketTransport
 
 MIB = 1 << 20
@@ -136,18 +136,18 @@ class SecuredEnds(Ends):
         context: ssl.SSLContext,
         *,
         handshake_s: float = 10.0,
+        linger_s: float = 10.0,
         buffer_bytes: int | None = None,
     ) -> None:
         self.ended: list[Exception | None] = []
         self._context = context
-        self._handshake_s = handshake_s
+        self._terms = TlsTerms(memoryview(bytearray(ROOM_BYTES)), handshake_s, linger_s, b"told openly")
         super().__init__(poller, protocol, buffer_bytes=buffer_bytes)
 
     def _begun(self, transport: SocketTransport) -> SocketTransport:
-        room = memoryview(bytearray(ROOM_BYTES))
         loop = asyncio.get_running_loop()
-        self.secured = TlsTransport(loop, self._context, self.protocol, room, lambda _, error: self.ended.append(error))
-        self.secured.begin(transport, self._handshake_s)
+        self.secured = TlsTransport(loop, self._context, self._terms, lambda _, error: self.ended.append(error))
+        self.secured.begin(transport, self.protocol)
         return transport
 
     async def shake(self, trust: ssl.SSLContext) -> ssl.SSLSocket:

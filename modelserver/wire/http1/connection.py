@@ -199,7 +199,7 @@ class Http1Connection(RequestReader):
         self._outgoing.add(head, body, num_bytes)
         self._turn = None
         if is_last:
-            self._finish(lingers=request.keeps_alive)
+            self._finish(lingers=True)
         elif not self._outgoing.is_collecting and self._has_work():
             self._advance()
 
@@ -242,7 +242,7 @@ class Http1Connection(RequestReader):
         self._turn = self._pieces = None
         self._transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
         if self._is_last:
-            self._finish()
+            self._finish(lingers=True)
         elif not self._outgoing.is_collecting:
             self._advance()
 
@@ -279,7 +279,7 @@ class Http1Connection(RequestReader):
         self._quiet_since_s = self._context.loop.time()
         self._progress.restart()
         self._outgoing.flush()
-        if lingers and self._transport.can_write_eof():
+        if lingers:
             self._transport.write_eof()
         else:
             self._transport.close()

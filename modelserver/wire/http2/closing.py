@@ -94,14 +94,7 @@ class Closing:
         connection.sender.shut()
         if transport.is_closing():
             return
-        if not transport.can_write_eof():  # TLS
-            transport.close()
-            return
-        try:
-            transport.write_eof()
-        except OSError:  # asyncio: the client has closed, and our last words told so
-            transport.abort()
-            return
+        transport.write_eof()
         self._later(connection.context.limits.times.linger_s, then)
 
     def count_discarded(self, num_bytes: int) -> None:

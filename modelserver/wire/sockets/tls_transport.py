@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from modelserver.core.tensor import Buffer
@@ -15,9 +16,28 @@ from modelserver.wire.sockets.transport import NOBODY, SocketTransport
 ROOM_BYTES: Final = 128 * 1024
 # What is encrypted in one go: the store of records keeps the memory that it grew to.
 _PIECE_BYTES: Final = 128 * 1024
+# Of records that the peer made us send, and does not take.
+_MAX_UNREAD_BYTES: Final = 64 * 1024
+# What text begins with; a handshake begins with a byte of another kind (RFC 8446, 5.1).
+_CAPITALS: Final = range(ord("A"), ord("Z") + 1)
 _ENDED: Final = "cannot write after write_eof()"
 
-# Told how a handshake ended: by an exception, or None.
+
+@dataclass(frozen=True, slots=True)
+class TlsTerms:
+    """What all connections of a port have in common.
+
+    `room` is where they receive: each empties it at once. A handshake that is not done within `handshake_s` has
+    failed; then its client has `linger_s` to learn why. One that speaks HTTP without TLS gets `open_answer`.
+    """
+
+    room: memoryview
+    handshake_s: float
+    linger_s: float
+    open_answer: bytes = b""
+
+
+# Told, once, how a handshake ended: by an exception, or None. One that failed has ended when the connection is lost.
 EndHandshake = Callable[["TlsTransport", Exception | None], None]
 
 
@@ -31,6 +51,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     __slots__ = (
         "_below",
         "_end_handshake",
+        "_failure",
+        "_first_byte",
         "_has_ended",
         "_incoming",
         "_is_closing",
@@ -40,42 +62,42 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         "_is_told",
         "_left",
         "_loop",
+        "_num_unread",
         "_outgoing",
         "_protocol",
-        "_room",
+        "_terms",
         "_timer",
         "_tls",
     )
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        context: ssl.SSLContext,
-        protocol: asyncio.BufferedProtocol,
-        room: memoryview,
-        ended: EndHandshake,
+        self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, terms: TlsTerms, ended: EndHandshake
     ) -> None:
-        """`room` is where records are received: it may be that of other connections too, as it is emptied at once.
-        `ended` is called once."""
         self._loop = loop
-        self._protocol = protocol
-        self._room = room
+        self._terms = terms
         # Records that were received, and those that are to be sent.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._end_handshake: EndHandshake | None = ended
+        self._failure: Exception | None = None
+        self._first_byte: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._below: SocketTransport
+        self._protocol: asyncio.BufferedProtocol = NOBODY
         self._is_established = False
         self._is_reading = True
         # What was decrypted before the protocol wanted it: seldom anything.
         self._left = b""
-        # The peer sends no more; the protocol knows that; we send no more; no more is taken.
-        self._has_ended = self._is_told = self._is_ending = self._is_closing = False
+        self._num_unread = 0
+        # The peer sends no more, and the protocol knows that.
+        self._has_ended = self._is_told = False
+        # We send no more; and take no more.
+        self._is_ending = self._is_closing = False
 
-    def begin(self, below: SocketTransport, handshake_s: float) -> None:
-        """Take over what `below` brings. A handshake that is not done within `handshake_s` has failed. Called once."""
-        self._timer = self._loop.call_later(handshake_s, self._give_up, handshake_s)
+    def begin(self, below: SocketTransport, protocol: asyncio.BufferedProtocol) -> None:
+        """Take over what `below` brings, for `protocol`. Called once."""
+        self._protocol = protocol
+        self._timer = self._loop.call_later(self._terms.handshake_s, self._give_up)
         below.begin(self)
 
     # Called by the transport below.
@@ -85,14 +107,14 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the room has one size
-        return self._room
+        return self._terms.room
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._incoming.write(self._room[:nbytes])
         if self._is_established:
+            self._incoming.write(self._terms.room[:nbytes])
             self._read()
-        elif not self._is_closing:
-            self._shake_hands()
+        elif self._failure is None:
+            self._shake_hands(self._terms.room[:nbytes])
 
     def eof_received(self) -> bool:
         if not self._is_established:
@@ -103,8 +125,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
+        self._is_reading = False
         if not self._is_established:
-            self._finish_handshake(exc or ConnectionResetError("the client has left"))
+            self._finish_handshake(self._failure or exc or ConnectionResetError("the client has left"))
         protocol, self._protocol = self._protocol, NOBODY
         if self._is_established:
             protocol.connection_lost(exc)
@@ -117,16 +140,17 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     # The handshake.
 
-    def _shake_hands(self) -> None:
+    def _shake_hands(self, data: memoryview) -> None:
+        if self._first_byte is None:
+            self._first_byte = data[0]
+        self._incoming.write(data)
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self._send_records()
             return
         except ssl.SSLError as error:
-            self._send_records()  # they say what was wrong
-            self._finish_handshake(error)
-            self.close()
+            self._fail(error)
             return
         self._send_records()
         self._is_established = True
@@ -134,21 +158,31 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._protocol.connection_made(self)
         self._read()
 
-    def _give_up(self, handshake_s: float) -> None:
-        self._finish_handshake(TimeoutError(f"it was not done within {handshake_s:g} s"))
+    def _fail(self, error: ssl.SSLError) -> None:
+        """Say what was wrong, and wait a little for the client to close: what of it is unread would reset the
+        connection, and the reset could overtake these last words."""
+        self._failure = error
+        if self._first_byte in _CAPITALS:
+            self._below.write(self._terms.open_answer)
+        else:
+            self._send_records()
+        self._below.write_eof()
+        self._set_timer(self._terms.linger_s, self.abort)
+
+    def _give_up(self) -> None:
+        self._failure = TimeoutError(f"it was not done within {self._terms.handshake_s:g} s")
         self.abort()
 
     def _finish_handshake(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._set_timer()
         ended, self._end_handshake = self._end_handshake, None
         if ended is not None:
             ended(self, error)
 
-    def answer_openly(self, data: bytes) -> None:
-        """Unencrypted last words, for a client that does not speak TLS: when its handshake has failed."""
-        self._below.write(data)
+    def _set_timer(self, delay_s: float = 0.0, then: Callable[[], None] | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if then is None else self._loop.call_later(delay_s, then)
 
     # Reading.
 
@@ -157,7 +191,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below.pause_reading()
 
     def resume_reading(self) -> None:
-        if not (self._is_reading or self._is_told or self._is_closing):
+        if not (self._is_reading or self._is_told or self.is_closing()):
             self._is_reading = True
             self._below.resume_reading()
             self._loop.call_soon(self._read_on)
@@ -179,7 +213,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def _read(self) -> None:
         """Give the protocol what has come, as long as it takes it."""
         tls, incoming = self._tls, self._incoming
-        while self._is_reading and (incoming.pending or tls.pending() or self._left):
+        while self._is_reading and (incoming.pending or tls.pending() or self._left) and not self._below.is_closing():
             # Typeshed: any buffer.
             buffer: memoryview = self._protocol.get_buffer(-1)  # type: ignore[assignment]
             if not buffer:
@@ -188,16 +222,23 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 num_bytes = self._take_left(buffer) if self._left else self._decrypt(buffer)
             except ssl.SSLError as error:
                 self._send_records()  # they say what was wrong
-                self._is_closing = True
-                self._below.lose(error)
+                self._lose(error)
                 return
             if not num_bytes:
                 break  # the end, or part of a record
             self._protocol.buffer_updated(num_bytes)
         if self._outgoing.pending:
-            self._send_records()  # of a peer that changes its keys, say
-        if self._has_ended and self._is_reading:
+            self._answer_peer()
+        if self._has_ended and self._is_reading and not self._below.is_closing():
             self._tell_end()
+
+    def _answer_peer(self) -> None:
+        """Send what OpenSSL has to say itself: to a peer that changes its keys, say, as often as it likes."""
+        self._num_unread = self._num_unread + self._outgoing.pending if self._below.get_write_buffer_size() else 0
+        if self._num_unread > _MAX_UNREAD_BYTES:
+            self.abort()
+        else:
+            self._send_records()
 
     def _decrypt(self, buffer: memoryview) -> int:
         """Fill the buffer as far as there are records; the number of bytes. Raises ssl.SSLError."""
@@ -226,7 +267,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _tell_end(self) -> None:
         self._is_told = True
-        self.pause_reading()  # of what comes nevertheless, too
+        self.pause_reading()  # what comes behind the end would only take memory
         if not self._protocol.eof_received():
             self.close()
 
@@ -239,11 +280,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             raise RuntimeError(_ENDED)
         if not data:
             return
-        if len(data) <= _PIECE_BYTES:
-            self._tls.write(data)
-            self._below.write(self._outgoing.read())
-        else:
-            self._below.writelines(self._records_of(memoryview(data)))
+        try:
+            if len(data) <= _PIECE_BYTES:
+                self._tls.write(data)
+                self._below.write(self._outgoing.read())
+            else:
+                self._below.writelines(self._records_of(memoryview(data)))
+        except ssl.SSLError as error:
+            # The peer has begun to change its keys, and keeps the rest of it back: OpenSSL waits for that.
+            self._lose(error)
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         """As `write` of all of them. They are copied: each would become a record, at the least."""
@@ -274,13 +319,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             yield self._outgoing.read()
 
     def _send_records(self) -> None:
-        if self._outgoing.pending:
-            self._below.write(self._outgoing.read())
+        records = self._outgoing.read()
+        if records and not self._is_ending:  # OpenSSL goes on answering behind our end
+            self._below.write(records)
 
     def _say_end(self) -> None:
         """Tell the peer that nothing is missing behind what it gets (RFC 8446, 6.1)."""
-        self._is_ending = True
-        # OpenSSL looks for the peer's own end at once, and what has come instead of it would be lost.
+        # OpenSSL looks for the peer's own end as soon as it has said ours, and what has come instead would be lost.
         records = self._incoming.read()
         if self._tls.pending():
             self._left += self._tls.read(self._tls.pending())
@@ -288,6 +333,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._tls.unwrap()
         self._incoming.write(records)
         self._send_records()
+        self._is_ending = True
 
     # The end.
 
@@ -305,6 +351,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_closing = True
         self._is_reading = False
         self._below.abort()
+
+    def _lose(self, error: Exception) -> None:
+        self._is_closing = True
+        self._is_reading = False
+        self._below.lose(error)
 
     def is_closing(self) -> bool:
         return self._is_closing or self._below.is_closing()

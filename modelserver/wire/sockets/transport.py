@@ -364,6 +364,5 @@ def receive_soon_of(transport: asyncio.BaseTransport) -> Callable[[], None] | No
 
 
 def gathers(transport: asyncio.BaseTransport) -> bool:
-    """Whether its `writelines` copies nothing. Asyncio's joins before Python 3.12, and forgets the back-pressure from
-    then on; with TLS each piece would become a record."""
+    """Whether its `writelines` copies nothing. With TLS each piece would become a record, and so they are joined."""
     return isinstance(transport, SocketTransport)

@@ -117,11 +117,15 @@ def test_handshakes_that_do_not_come_to_an_end(secured: Secured, beside: Neighbo
     secured.wire.until(lambda: secured.wire.violations("tls_handshake") == before + 20, "all were counted")
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "HEAD"])
-def test_clients_that_ask_without_tls_are_told(secured: Secured, beside: Neighbour, method: str) -> None:
+@pytest.mark.parametrize(("method", "num_bytes"), [("GET", 0), ("HEAD", 0), ("OPTIONS", 0), ("POST", 10), ("PUT", MIB)])
+def test_clients_that_ask_without_tls_are_told(
+    secured: Secured, beside: Neighbour, method: str, num_bytes: int
+) -> None:
+    head = f"{method} /v2/health/live HTTP/1.1\r\nHost: here\r\nContent-Length: {num_bytes}\r\n\r\n"
     with socket.create_connection(secured.wire.address, timeout=10) as client:
-        client.sendall(f"{method} /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+        client.sendall(head.encode())
+        client.sendall(bytes(num_bytes))
         answer = b"".join(iter(lambda: client.recv(1000), b""))
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 400 Bad Request\r\n")
     assert json.loads(body) == {"error": "this port speaks TLS; ask https:// instead"}

@@ -53,7 +53,7 @@ async def test_a_request_that_asks_for_the_close_is_the_last() -> None:
     answer = dialogue.take()
     assert b"Connection: close\r\n" in answer
     assert answer.endswith(b"/a")
-    assert dialogue.transport.ending == "close"
+    assert dialogue.transport.ending == "write_eof"
 
 
 async def test_the_body_of_the_last_request_may_come_later() -> None:
@@ -61,7 +61,7 @@ async def test_the_body_of_the_last_request_may_come_later() -> None:
     dialogue = Dialogue().begin(head + b"a")
     dialogue.send(b"bcd")
     assert dialogue.exchanges[0].body == b"abc"
-    assert dialogue.transport.ending == "close"
+    assert dialogue.transport.ending == "write_eof"
 
 
 async def test_http_1_0_is_kept_alive_only_when_it_asks() -> None:
@@ -69,7 +69,7 @@ async def test_http_1_0_is_kept_alive_only_when_it_asks() -> None:
     assert b"Connection: keep-alive\r\n" in dialogue.take()
     dialogue.send(b"GET /b HTTP/1.0\r\n\r\n")
     assert b"Connection: close\r\n" in dialogue.take()
-    assert dialogue.transport.ending == "close"
+    assert dialogue.transport.ending == "write_eof"
 
 
 async def test_each_answer_has_its_own_head_whatever_the_last_one_had() -> None:
@@ -239,10 +239,8 @@ async def test_many_chunks_of_one_read_leave_others_their_turn(is_last: bool, co
     await _turns(10)
     assert bytes(dialogue.exchanges[0].body) == b"x" * 5000
     assert len(dialogue.exchanges) == (1 if is_last else 2)
-    if is_last:
-        assert dialogue.transport.ending == "close"
-    else:
-        assert not dialogue.transport.is_paused
+    assert not dialogue.transport.is_paused
+    assert dialogue.transport.ending == ("write_eof" if is_last else "")
 
 
 async def test_a_fault_among_many_chunks_is_answered_behind_the_answers_that_are_due() -> None:

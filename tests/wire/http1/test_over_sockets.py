@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.certificates import Authority
 from support.gate import until
 from support.http1_dialogue import Answer, Frontend, limits_of, path_back
@@ -157,6 +161,34 @@ async def test_a_client_that_sends_all_before_it_reads_learns_why_it_was_refused
             await writer.drain()
         assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 413 ")
         assert not frontend.exchanges
+
+
+@on_both_loops
+@pytest.mark.parametrize("is_secured", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("behind", [b"\r\n", bytes(200_000)], ids=["line", "much"])
+async def test_the_last_answer_is_whole_whatever_comes_behind_its_request(
+    tmp_path: Path, is_secured: bool, behind: bytes
+) -> None:
+    authority = Authority(tmp_path) if is_secured else None
+
+    def answer(exchange: HttpExchange) -> None:
+        exchange.respond(HttpResponse(200, [], (bytes(3 * MIB),)))
+
+    def ask(port: int) -> bytes:
+        """With a socket that blocks: uvloop's own TLS gives its reader less than came, where the end is behind it."""
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            if authority is not None:
+                trust = authority.client_context(("http/1.1",))
+                client = stack.enter_context(trust.wrap_socket(client, server_hostname="127.0.0.1"))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n" + behind)
+            time.sleep(0.01)
+            return b"".join(iter(lambda: client.recv(MIB), b"")).partition(b"\r\n\r\n")[2]
+
+    async with _dialogue(answer, authority=authority) as (_, _, writer):
+        _, port, *_ = writer.get_extra_info("peername")
+        for _ in range(5):
+            assert await asyncio.to_thread(ask, port) == bytes(3 * MIB)
 
 
 @on_both_loops

@@ -35,7 +35,7 @@ async def test_a_client_that_knows_no_chunks_reads_to_the_close() -> None:
     answer = dialogue.take()
     assert b"Connection: close" in answer
     assert answer.endswith(b"\r\n\r\none")
-    assert dialogue.transport.ending == "close"
+    assert dialogue.transport.ending == "write_eof"
 
 
 async def test_head_asks_for_no_pieces() -> None:

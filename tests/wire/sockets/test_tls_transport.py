@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.certificates import Authority
 from support.loops import on_both_loops
+from support.raw_tls import HALF_KEY_UPDATE, HANDSHAKE, RawTls
 from support.socket_ends import MIB, Kept, SecuredEnds, calls_twin, polled, until
 
 from modelserver.wire.sockets.transport import gathers, receive_soon_of
@@ -119,24 +120,37 @@ async def test_a_handshake_in_single_bytes_with_the_first_request_behind_it(trus
 
 @on_both_loops
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("said", "answer"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "HTTP_REQUEST"),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "WRONG_VERSION_NUMBER"),
-        (b"\0" * 100, "WRONG_VERSION_NUMBER"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"told openly"),
+        (b"DELETE / HTTP/1.1\r\n\r\n", b"told openly"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 3000000\r\n\r\n" + bytes(3_000_000), b"told openly"),
+        (b"\0" * 100, b""),
     ],
+    ids=["get", "delete", "post", "something"],
 )
-async def test_what_is_no_tls_fails_the_handshake(trust: Trust, said: bytes, reason: str) -> None:
+async def test_what_is_no_tls_fails_the_handshake_and_is_told(trust: Trust, said: bytes, answer: bytes) -> None:
     async with connected(trust) as ends:
-        ends.client.sendall(said)
+        await asyncio.to_thread(ends.client.sendall, said)
+        answers = [await asyncio.to_thread(ends.client.recv, 1000)]
+        while answers[-1]:
+            answers.append(await asyncio.to_thread(ends.client.recv, 1000))
+        assert b"".join(answers).startswith(answer)
+        assert ends.ended == [], "the client may still be reading"
+        ends.client.close()
         await until(lambda: bool(ends.ended))
-        [error] = ends.ended
-        assert isinstance(error, ssl.SSLError)
-        assert error.reason == reason
-        while await asyncio.to_thread(ends.client.recv, 1000):
-            continue
+        assert isinstance(ends.ended[0], ssl.SSLError)
         assert ends.protocol.told == []
         assert not ends.failures
+
+
+@on_both_loops
+async def test_a_failed_handshake_does_not_linger_for_ever(trust: Trust) -> None:
+    async with connected(trust, linger_s=0.05) as ends:
+        ends.client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        await until(lambda: bool(ends.ended))
+        assert isinstance(ends.ended[0], ssl.SSLError)
+        await until(lambda: ends.accepted.fileno() == -1)
 
 
 @on_both_loops
@@ -438,6 +452,90 @@ async def test_bytes_that_are_no_record_end_the_connection_and_the_client_is_tol
         with pytest.raises(ssl.SSLError, match="BAD_RECORD_MAC"):
             await asyncio.to_thread(client.recv, 1)
         ends.protocol.transport.write(b"too late")
+        assert not ends.failures
+
+
+# What no library would send.
+
+
+@asynccontextmanager
+async def raw(
+    authority: Authority, tmp_path: Path, protocol: Kept | None = None, **details: Any
+) -> AsyncIterator[tuple[SecuredEnds, RawTls]]:
+    pair = authority.pair("server")
+    client = authority.client_context()
+    trust = Trust(TlsFiles(str(pair.certificate), str(pair.key)).context(), client)
+    async with connected(trust, protocol, **details) as ends:
+        yield ends, await asyncio.to_thread(RawTls, ends.client, client, tmp_path / "keys")
+
+
+@on_both_loops
+@pytest.mark.parametrize("num_bytes", [10, 4 * MIB])
+async def test_half_a_change_of_keys_ends_the_connection_and_raises_nothing(
+    authority: Authority, tmp_path: Path, num_bytes: int
+) -> None:
+    """OpenSSL sends nothing until the other half comes."""
+    async with raw(authority, tmp_path) as (ends, client):
+        client.send(client.record(b"request"), client.record(HALF_KEY_UPDATE, HANDSHAKE))
+        await until(lambda: ends.protocol.received == b"request")
+        await asyncio.sleep(0.01)
+        ends.protocol.transport.write(bytes(num_bytes))
+        assert ends.protocol.transport.is_closing()
+        ends.protocol.transport.write(b"more")
+        await ends.until("lost")
+        assert isinstance(ends.protocol.error, ssl.SSLError)
+        assert not ends.failures
+
+
+@on_both_loops
+async def test_changes_of_keys_behind_our_end(authority: Authority, tmp_path: Path) -> None:
+    async with raw(authority, tmp_path) as (ends, client):
+        ends.protocol.transport.write_eof()
+        client.send(client.key_update(), client.key_update(), client.record(b"with other keys"))
+        await until(lambda: ends.protocol.received == b"with other keys")
+        assert not ends.failures
+
+
+@on_both_loops
+async def test_changes_of_keys_that_nobody_reads_the_answers_to(authority: Authority, tmp_path: Path) -> None:
+    async with raw(authority, tmp_path, buffer_bytes=4096) as (ends, client):
+        ends.protocol.transport.write(bytes(4 * MIB))
+        for _ in range(1000):
+            if ends.is_lost:
+                break
+            with suppress(ConnectionError):
+                await asyncio.to_thread(client.send, *(client.key_update() for _ in range(100)))
+        await until(lambda: ends.is_lost)
+        assert not ends.failures
+
+
+@on_both_loops
+async def test_changes_of_keys_that_are_read_go_on(authority: Authority, tmp_path: Path) -> None:
+    async with raw(authority, tmp_path) as (ends, client):
+        for _ in range(100):
+            client.send(*(client.key_update() for _ in range(100)))
+            assert await asyncio.to_thread(client.socket.recv, 1 << 20)
+        client.send(client.record(b"still here"))
+        await until(lambda: ends.protocol.received == b"still here")
+
+
+@on_both_loops
+async def test_who_resumes_what_is_lost_reads_nothing(trust: Trust) -> None:
+    def pause(protocol: Kept, news: bytes | str) -> None:
+        if isinstance(news, bytes):
+            protocol.transport.pause_reading()
+
+    async with connected(trust, Kept(size=5, act=pause)) as ends:
+        client = await ends.shake(trust.client)
+        client.sendall(b"firstsecond")
+        await until(lambda: ends.protocol.received == b"first")
+        ends.reset()
+        await asyncio.sleep(0.01)
+        ends.protocol.transport.write(b"to nobody")
+        ends.protocol.transport.resume_reading()
+        await ends.until("lost")
+        await asyncio.sleep(0.01)
+        assert ends.protocol.received == b"first"
         assert not ends.failures
 
 
