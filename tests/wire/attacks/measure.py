@@ -1,6 +1,6 @@
 """How long each flood lives, and what it costs the server and a client beside it. Run it; it is no test.
 
-    PYTHONPATH=tests:. python tests/wire/attacks/measure.py [--loop uvloop] [--only floods windows slow idle]
+    PYTHONPATH=tests:. python tests/wire/attacks/measure.py [--loop uvloop] [--only floods windows slow idle tls]
 
 The server, the attacker and the client beside it are a process each; figures are those of one attack after the other,
 on a machine that should be quiet. With fewer than three cores to spare, the p99 are still upper bounds.
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
+import ssl
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
+from support.certificates import Authority
 from support.floods import FLOODS
 from support.http2_frames import PREFACE, Setting, settings, settings_ack, window_update
 from support.raw_http1 import Http1Peer
@@ -29,9 +32,11 @@ from support.raw_http2 import Peer
 from support.wires import running_wire
 
 from modelserver.collector import keep_for_good
+from modelserver.wire.tls import TlsFiles
 
 MIB = 1 << 20
 NUM_IDLE = 5000
+NUM_SECURED = 1000
 NUM_SLOW = 1000
 # How long somebody else asks while slow peers are there, from their first byte on.
 PROBING_S = 5
@@ -59,18 +64,18 @@ class Cost:
     neighbour_p99_ms: float
 
 
-def serve(ready: Connection, loop: str) -> None:
-    with running_wire(loop=loop) as wire:
+def serve(ready: Connection, loop: str, tls: TlsFiles | None) -> None:
+    with running_wire(loop=loop, tls=tls) as wire:
         keep_for_good()  # as the server itself
         ready.send(wire.address)
         ready.recv()
 
 
 @contextmanager
-def server(loop: str) -> Iterator[tuple[tuple[str, int], psutil.Process]]:
+def server(loop: str, tls: TlsFiles | None = None) -> Iterator[tuple[tuple[str, int], psutil.Process]]:
     """A server in a process of its own."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, loop))
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, loop, tls))
     process.start()
     try:
         yield ours.recv(), psutil.Process(process.pid)
@@ -156,9 +161,9 @@ def connect_http2(address: tuple[str, int], count: int) -> list[Peer]:
     return peers
 
 
-def connect_http1(address: tuple[str, int], count: int) -> list[Http1Peer]:
+def connect_http1(address: tuple[str, int], count: int, tls: ssl.SSLContext | None = None) -> list[Http1Peer]:
     """So many clients that come together, and have had an answer."""
-    peers = [Http1Peer(address) for _ in range(count)]
+    peers = [Http1Peer(address, tls=tls) for _ in range(count)]
     for peer in peers:
         peer.ask("/")
     for peer in peers:
@@ -184,6 +189,25 @@ def measure_idle(address: tuple[str, int], process: psutil.Process) -> None:
         for peer in peers:
             peer.close()
         time.sleep(1)  # their ends are no part of the next ones' cost
+
+
+def measure_tls(loop: str) -> None:
+    """Memory and CPU of connections with TLS that do nothing, on a server of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        authority = Authority(Path(directory))
+        pair = authority.pair("server")
+        trust = authority.client_context(("http/1.1",))
+        with server(loop, TlsFiles(str(pair.certificate), str(pair.key))) as (address, process):
+            first = connect_http1(address, 50, trust)
+            rss, cpu = process.memory_info().rss, cpu_s(process)
+            peers = [peer for _ in range(NUM_SECURED) for peer in connect_http1(address, 1, trust)]
+            grown, spent = process.memory_info().rss - rss, cpu_s(process) - cpu
+            print(
+                f"{NUM_SECURED} idle over HTTP/1.1 with TLS: {grown / NUM_SECURED / 1024:.1f} KiB and "
+                f"{1e6 * spent / NUM_SECURED:.0f} us of CPU each"
+            )
+            for peer in [*first, *peers]:
+                peer.close()
 
 
 def measure_slow(address: tuple[str, int], process: psutil.Process) -> None:
@@ -238,7 +262,7 @@ PARTS = {"floods": measure_floods, "windows": measure_zero_windows, "idle": meas
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loop", default="uvloop", choices=["asyncio", "uvloop"])
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--only", nargs="+", default=[*PARTS, "tls"], choices=[*PARTS, "tls"])
     arguments = parser.parse_args()
     # Both ends of the connections, of which the server's process inherits its share.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -248,7 +272,10 @@ def main() -> None:
             peer.call(1, "Echo")
             peer.expect_answer(1)
         for part in arguments.only:
-            PARTS[part](address, process)
+            if part in PARTS:
+                PARTS[part](address, process)
+    if "tls" in arguments.only:
+        measure_tls(arguments.loop)
 
 
 if __name__ == "__main__":
