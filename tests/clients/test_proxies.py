@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def test_grpc_streams(proxy: Proxy) -> None:
         assert list(channel.stream_stream("/test.Wire/Chat")(iter(messages), timeout=20)) == messages
         answers = list(channel.stream_stream("/test.Wire/Count")(iter([b"1000 1000"]), timeout=20))
         assert len(answers) == 1000
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1])
+def test_grpc_streams_that_the_server_ends_first(proxy: Proxy, delay_s: float) -> None:
+    """The client ends its side while the answer is on its way, or behind it: HAProxy must not be told to stop."""
+
+    def ask() -> Iterator[bytes]:
+        yield b"1000 1000"
+        time.sleep(delay_s)
+
+    with grpc.insecure_channel(proxy.grpc_url, UNLIMITED) as channel:
+        for _ in range(10):
+            assert len(list(channel.stream_stream("/test.Wire/Count")(ask(), timeout=20))) == 1000
 
 
 def test_grpc_details(proxy: Proxy, wire: RunningWire) -> None:

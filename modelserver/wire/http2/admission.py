@@ -72,6 +72,7 @@ class Admission:
         """HEADERS on a stream that is closed: in flight when we reset it, or wrong."""
         how = self._connection.closed.get(stream_id)
         if how is Closed.RESET_BY_US:
+            self._connection.unended.end(stream_id)
             return
         if how is not None:
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which was {how.value}")

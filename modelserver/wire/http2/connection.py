@@ -16,6 +16,7 @@ from modelserver.wire.http2.protection import Closed, ClosedStreams
 from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.http2.sender import Sender
 from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
+from modelserver.wire.http2.unended import UnendedStreams
 from modelserver.wire.lookout import GRPC_WOKEN_NS
 from modelserver.wire.sockets.transport import receive_soon_of
 
@@ -51,6 +52,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         "sender",
         "streams",
         "transport",
+        "unended",
     )
 
     def __init__(self, context: WireContext) -> None:
@@ -58,6 +60,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.context = context
         self.streams: dict[int, Http2Stream] = {}
         self.closed = ClosedStreams()
+        self.unended = UnendedStreams(self)
         self.control = ControlFrames(self)
         self.conduct = Conduct(limits)
         # What each stream may receive at first.
@@ -266,9 +269,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream.is_ended:
             self._close(stream, Closed.ENDED)
         else:
-            # The client may stop sending (RFC 9113, 8.1).
-            self.sender.frames.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
             self._close(stream, Closed.RESET_BY_US)
+            self.unended.add(stream.id)
 
     def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
         """Give a stream up."""
@@ -285,6 +287,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """The client is gone: nothing more is sent on any stream."""
         for stream in list(self.streams.values()):
             self._leave(stream, Closed.RESET_BY_PEER)
+        self.unended.close()
         self._count_streams()
 
     def settle_abandoned(self) -> None:

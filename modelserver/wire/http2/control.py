@@ -102,7 +102,7 @@ class ControlFrames:
         stream = self._connection.streams.get(stream_id)
         if stream is not None:
             self._connection.reset_by_peer(stream)
-        else:
+        elif not self._connection.unended.end(stream_id):
             self._connection.conduct.count_glitches()
 
     def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:

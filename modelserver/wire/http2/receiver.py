@@ -11,6 +11,7 @@ from modelserver.wire.http2.frame import (
     DATA,
     DEFAULT_WINDOW_BYTES,
     END_HEADERS,
+    END_STREAM,
     GOAWAY,
     HEAD_BYTES,
     HEADERS,
@@ -352,13 +353,13 @@ class Receiver:
             raise _over_connection_window()
         stream = self._connection.streams.get(stream_id)
         if stream is None:
-            self._check_late_data(stream_id)
+            self._take_late_data(stream_id, flags)
         self._stage = self._read_payload
         padding = data[position] if flags & PADDED and length else 0
         return position + self._payload.begin(stream, stream_id, flags, length, padding)
 
-    def _check_late_data(self, stream_id: int) -> None:
-        """DATA on a stream that is not open: in flight when we reset it, or wrong."""
+    def _take_late_data(self, stream_id: int, flags: int) -> None:
+        """DATA on a stream that is not open: in flight when we reset or ended it, or wrong."""
         if self._connection.is_idle(stream_id):
             raise protocol_fault(f"DATA on stream {stream_id}, which is not open")
         if stream_id > self._connection.last_stream_id:
@@ -367,6 +368,10 @@ class Receiver:
         if how is not Closed.RESET_BY_US:
             text = "has closed" if how is None else f"was {how.value}"
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"DATA on stream {stream_id}, which {text}")
+        if flags & END_STREAM:
+            self._connection.unended.end(stream_id)
+        else:
+            self._connection.unended.go_on(stream_id)
 
     def _begin_block(self, stream_id: int, flags: int, block: bytes) -> None:
         self._block = OpenBlock(stream_id, flags, block)

@@ -149,6 +149,7 @@ async def test_trailers_that_are_wrong(end: bool) -> None:
 async def test_headers_in_flight_to_a_stream_that_we_reset_are_ignored() -> None:
     peer = MemoryPeer()
     peer.open(1, "Nothing")
+    peer.send(data(1, b"x"))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
     peer.send(data(1, b"x"), headers(1, [("x", "y")]))
     assert not peer.of_type(FrameType.GOAWAY)

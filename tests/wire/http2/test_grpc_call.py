@@ -123,12 +123,14 @@ async def test_requests_that_are_not_one_message(body: list[bytes], status: int,
     assert not peer.goaways
 
 
-async def test_an_early_answer_tells_the_client_to_stop() -> None:
+async def test_an_early_answer_tells_a_client_that_goes_on_to_stop() -> None:
     """And what it has sent meanwhile is no offence."""
     peer = MemoryPeer(WireLimits(max_message_bytes=100))
     peer.open(1, "Echo")
     peer.send(data(1, prefixed(b"", length=101)))
-    assert [frame.type for frame in peer.frames] == [FrameType.HEADERS, FrameType.RST_STREAM]
+    assert [frame.type for frame in peer.frames] == [FrameType.HEADERS]
+    peer.send(data(1, bytes(50)))
+    assert [frame.type for frame in peer.frames] == [FrameType.RST_STREAM]
     assert peer.resets == {1: ErrorCode.NO_ERROR}
     peer.send(data(1, bytes(50)), data(1, bytes(50), end=True), rst_stream(1), window_update(1, 5))
     assert not peer.goaways
@@ -234,6 +236,7 @@ async def test_the_deadline_ends_a_call_whose_message_does_not_come() -> None:
     peer.open(1, "Echo", ("grpc-timeout", "1m"))
     await until(lambda: bool(peer.read()))
     assert peer.answer(1).grpc_status == 4
+    peer.send(data(1, b"\0"))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
 
 

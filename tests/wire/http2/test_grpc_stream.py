@@ -62,6 +62,7 @@ async def test_a_failure_before_the_first_message_is_trailers_only() -> None:
     await peer.settle()
     assert peer.answer(1).is_trailers_only
     assert peer.answer(1).grpc_status == 5
+    peer.send(data(1, b"\0"))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
 
 

@@ -85,6 +85,7 @@ async def test_a_body_over_the_limit(has_length: bool) -> None:
     peer.send(data(1, bytes(600)), data(1, bytes(401)), data(1, bytes(10)))
     assert peer.answer(1).status == 413
     assert b"1000 bytes" in peer.answer(1).body
+    peer.send(data(1, bytes(10)))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
     assert peer.violations == {Violation.BODY_TOO_LARGE: 1}
     assert peer.http.num_requests == 0
