@@ -29,14 +29,13 @@ MakeConnection = Callable[[WireContext], OpenedConnection]
 
 class Entrance:
     """Made once per port. `http1` and `http2` make the connection that takes over when it is known what the
-    client speaks; `name` is the port's in the log. `num_beginning` are accepted and not yet openings: handshakes.
+    client speaks; `name` is the port's in the log.
     """
 
     def __init__(self, context: WireContext, name: str, *, http1: MakeConnection, http2: MakeConnection) -> None:
         self.context = context
         self.http1 = http1
         self.http2 = http2
-        self.num_beginning = 0
         self._name = name
         self._silent_until_s: dict[Violation, float] = {}
 

@@ -28,7 +28,6 @@ class Opening(asyncio.BufferedProtocol):
         "_context",
         "_data",
         "_entrance",
-        "_is_beginning",
         "_is_open",
         "_since_s",
         "_transport",
@@ -40,20 +39,11 @@ class Opening(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._since_s = 0.0
         self._data = b""
-        self._is_beginning = True
         self._is_open = False
-        entrance.num_beginning += 1
-
-    def end_beginning(self) -> None:
-        """The handshake is over, one way or another. Safe to repeat."""
-        if self._is_beginning:
-            self._is_beginning = False
-            self._entrance.num_beginning -= 1
 
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.end_beginning()
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._is_open = True

@@ -18,7 +18,7 @@ from modelserver.wire.opening import Opening
 from modelserver.wire.outbox import Outbox
 from modelserver.wire.refusal import Refusal, last_words
 from modelserver.wire.sockets.poller import Poller
-from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTerms, TlsTransport
+from modelserver.wire.sockets.tls_transport import TlsTerms, TlsTransport
 from modelserver.wire.sockets.transport import SocketTransport
 from modelserver.wire.tls import TlsFiles, TlsReloader
 
@@ -68,13 +68,12 @@ class Port:
         self._tls = TlsReloader(tls, counts.reloads) if tls is not None else None
         self._poller = Poller(loop)
         self._tls_terms = TlsTerms(
-            room=memoryview(bytearray(ROOM_BYTES if tls is not None else 0)),
             handshake_s=limits.times.head_s,
             linger_s=limits.times.linger_s,
             open_answer=last_words("400 Bad Request", "this port speaks TLS; ask https:// instead"),
         )
-        # Those in their handshake, and what they begin with then.
-        self._shaking: dict[TlsTransport, Opening] = {}
+        # Those in their handshake.
+        self._shaking: set[TlsTransport] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -141,7 +140,7 @@ class Port:
     @property
     def num_connections(self) -> int:
         """Those that are open, and those in their handshake."""
-        return len(self.context.connections) + self._entrance.num_beginning
+        return len(self.context.connections) + len(self._shaking)
 
     def _objection(self, descriptor: int) -> str | None:
         """Why a connection that has this descriptor is one too many; None if there is room for it."""
@@ -163,11 +162,11 @@ class Port:
             below.begin(Opening(self._entrance))
         else:
             transport = TlsTransport(loop, self._tls.context, self._tls_terms, self._end_handshake)
-            opening = self._shaking[transport] = Opening(self._entrance)
-            transport.begin(below, opening)
+            self._shaking.add(transport)
+            transport.begin(below, Opening(self._entrance))
 
     def _end_handshake(self, transport: TlsTransport, error: Exception | None) -> None:
-        self._shaking.pop(transport).end_beginning()
+        self._shaking.remove(transport)
         # One that was reset is of a client that changed its mind, or of a probe whether the port is open.
         if error is not None and not isinstance(error, ConnectionResetError):
             self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -50,5 +51,7 @@ def one_port(model_repository: Path) -> Iterator[RunningServer]:
         "model_control_mode": "explicit",
         "load_model": ("identity",),
     }
-    with layout("native-one-port"), running_server(model_repository, **options) as running:
+    with ExitStack() as stack:
+        with layout("native-one-port"):  # of this server only: it lives longer than the tests that ask it
+            running = stack.enter_context(running_server(model_repository, **options))
         yield running

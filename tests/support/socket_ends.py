@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from modelserver.wire.sockets import calls
 from modelserver.wire.sockets.poller import Poller
-from modelserver.wire.sockets.tls_transport import ROOM_BYTES, TlsTerms, TlsTransport
 from modelserver.wire.sockets.transport import SocketTransport
 
 MIB = 1 << 20
@@ -124,39 +122,6 @@ class Ends:
         await until(
             lambda: self.protocol.told == ["made", *news], lambda: f"told {self.protocol.told}, {self.protocol.error!r}"
         )
-
-
-class SecuredEnds(Ends):
-    """With TLS from `shake` on, which the protocol is made after. `ended` are the handshake's ends: one, once."""
-
-    def __init__(
-        self,
-        poller: Poller,
-        protocol: Kept,
-        context: ssl.SSLContext,
-        *,
-        handshake_s: float = 10.0,
-        linger_s: float = 10.0,
-        buffer_bytes: int | None = None,
-    ) -> None:
-        self.ended: list[Exception | None] = []
-        self._context = context
-        self._terms = TlsTerms(memoryview(bytearray(ROOM_BYTES)), handshake_s, linger_s, b"told openly")
-        super().__init__(poller, protocol, buffer_bytes=buffer_bytes)
-
-    def _begun(self, transport: SocketTransport) -> SocketTransport:
-        loop = asyncio.get_running_loop()
-        self.secured = TlsTransport(loop, self._context, self._terms, lambda _, error: self.ended.append(error))
-        self.secured.begin(transport, self.protocol)
-        return transport
-
-    async def shake(self, trust: ssl.SSLContext) -> ssl.SSLSocket:
-        """Have the client do its part; the socket that it has then is `client`, too."""
-        plain = self.client
-        secured = await asyncio.to_thread(trust.wrap_socket, plain, server_hostname="127.0.0.1")
-        await until(lambda: bool(self.ended))
-        self.client = secured
-        return secured
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ class Door:
 
     @property
     def num_handshakes(self) -> int:
-        return self.port._entrance.num_beginning
+        return len(self.port._shaking)
 
     @property
     def num_unknown(self) -> int:

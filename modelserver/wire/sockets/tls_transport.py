@@ -6,35 +6,34 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from modelserver.core.tensor import Buffer
-from modelserver.wire.sockets.transport import NOBODY, SocketTransport
+from modelserver.wire.sockets.transport import ENDED, NOBODY, SocketTransport, buffered
 
 # What is received in one go, at most.
-ROOM_BYTES: Final = 128 * 1024
+_ROOM_BYTES: Final = 128 * 1024
 # What is encrypted in one go: the store of records keeps the memory that it grew to.
 _PIECE_BYTES: Final = 128 * 1024
 # Of records that the peer made us send, and does not take.
 _MAX_UNREAD_BYTES: Final = 64 * 1024
 # What text begins with; a handshake begins with a byte of another kind (RFC 8446, 5.1).
 _CAPITALS: Final = range(ord("A"), ord("Z") + 1)
-_ENDED: Final = "cannot write after write_eof()"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsTerms:
     """What all connections of a port have in common.
 
-    `room` is where they receive: each empties it at once. A handshake that is not done within `handshake_s` has
-    failed; then its client has `linger_s` to learn why. One that speaks HTTP without TLS gets `open_answer`.
+    A handshake that is not done within `handshake_s` has failed; then its client has `linger_s` to learn why. One that
+    speaks HTTP without TLS gets `open_answer`. `room` is where all receive: each empties it at once.
     """
 
-    room: memoryview
     handshake_s: float
     linger_s: float
-    open_answer: bytes = b""
+    open_answer: bytes
+    room: memoryview = field(default_factory=lambda: memoryview(bytearray(_ROOM_BYTES)))
 
 
 # Told, once, how a handshake ended: by an exception, or None. One that failed has ended when the connection is lost.
@@ -277,7 +276,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._is_closing:
             return
         if self._is_ending:
-            raise RuntimeError(_ENDED)
+            raise RuntimeError(ENDED)
         if not data:
             return
         try:
@@ -364,9 +363,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Raises TypeError unless it is an `asyncio.BufferedProtocol`."""
-        if not isinstance(protocol, asyncio.BufferedProtocol):
-            raise TypeError(f"expected an asyncio.BufferedProtocol, got {type(protocol).__name__}")
-        self._protocol = protocol
+        self._protocol = buffered(protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol

@@ -23,7 +23,7 @@ _PATIENCE_NS: Final = 10_000
 _MAX_GATHERED: Final = 256
 # As asyncio's transports.
 _HIGH_BYTES: Final = 64 * 1024
-_ENDED: Final = "cannot write after write_eof()"
+ENDED: Final = "cannot write after write_eof()"
 # The protocol of those that are lost.
 NOBODY: Final = asyncio.BufferedProtocol()
 
@@ -154,7 +154,7 @@ class SocketTransport(asyncio.Transport):
         if self._is_closing:
             return
         if self._is_ending:
-            raise RuntimeError(_ENDED)
+            raise RuntimeError(ENDED)
         if not self._num_waiting:
             try:
                 num_sent = calls.transmit(self._descriptor, data)
@@ -174,7 +174,7 @@ class SocketTransport(asyncio.Transport):
         if self._is_closing:
             return
         if self._is_ending:
-            raise RuntimeError(_ENDED)
+            raise RuntimeError(ENDED)
         is_first = not self._num_waiting
         for data in list_of_data:
             self._wait(data)
@@ -328,9 +328,7 @@ class SocketTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Raises TypeError unless it is an `asyncio.BufferedProtocol`."""
-        if not isinstance(protocol, asyncio.BufferedProtocol):
-            raise TypeError(f"expected an asyncio.BufferedProtocol, got {type(protocol).__name__}")
-        self._protocol = protocol
+        self._protocol = buffered(protocol)
         events, self._events = self._events, 0
         if events:
             self._watch()
@@ -356,6 +354,13 @@ class SocketTransport(asyncio.Transport):
             return self._socket.getpeername() if name == "peername" else self._socket.getsockname()
         except OSError:  # reset
             return None
+
+
+def buffered(protocol: asyncio.BaseProtocol) -> asyncio.BufferedProtocol:
+    """The protocol. Raises TypeError unless it is of the kind that our transports serve."""
+    if not isinstance(protocol, asyncio.BufferedProtocol):
+        raise TypeError(f"expected an asyncio.BufferedProtocol, got {type(protocol).__name__}")
+    return protocol
 
 
 def receive_soon_of(transport: asyncio.BaseTransport) -> Callable[[], None] | None:
