@@ -24,7 +24,7 @@ def write_integers(source: Path, path: Path) -> Outcome:
             output=Path(directory) / "made",
             method=Method.STATIC,
             calibration=calibration,
-            onnx=OnnxQuantizeOptions(is_static=True),
+            onnx=OnnxQuantizeOptions(is_static=True, reduce_range=True),  # as right on every CPU
             samples=SampleOptions(samples, measure_s=0.0),
         )
         outcome = quantize(options, print)

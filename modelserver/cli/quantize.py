@@ -69,6 +69,14 @@ def quantize(
     exclude_op: Annotated[Names, typer.Option(metavar="OPERATOR", help="Not these operators. Repeatable.")] = None,
     exclude: Annotated[Names, typer.Option(metavar="NAME", help="Not this node or layer. Repeatable.")] = None,
     for_tensorrt: Annotated[bool, typer.Option("--for-tensorrt", help="In the form that TensorRT takes.")] = False,
+    reduce_range: Annotated[
+        bool | None,
+        typer.Option(
+            "--reduce-range/--no-reduce-range",
+            help="ONNX: weights in 7 bits, for x86 CPUs without VNNI. By default where this CPU is one.",
+            show_default=False,
+        ),
+    ] = None,
     data: Data = None,
     label_output: LabelOutput = "",
     max_accuracy_drop: Annotated[
@@ -107,6 +115,7 @@ def quantize(
             exclude_nodes=tuple(exclude or ()),
             exclude_ops=tuple(exclude_op or ()),
             for_tensorrt=for_tensorrt,
+            reduce_range=reduce_range,
         ),
         samples=sample_options(data, shape, label_output),
         max_accuracy_drop=max_accuracy_drop,

@@ -13,6 +13,17 @@ import psutil
 CGROUP = Path("/sys/fs/cgroup")
 # cgroup v1 writes "no limit" as the largest multiple of a page.
 _NO_LIMIT_BYTES = 1 << 60
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def cpu_flags(path: Path = _CPU_INFO) -> frozenset[str]:
+    """The instruction sets of this CPU by Linux' names; empty where the system does not list them."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    listed = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(listed.partition(":")[2].split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import enum
 import logging
+import platform
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 from modelserver.flags import nearest_hint
+from modelserver.telemetry.host import cpu_flags
 from modelserver.toolkit.libraries import require
 from modelserver.toolkit.onnx_file import MAX_INLINE_BYTES, count_ops, read_onnx, strip_origin
 from modelserver.toolkit.samples import Samples
@@ -38,7 +40,10 @@ class Calibration(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OnnxQuantizeOptions:
-    """`ops` empty: all that there is a way for. `for_tensorrt`: symmetric, biases as they are, TENSORRT_OPS alone."""
+    """`ops` empty: all that there is a way for. `for_tensorrt`: symmetric, biases as they are, TENSORRT_OPS alone.
+
+    `reduce_range`: weights in 7 bits, so that sums of products never saturate. None: where this CPU's would.
+    """
 
     is_static: bool = True
     calibration: Calibration = Calibration.MINMAX
@@ -47,6 +52,21 @@ class OnnxQuantizeOptions:
     exclude_nodes: tuple[str, ...] = ()
     exclude_ops: tuple[str, ...] = ()
     for_tensorrt: bool = False
+    reduce_range: bool | None = None
+
+
+# Flags of x86 CPUs that add four 8-bit products in 32 bits.
+_WIDE_SUMS = frozenset(("avx512_vnni", "avx_vnni", "avx_vnni_int8"))
+_X86 = frozenset(("x86_64", "amd64", "i386", "i686", "x86"))
+
+
+def products_saturate(machine: str, flags: Collection[str]) -> bool:
+    """Whether ONNX Runtime loses sums of 8-bit products on a CPU of this kind.
+
+    On x86 without VNNI it adds two products in 16 bits (VPMADDUBSW), which 255 * 127 + 255 * 127 exceeds. Other
+    architectures have wider sums. An x86 CPU with unknown flags counts as one without VNNI.
+    """
+    return machine.lower() in _X86 and _WIDE_SUMS.isdisjoint(flags)
 
 
 def quantize_onnx(
@@ -66,15 +86,17 @@ def quantize_onnx(
         )
     if any(operator in _MARKS for operator in count_ops(original)):
         raise UnsupportedError(f"'{shown}' is quantized already")
+    saturates = products_saturate(platform.machine(), cpu_flags())
+    is_reduced = saturates if options.reduce_range is None else options.reduce_range
     with tempfile.TemporaryDirectory(prefix="modelserver-") as directory, _quiet():
         prepared, made = Path(directory, "prepared.onnx"), Path(directory, "made.onnx")
         _prepare(path, original, prepared)
         try:
             if options.is_static:
                 assert samples is not None, "static quantization is called with samples"
-                _quantize_static(library, prepared, made, config, options, samples)
+                _quantize_static(library, prepared, made, config, replace(options, reduce_range=is_reduced), samples)
             else:
-                _quantize_dynamic(library, prepared, made, options)
+                _quantize_dynamic(library, prepared, made, replace(options, reduce_range=is_reduced))
         except ServerError:
             raise
         except Exception as error:  # the quantizer raises whatever it meets
@@ -84,7 +106,24 @@ def quantize_onnx(
             ) from error
         model = read_onnx(made)
     strip_origin(model)
-    return model, _notes(shown, original, model)
+    return model, (*_notes(shown, original, model), *_range_notes(is_reduced=is_reduced, saturates=saturates))
+
+
+def _range_notes(*, is_reduced: bool, saturates: bool) -> tuple[str, ...]:
+    """Why weights have 7 bits, or what 8 bits cost on this CPU."""
+    if is_reduced and saturates:
+        return (
+            "weights in 7 bits: this CPU has no VNNI, and sums of 8-bit products would saturate on it; "
+            "--no-reduce-range keeps 8 bits, for a model that is served elsewhere",
+        )
+    if is_reduced:
+        return ("weights in 7 bits, as --reduce-range says: no sums of products saturate on CPUs without VNNI",)
+    if saturates:
+        return (
+            "weights in 8 bits, as --no-reduce-range says: this CPU has no VNNI, and sums of products saturate on it, "
+            "so the answers that were compared are worse than those of a CPU with VNNI or of a GPU",
+        )
+    return ("weights in 8 bits: on x86 CPUs without VNNI, sums of products may saturate; --reduce-range prevents it",)
 
 
 def _check_names(model: Any, options: OnnxQuantizeOptions) -> None:
@@ -139,6 +178,7 @@ def _quantize_dynamic(library: Any, prepared: Path, made: Path, options: OnnxQua
         op_types_to_quantize=ops,
         per_channel=options.per_channel,
         weight_type=library.QuantType.QInt8,
+        reduce_range=bool(options.reduce_range),
         nodes_to_exclude=list(options.exclude_nodes),
     )
 
@@ -169,6 +209,7 @@ def _quantize_static(
         per_channel=options.per_channel,
         activation_type=library.QuantType.QInt8,
         weight_type=library.QuantType.QInt8,
+        reduce_range=bool(options.reduce_range),
         nodes_to_exclude=list(options.exclude_nodes),
         calibrate_method=method,
         extra_options=extra,
