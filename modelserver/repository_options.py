@@ -22,6 +22,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
         poll_interval_s=float(options.repository_poll_secs),
         load_thread_count=options.model_load_thread_count,
         load_retry_count=options.model_load_retry_count,
+        unload_grace_s=options.unload_grace_secs,
         default_max_queue_size=options.max_queue_size,
         cloud_cache_directory=Path(options.cloud_cache_directory) if options.cloud_cache_directory else None,
         cloud_cache_bytes=options.cloud_cache_byte_size,
@@ -35,10 +36,17 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
         definition=DefinitionOptions(
             config_name=options.model_config_name,
             backend_directories=tuple(Path(path) for path in options.backend_directory),
-            backend_config=options.backend_options,
+            backend_config=_backend_config(options),
             is_auto_complete_disabled=not options.auto_complete_config,
             allow_model_backends=options.allow_model_backends,
             agent_directory=Path(options.repoagent_directory) if options.repoagent_directory else None,
             gpu_ids=gpu_ids(options.min_supported_compute_capability),
         ),
     )
+
+
+def _backend_config(options: ServerOptions) -> dict[str, dict[str, str]]:
+    """The settings of backends, with those for all that have a flag of their own."""
+    settings = options.backend_options
+    common = {"execute-timeout-seconds": str(options.execute_timeout_secs), **settings.get("", {})}
+    return {**settings, "": common}

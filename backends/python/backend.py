@@ -22,7 +22,7 @@ from modelserver.config.message import config_from_json, config_to_json
 from modelserver.core.call_origin import CallOrigin
 from modelserver.execution.process import ProcessInstance
 from modelserver.execution.process_call import call_in_process
-from modelserver.execution.recipe import ProcessOptions, Recipe
+from modelserver.execution.recipe import ProcessOptions, Recipe, execute_timeout_s
 
 from .environment import PythonEnvironment, environment_of
 
@@ -126,11 +126,12 @@ class PythonBackend(Backend):
         num_instances = max(1, sum(max(1, group.count) for group in config.instance_group))
         options = ProcessOptions(
             start_timeout_s=_start_timeout_s(context),
-            execute_timeout_s=context.float_parameter("EXECUTE_TIMEOUT_SECONDS") or None,
+            execute_timeout_s=execute_timeout_s(context),
             environment={**_thread_limits(num_instances), **environment.variables},
             interpreter=environment.interpreter,
             busy_wait_us=_busy_wait_us(context),
             retries_batches=_may_retry(context),
+            is_wanted=context.is_wanted,
         )
         server = context.server
         return ProcessInstance(

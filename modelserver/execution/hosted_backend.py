@@ -17,7 +17,7 @@ from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.hosting import backend_recipe, find_class, reference
 from modelserver.execution.process import ProcessInstance
 from modelserver.execution.process_call import call_in_process
-from modelserver.execution.recipe import ProcessOptions, Recipe
+from modelserver.execution.recipe import ProcessOptions, Recipe, execute_timeout_s
 
 # Completing a config may take as long as loading the model.
 _COMPLETE_TIMEOUT_S = 300.0
@@ -85,7 +85,11 @@ class HostedBackend(Backend):
         return ProcessInstance(
             placement.name,
             backend_recipe(reference(self._class), context, placement),
-            ProcessOptions(environment=_thread_limits(num_instances), is_wanted=context.is_wanted),
+            ProcessOptions(
+                execute_timeout_s=execute_timeout_s(context),
+                environment=_thread_limits(num_instances),
+                is_wanted=context.is_wanted,
+            ),
             loop=server.loop if server is not None else None,
             server=server,
         )

@@ -59,6 +59,8 @@ class HostedElsewhere(Protocol):
 
     def count_restarts(self, restarts: ProcessRestarts) -> None: ...
 
+    def kill(self, why: str) -> None: ...
+
 
 class AnsweredExecutor(Executor):
     """An executor whose instance has answered already: what runners call finishes a batch, and records it."""

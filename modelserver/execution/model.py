@@ -25,6 +25,7 @@ from modelserver.execution.ensemble_staff import EnsembleStaff
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.generation import make_generation
 from modelserver.execution.hosted_backend import make_backend
+from modelserver.execution.hosted_worker import HostedElsewhere
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
@@ -327,6 +328,20 @@ class Model:
         scheduler = self._staff.scheduler
         if isinstance(scheduler, Batcher) and config.dynamic_batching is not None:
             scheduler.reconfigure(config)
+
+    def kill_processes(self, why: str) -> bool:
+        """Kill the child processes of its instances, and fail what they have, without waiting for it.
+
+        False, with nothing done, when it has none. `why` goes on after the name of an instance. From any thread.
+        """
+        hosted = [each for member in self._staff.members if isinstance(each := member.loaded.instance, HostedElsewhere)]
+        if not hosted:
+            return False
+        what = f"model '{self.name}' version {self.version}"
+        self._staff.scheduler.abort(UnavailableError(f"{what} {why}; the request was not executed"))
+        for instance in hosted:
+            instance.kill(why)
+        return True
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Free everything. Blocking, called from a load-pool thread; safe to repeat.

@@ -79,6 +79,7 @@ class ProcessInstance(BatchInstance):
         self._start_timer: asyncio.TimerHandle | None = None
         self._start_failure: ServerError | None = None
         self._hang_s: float | None = None
+        self._killed_for = ""  # why somebody wanted the child's end
         self.num_batches = 0
         self._readiness = ReadinessProbe()
         self._calls: ModelCalls | None = None
@@ -187,6 +188,13 @@ class ProcessInstance(BatchInstance):
         restarts.expect()
         self._supervisor.restarts = restarts
 
+    def kill(self, why: str) -> None:
+        """Kill the child, start no other, and fail what waits for either: the instance `why`. Returns at once.
+
+        From any thread.
+        """
+        self.post(self._kill, why)
+
     def close(self) -> None:
         """Let the child finish in order; after `close_timeout_s` it shows where it hangs and is killed."""
         self._supervisor.close(lambda: self.post(self._send, Finish()), self._options.close_timeout_s)
@@ -231,6 +239,13 @@ class ProcessInstance(BatchInstance):
             f"{self.name} did not start within {self._options.start_timeout_s} s; its stack is in the log"
         )
         self._kill_with_stack(child)
+
+    def _kill(self, why: str) -> None:
+        self._killed_for = self._killed_for or why
+        self._supervisor.start_no_other()
+        if self._conversation is not None:
+            _logger.warning("%s %s: its process is killed", self.name, why)
+            self._kill_with_stack(self._conversation.child)
 
     def _kill_with_stack(self, child: ChildProcess) -> None:
         child.dump_stack()
@@ -369,6 +384,8 @@ class ProcessInstance(BatchInstance):
         failure = f"the process of {self.name} {child.exit_report}"
         if self._hang_s is not None:
             failure = f"{self.name} did not answer within {self._hang_s} s and was killed: {failure}"
+        elif self._killed_for:
+            failure = f"{self.name} {self._killed_for} and was killed: {failure}"
         return InternalError(failure)
 
     def await_child(self) -> None:
@@ -399,6 +416,13 @@ class ProcessInstance(BatchInstance):
         # A child that executes a batch is as ready as it was before.
         if conversation is not None and not conversation.num_flights:
             self._readiness.ask(conversation)
+        if (
+            conversation is not None
+            and self._hang_s is None
+            and self._readiness.waited_s > self._options.ready_timeout_s
+        ):
+            self._hang_s = self._options.ready_timeout_s
+            self._kill_with_stack(conversation.child)
         return self._readiness.is_ready
 
     def trim(self, child: ChildProcess) -> None:

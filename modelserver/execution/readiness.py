@@ -33,9 +33,14 @@ class ReadinessProbe:
 
     @property
     def is_ready(self) -> bool:
-        if self._asked_at_s is not None and time.monotonic() - self._asked_at_s > _READINESS_LIMIT_S:
+        if self.waited_s > _READINESS_LIMIT_S:
             return False
         return self._is_ready
+
+    @property
+    def waited_s(self) -> float:
+        """For how long the question has been open; 0 when it is answered."""
+        return 0.0 if self._asked_at_s is None else time.monotonic() - self._asked_at_s
 
     def ask(self, conversation: Asked) -> None:
         """Put the question, unless it is open, and wait a moment for the answer. Called from the loop thread."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelserver.backend import always
+from modelserver.backend import BackendContext, ConfigError, always
 from modelserver.execution.messages import Begin
 from modelserver.execution.restart import RestartOptions
 
@@ -33,6 +33,19 @@ class Recipe:
         )
 
 
+def execute_timeout_s(context: BackendContext) -> float | None:
+    """How long a process of the model may take for a batch: its parameter EXECUTE_TIMEOUT_SECONDS, or else the server's
+    --execute-timeout-secs; None: for ever. Raises ConfigError."""
+    text = context.options.get("execute-timeout-seconds", "")
+    try:
+        default = float(text) if text else 0.0
+    except ValueError:
+        raise ConfigError(
+            f"--backend-config=execute-timeout-seconds={text}: expected a number of seconds; use --execute-timeout-secs"
+        ) from None
+    return context.float_parameter("EXECUTE_TIMEOUT_SECONDS", default) or None
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
     """Limits and environment of a child process; `execute_timeout_s` None trusts the instance to come back.
@@ -43,6 +56,8 @@ class ProcessOptions:
     start_timeout_s: float = 300.0
     execute_timeout_s: float | None = None
     close_timeout_s: float = 10.0
+    # How long an instance may take to say whether it is ready.
+    ready_timeout_s: float = 60.0
     # How long a batch waits for a child that is being restarted before it fails UNAVAILABLE.
     restart_patience_s: float = 5.0
     # After this long without traffic, shared memory beyond a few megabytes goes back to the system.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from modelserver.backend import Placement
-from modelserver.execution.hosted_worker import HostedWorker
+from modelserver.execution.hosted_worker import HostedElsewhere, HostedWorker
 from modelserver.execution.inline_worker import DirectWorker, InlineWorker
 from modelserver.execution.instances import LoadedInstance, close_all
 from modelserver.execution.step_worker import StepWorker
@@ -50,10 +50,12 @@ class StaffedInstance:
     give_up: Callable[[], None]
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the worker; after that time it is no longer to wait for what it has begun."""
+        """Wait for the worker; after that time give up what it has begun, and kill the instance's process."""
         if self.worker is None or self.worker.join(timeout_s):
             return True
         self.give_up()
+        if isinstance(self.loaded.instance, HostedElsewhere):
+            self.loaded.instance.kill("was closed while it executed")
         return self.worker.join(_GIVE_UP_S)
 
     @property
@@ -92,6 +94,11 @@ def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
             close_all([member.loaded])
         else:
             all_ended = False
-            logger.error("instance '%s' still executes after %.1f s and is abandoned", member.loaded.name, timeout_s)
+            logger.error(
+                "instance '%s' still executes after %.1f s. It is part of the server's process and cannot be killed: "
+                "it is abandoned, with its memory, until the server ends",
+                member.loaded.name,
+                timeout_s,
+            )
         member.leave()
     return all_ended

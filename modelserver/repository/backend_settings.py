@@ -15,6 +15,7 @@ FOR_ALL = frozenset(
         "auto-complete-config",
         "backend-directory",
         "default-max-batch-size",
+        "execute-timeout-seconds",
         "min-compute-capability",
     }
 )

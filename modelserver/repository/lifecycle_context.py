@@ -36,7 +36,7 @@ class LifecycleContext:
     """`compose` loads the models that an ensemble needs, `bind` lets it call those that serve now (see `ensembles`).
 
     `publish` makes a ready table what `get` answers from (empty: the model is gone). `force_close` is set
-    when waiting for requests in flight must end.
+    when waiting for requests in flight must end. `unload_grace_s` is `--unload-grace-secs`.
     """
 
     loader: ModelLoader
@@ -47,6 +47,7 @@ class LifecycleContext:
     compose: Callable[[str, ModelDefinition], Awaitable[None]] = _no_ensembles
     bind: Callable[[str, LoadedVersion], ServerError | None] = _unbound
     overrides: OverrideStore | None = None
+    unload_grace_s: float = 0.0
 
     async def in_load_pool(self, function: Callable[..., Result], *args: object) -> Result:
         """Call what blocks. Event loop thread."""

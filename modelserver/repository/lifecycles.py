@@ -37,6 +37,7 @@ class Lifecycles:
         residency: Residency,
         traffic: TrafficTable,
         overrides: OverrideStore | None,
+        unload_grace_s: float = 0.0,
     ) -> None:
         self.is_stopping = False
         self.force_close = asyncio.Event()
@@ -55,6 +56,7 @@ class Lifecycles:
             ensembles.compose,
             ensembles.bind,
             overrides,
+            unload_grace_s,
         )
 
     def of(self, key: str) -> ModelLifecycle:

@@ -71,7 +71,8 @@ class RepositoryOptions:
     """Options of `ModelRepository`, one per Triton flag of the same name.
 
     `model_name` names a root that is itself one model. `poll_interval_s` is `--repository-poll-secs`,
-    `has_namespaces` is `--model-namespacing`, `default_max_queue_size` is `--max-queue-size` (0: no limit).
+    `has_namespaces` is `--model-namespacing`, `default_max_queue_size` is `--max-queue-size` (0: no limit),
+    `unload_grace_s` is `--unload-grace-secs` (0: no limit).
     Overrides are kept in `override_directory`, if any. Models of object stores are copied to `cloud_cache_directory`
     (None: the user's cache), which is held to about `cloud_cache_bytes` (0: no limit). `demand` is of models that are
     loaded when they are asked for.
@@ -85,6 +86,7 @@ class RepositoryOptions:
     poll_interval_s: float = 15.0
     load_thread_count: int = 4
     load_retry_count: int = 0
+    unload_grace_s: float = 0.0
     default_max_queue_size: int = 0
     override_directory: Path | None = None
     has_namespaces: bool = False

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 class LoadedVersion:
     """A version that serves, or did, and what it holds on disk: see `LoadSource`.
 
-    `definition` is what it was loaded from, or the newer one by which it was kept.
+    `definition` is what it was loaded from, or the newer one by which it was kept. `leaving` says why it is still
+    UNLOADING, once that has taken too long.
     """
 
     model: Model
     definition: ModelDefinition
     holdings: tuple[Holding, ...] = ()
+    leaving: str = ""
 
     @property
     def version(self) -> int:

@@ -199,6 +199,7 @@ class ModelRepository:
             residency=self.residency,
             traffic=self.traffic,
             overrides=self._overrides,
+            unload_grace_s=options.unload_grace_s,
         )
         self._archives = Archives(self._catalog, self._loader, self._table, self._pools.scan, self._models.of)
         self._traffic_control = TrafficControl(

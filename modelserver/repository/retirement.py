@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
 
 from modelserver.allocator import give_back
 from modelserver.repository.plan import LoadedVersion
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +21,8 @@ _DRAIN_NOTICE_S = 60.0
 class Retirement:
     """The versions of one model that take no more requests and are not closed yet.
 
-    `force_close` is set when waiting for requests in flight must end; `on_closed` hears of each version.
+    `force_close` is set when waiting for requests in flight must end; `on_closed` hears of each version. After
+    `grace_s` (0: never) processes of a version that has not answered its requests are killed.
     """
 
     def __init__(
@@ -35,6 +33,7 @@ class Retirement:
         close: Callable[[LoadedVersion], None],
         force_close: asyncio.Event,
         on_closed: Callable[[int], None],
+        grace_s: float = 0.0,
     ) -> None:
         self.versions: list[LoadedVersion] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -43,6 +42,7 @@ class Retirement:
         self._close = close
         self._force_close = force_close
         self._on_closed = on_closed
+        self._grace_s = grace_s or math.inf
 
     def retire(self, loaded: LoadedVersion) -> None:
         """Let a version refuse requests from now on, finish those it has, and be closed."""
@@ -69,27 +69,51 @@ class Retirement:
             self._close_pool.submit(give_back)
 
     async def _finish(self, loaded: LoadedVersion) -> None:
-        await self._drain(loaded.model)
+        await self._drain(loaded)
         await self.close_all([loaded])
         self.versions.remove(loaded)
         self._on_closed(loaded.version)
 
-    async def _drain(self, model: Model) -> None:
+    async def _drain(self, loaded: LoadedVersion) -> None:
         """Return when the model has answered all it accepted, or when closing is forced."""
+        model = loaded.model
+        grace_s = self._grace_s  # what is left of it
         forced = asyncio.ensure_future(self._force_close.wait())
         try:
             while not forced.done():
-                drained = asyncio.ensure_future(model.drain(_DRAIN_NOTICE_S))
+                pause_s = min(_DRAIN_NOTICE_S, grace_s)
+                drained = asyncio.ensure_future(model.drain(pause_s))
                 await asyncio.wait((drained, forced), return_when=asyncio.FIRST_COMPLETED)
                 if not drained.done():
                     drained.cancel()
-                elif drained.result():
                     return
-                logger.warning(
-                    "model '%s' version %d was replaced or unloaded and still has %d requests in flight",
-                    model.name,
-                    model.version,
-                    model.inflight,
-                )
+                if drained.result():
+                    return
+                grace_s -= pause_s
+                if grace_s <= 0:
+                    grace_s = math.inf
+                    self._end_grace(loaded)
+                else:
+                    logger.warning(
+                        "model '%s' version %d was replaced or unloaded and still has %d requests in flight",
+                        model.name,
+                        model.version,
+                        model.inflight,
+                    )
         finally:
             forced.cancel()
+
+    def _end_grace(self, loaded: LoadedVersion) -> None:
+        """Kill the processes of a version that has not drained in time, or say why that is not possible."""
+        model = loaded.model
+        late = f"{model.inflight} requests were not answered within {self._grace_s:g} s (--unload-grace-secs)"
+        if model.kill_processes(f"was unloaded or replaced and did not answer within {self._grace_s:g} s"):
+            loaded.leaving = f"{late}: its processes are killed"
+        else:
+            loaded.leaving = (
+                f"{late}: what executes them is part of the server's process and cannot be killed; it is closed once "
+                "they are answered, or when the server is restarted"
+            )
+        logger.error(
+            "model '%s' version %d was unloaded or replaced, and %s", model.name, model.version, loaded.leaving
+        )

@@ -32,6 +32,7 @@ class ServingVersions:
             close_pool=context.close_pool,
             close=context.loader.close,
             force_close=context.force_close,
+            grace_s=context.unload_grace_s,
             on_closed=on_closed,
         )
         self._name = name

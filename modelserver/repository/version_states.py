@@ -51,7 +51,7 @@ class VersionStates:
             for version, reason in self._failures.items()
             if version is not None
         }
-        rows |= {leaving.version: (ModelState.UNLOADING, "") for leaving in retiring}
+        rows |= {each.version: (ModelState.UNLOADING, each.leaving) for each in retiring}
         rows |= dict.fromkeys(self.loading, (ModelState.LOADING, ""))
         rows |= {version: (ModelState.READY, self._failures.get(version, general) or self.note) for version in loaded}
         rows |= {

@@ -507,6 +507,28 @@ def test_output_goes_to_the_log_line_by_line(caplog: pytest.LogCaptureFixture) -
     assert "broken_0: ValueError: oh" in messages
 
 
+def test_a_readiness_that_hangs_ends_the_process(start: Callable[..., ProcessInstance]) -> None:
+    instance = start("never_ready", ProcessOptions(ready_timeout_s=0.2))
+    restarts = ProcessRestarts()
+    instance.count_restarts(restarts)
+    until_true(lambda: not instance.is_ready() and restarts.snapshot()[RestartReason.HUNG] > 0, "it was killed")
+    instance.execute([request()])
+
+
+def test_a_killed_instance_fails_what_it_has_and_is_not_started_again(start: Callable[..., ProcessInstance]) -> None:
+    instance = start()
+    pid = instance.pid
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(instance.execute, [request(do="sleep 60")])
+        until_true(lambda: first.running(), "it is on its way")
+        instance.kill("took too long")
+        with pytest.raises((InternalError, UnavailableError), match=r"echo_0 (took too long and was killed|is closed)"):
+            first.result()
+    until_true(lambda: not psutil.pid_exists(pid or 0), "its process is gone")
+    with pytest.raises(UnavailableError, match="echo_0 is closed"):
+        instance.execute([request()])
+
+
 def test_an_instance_may_have_an_opinion_on_readiness(start: Callable[..., ProcessInstance], tmp_path: Path) -> None:
     mind = tmp_path / "mind"
     mind.write_text("yes")

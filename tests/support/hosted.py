@@ -146,6 +146,18 @@ def echo(**arguments: float) -> EchoInstance:
     return EchoInstance(**arguments)
 
 
+class HangingReadiness(EchoInstance):
+    """Never says whether it is ready."""
+
+    def is_ready(self) -> bool:
+        time.sleep(600)
+        return True
+
+
+def never_ready() -> HangingReadiness:
+    return HangingReadiness()
+
+
 def wavering(path: str) -> WaveringInstance:
     return WaveringInstance(path)
 
