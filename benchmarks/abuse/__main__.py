@@ -1,0 +1,266 @@
+"""Well-behaved clients beside each abuse of a server: `python -m benchmarks.abuse`.
+
+Clients with a key send small requests over HTTP and gRPC, bodies of 2 MiB, and ask for the server's health, each at a
+steady rate; a latency counts from when its request was due, so that a stop of the server is seen by all that it delays.
+First they are alone, then beside each attack of attacks.py in turn. For each: the 99th percentiles, their worst ratio
+to those without, what was not answered with success, and what the server's memory has become.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+
+from benchmarks.abuse.attacks import ATTACKS, MIB, NUMBERS
+from benchmarks.overload.__main__ import quantile
+from benchmarks.servers.ours import modelserver
+from benchmarks.servers.process import ServerProcess
+from modelserver.api_keys import Scope, create_key
+from modelserver.caller_limits import NO_LIMITS
+from modelserver.pb import grpc_service_pb2 as pb
+
+ROOT = Path(__file__).parent.parent.parent
+CONFIG = """
+backend: "{backend}"
+max_batch_size: 8
+input [ {{ name: "INPUT0", data_type: TYPE_{datatype}, dims: [ -1 ] }} ]
+output [ {{ name: "OUTPUT0", data_type: TYPE_{datatype}, dims: [ -1 ] }} ]
+"""
+PYTHON_MODEL = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        {statement}
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", r.inputs()[0].as_numpy())]) for r in requests
+        ]
+"""
+RATES = {"HTTP": 100.0, "gRPC": 100.0, "2 MiB": 5.0, "health": 20.0}
+ALONE = "alone"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the well-behaved clients saw during one attack."""
+
+    latencies_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in RATES})
+    failures: Counter[str] = field(default_factory=Counter)
+    attacker: str = ""
+    memory_mib: int = 0
+
+    def p99_ms(self, name: str) -> float:
+        return 1000 * quantile(self.latencies_s[name], 0.99)
+
+    def worst_ms(self) -> float:
+        return 1000 * max(value for values in self.latencies_s.values() for value in values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.abuse", description=__doc__)
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"one of: {'; '.join(ATTACKS)} (all)")
+    parser.add_argument("--seconds", type=float, default=35.0, help="length of each attack (35: ten minutes in all)")
+    parser.add_argument("--server-flag", action="append", default=[], help="one more flag for the server")
+    options = parser.parse_args()
+    if unknown := [name for name in options.attacks if name not in ATTACKS]:
+        parser.error(f"unknown attack {unknown[0]!r}, expected one of {'; '.join(ATTACKS)}")
+    with tempfile.TemporaryDirectory() as directory:
+        keys = _prepare(Path(directory))
+        flags = (
+            f"--api-keys-file={directory}/keys.yaml",
+            "--model-control-mode=explicit",
+            "--load-model=numbers",
+            "--load-model=texts",
+            "--load-model=tiny_chat",
+            "--allow-client-shm=true",
+            *options.server_flag,
+        )
+        with modelserver(Path(directory) / "models", *flags) as server:
+            asyncio.run(_measure(server, keys, options.attacks or list(ATTACKS), options.seconds, Path(directory)))
+
+
+def _prepare(directory: Path) -> dict[str, str]:
+    """The repository and the file of keys; what the owners of the keys send, by name."""
+    for name, datatype, backend, statement in (
+        ("numbers", "FP32", "identity", None),
+        ("texts", "STRING", "identity", None),
+        ("counted", "FP32", "identity", None),
+        ("hangs", "FP32", "python", "time.sleep(3600)"),
+        ("prints", "FP32", "python", "print('x' * 99, *['\\\\n'.join(['x' * 99] * 100)] * 2000)"),
+    ):
+        version = directory / "models" / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(CONFIG.format(datatype=datatype, backend=backend))
+        if statement is not None:
+            (version / "model.py").write_text(PYTHON_MODEL.format(statement=statement))
+    shutil.copytree(ROOT / "model_repository" / "tiny_chat", directory / "models" / "tiny_chat")
+    keys, lines = {}, []
+    for name, scopes, models in (
+        ("good", (Scope.INFER,), ("numbers",)),
+        ("infer", (Scope.INFER,), ()),
+        ("other", (Scope.INFER,), ("tiny_chat",)),
+        ("admin", tuple(Scope), ()),
+    ):
+        keys[name], entry = create_key(name, frozenset(scopes), models, NO_LIMITS)
+        lines.append(entry.line)
+    (directory / "keys.yaml").write_text("".join(lines))
+    return keys
+
+
+async def _measure(
+    server: ServerProcess, keys: dict[str, str], attacks: list[str], seconds: float, directory: Path
+) -> None:
+    target = directory / "target.json"
+    target.write_text(json.dumps({"http": server.ports["http"], "grpc": server.ports["grpc"], "keys": keys}))
+    clients = Clients(server, keys["good"])
+    await clients.run(min(seconds, 5.0))  # warm
+    alone = await clients.run(seconds)
+    _print_head(alone)
+    _print(ALONE, alone, alone)
+    for name in attacks:
+        command = [sys.executable, "-m", "benchmarks.abuse.attacks", name, str(target), str(seconds)]
+        attacker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+        await asyncio.sleep(2.0)  # bodies are made
+        seen = await clients.run(seconds - 2.0)
+        try:
+            printed, _ = await asyncio.wait_for(attacker.communicate(), 90)
+            seen.attacker = printed.decode().strip()
+        except TimeoutError:
+            attacker.kill()
+            seen.attacker = "still waiting for an answer"
+        _print(name, seen, alone)
+    await asyncio.sleep(5.0)
+    last = await clients.run(min(seconds, 10.0))
+    _print("alone again", last, alone)
+    await clients.close()
+
+
+def _print_head(alone: Seen) -> None:
+    print(
+        "| beside | "
+        + " | ".join(f"{name} p99" for name in RATES)
+        + " | worst of all | failed | memory | attacker saw |"
+    )
+    print("|---|" + "---|" * (len(RATES) + 4))
+
+
+def _print(name: str, seen: Seen, alone: Seen) -> None:
+    cells = [f"{seen.p99_ms(each):.1f} ms ({seen.p99_ms(each) / alone.p99_ms(each):.1f}x)" for each in RATES]
+    failed = dict(seen.failures) or 0
+    worst = f"{seen.worst_ms():.0f} ms"
+    print(
+        f"| {name} | {' | '.join(cells)} | {worst} | {failed} | {seen.memory_mib} MiB | {seen.attacker} |",
+        flush=True,
+    )
+
+
+class Clients:
+    """The well-behaved ones. Their connections are kept."""
+
+    def __init__(self, server: ServerProcess, key: str) -> None:
+        self._server = server
+        self._http = server.ports["http"]
+        self._key = key
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}")
+        self._call: Any = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 2])
+        data = np.array([[1, 2]], np.float32).tobytes()
+        request = pb.ModelInferRequest(model_name="numbers", inputs=[tensor], raw_input_contents=[data])
+        self._message = request.SerializeToString()
+        self._small = self._request(2)
+        self._large = self._request(2 * MIB // 4)
+        self._health = b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    def _request(self, num_numbers: int) -> bytes:
+        parameters = {"binary_data_size": 4 * num_numbers}
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, num_numbers], "parameters": parameters}
+        document = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+        head, data = json.dumps(document).encode(), bytes(4 * num_numbers)
+        return (
+            (
+                f"POST {NUMBERS} HTTP/1.1\r\nHost: a\r\nx-api-key: {self._key}\r\n"
+                f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + len(data)}\r\n\r\n"
+            ).encode()
+            + head
+            + data
+        )
+
+    async def run(self, seconds: float) -> Seen:
+        """All of them for a while."""
+        seen = Seen()
+        sends: dict[str, Callable[[], Awaitable[str]]] = {
+            "HTTP": lambda: self._ask(self._small),
+            "gRPC": self._infer,
+            "2 MiB": lambda: self._ask(self._large),
+            "health": lambda: self._ask(self._health),
+        }
+        await asyncio.gather(*(self._offer(name, sends[name], seconds, seen) for name in RATES))
+        process = psutil.Process(self._server.process.pid)
+        seen.memory_mib = process.memory_info().rss // MIB
+        return seen
+
+    async def _offer(self, name: str, send: Callable[[], Awaitable[str]], seconds: float, seen: Seen) -> None:
+        tasks = set()
+        start_s = time.perf_counter()
+
+        async def one(due_s: float) -> None:
+            status = await send()
+            seen.latencies_s[name].append(time.perf_counter() - due_s)
+            if status not in ("200", "OK"):
+                seen.failures[f"{name}: {status}"] += 1
+
+        for number in range(int(seconds * RATES[name])):
+            due_s = start_s + number / RATES[name]
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            task = asyncio.create_task(one(due_s))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _infer(self) -> str:
+        try:
+            await self._call(self._message, metadata=(("x-api-key", self._key),), timeout=30)
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+    async def _ask(self, request: bytes) -> str:
+        try:
+            async with asyncio.timeout(30):
+                reader, writer = (
+                    self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._http)
+                )
+                writer.write(request)
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
+                await reader.readexactly(length)
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
+            return type(error).__name__
+        self._idle.append((reader, writer))
+        return head[9:12].decode()
+
+    async def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+        await self._channel.close()
+
+
+if __name__ == "__main__":
+    main()
