@@ -70,6 +70,8 @@ class InferRequest(msgspec.Struct, eq=False):
     state: SequenceState | None = None
     # What does not travel in its message; the data plane sees to it.
     transfer: Transfer | None = None
+    # The client of a stream wants an empty last response too. Only the frontend reads this: models never see it.
+    wants_empty_final: bool = False
     # There for the few that are traced, and for steps of ensembles; and the context that the client sent, or of which
     # models may make requests a part, where anybody wants it.
     trace: ComputeNotes | None = None

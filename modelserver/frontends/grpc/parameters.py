@@ -13,6 +13,7 @@ from modelserver.pb import grpc_service_pb2 as pb
 # The one key of the `triton_` family that a client may set: it wants decoupled streams to end with an empty response.
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
+_MAX_UINT64 = (1 << 64) - 1
 _UNSIGNED = ("int64_param", "uint64_param")
 # Reserved key -> attribute of InferRequest and the kinds of value that it may have.
 _RESERVED: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -21,7 +22,10 @@ _RESERVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "sequence_end": ("sequence_end", ("bool_param",)),
     "priority": ("priority", _UNSIGNED),
     "timeout": ("timeout_us", _UNSIGNED),
+    EMPTY_FINAL_RESPONSE: ("wants_empty_final", ("bool_param",)),
 }
+# Triton's C++ client sends unsigned values of these keys as int64, so the upper half of the range arrives negative.
+_WRAPPED = frozenset({"sequence_id", "timeout"})
 REGION = "shared_memory_region"
 CLASSIFICATION = "classification"
 
@@ -41,8 +45,6 @@ def apply_parameters(request: InferRequest, parameters: Mapping[str, pb.InferPar
         if key in _RESERVED:
             attribute, kinds = _RESERVED[key]
             setattr(request, attribute, _checked(key, kind, kinds, value))
-        elif key == EMPTY_FINAL_RESPONSE:
-            free[key] = _checked(key, kind, ("bool_param",), value)
         elif key.startswith("triton_"):
             raise InvalidArgumentError(
                 f"parameter '{key}': keys starting with 'triton_' are reserved; a client may only set "
@@ -58,7 +60,9 @@ def _checked(key: str, kind: str, kinds: tuple[str, ...], value: ParameterValue)
         accepted = " or ".join(kinds)
         raise InvalidArgumentError(f"invalid value type for '{key}' parameter, expected {accepted}, got {kind}")
     if isinstance(value, int) and value < 0:
-        raise InvalidArgumentError(f"invalid value for '{key}' parameter, expected 0 or more, got {value}")
+        if key in _WRAPPED:
+            return value & _MAX_UINT64
+        raise InvalidArgumentError(f"invalid value for '{key}', expected value >= 0, got {value}")
     return value
 
 

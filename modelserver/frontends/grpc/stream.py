@@ -15,7 +15,6 @@ from modelserver.frontends.grpc import codec
 from modelserver.frontends.grpc.call import Parts, RpcError, StreamCall
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import as_server_error
-from modelserver.frontends.grpc.parameters import EMPTY_FINAL_RESPONSE
 from modelserver.frontends.grpc.status import status_of
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ class InferStream:
         request = slot.request
         if error is None:
             assert request is not None, "only a submitted request has a response without an error"
-            if response.is_final and response.is_empty and not request.parameters.get(EMPTY_FINAL_RESPONSE):
+            if response.is_final and response.is_empty and not request.wants_empty_final:
                 return None
             try:
                 return codec.encode_stream_response(request, response)

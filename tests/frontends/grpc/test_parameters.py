@@ -79,10 +79,17 @@ def test_wrong_kind_names_the_accepted_ones(key: str, choice: dict[str, Any], ac
         apply(**{key: kind(**choice)})
 
 
-@pytest.mark.parametrize("key", ["sequence_id", "priority", "timeout"])
-def test_negative_number_is_refused(key: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"'{key}' parameter, expected 0 or more, got -1"):
-        apply(**{key: kind(int64_param=-1)})
+def test_negative_priority_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="invalid value for 'priority', expected value >= 0, got -1"):
+        apply(priority=kind(int64_param=-1))
+
+
+@pytest.mark.parametrize(("key", "attribute"), [("sequence_id", "sequence_id"), ("timeout", "timeout_us")])
+@pytest.mark.parametrize("value", [1 << 63, (1 << 64) - 1])
+def test_unsigned_numbers_may_arrive_as_negative_ones(key: str, attribute: str, value: int) -> None:
+    """Triton's C++ client writes both keys as int64."""
+    request = apply(**{key: kind(int64_param=value - (1 << 64))})
+    assert getattr(request, attribute) == value
 
 
 def test_parameter_without_value_is_refused() -> None:
@@ -95,9 +102,11 @@ def test_other_triton_keys_are_reserved() -> None:
         apply(triton_final_response=kind(bool_param=True))
 
 
-def test_the_one_triton_key_of_clients_is_kept() -> None:
-    request = apply(triton_enable_empty_final_response=kind(bool_param=True))
-    assert request.parameters == {"triton_enable_empty_final_response": True}
+@pytest.mark.parametrize("value", [True, False])
+def test_the_one_triton_key_of_clients_does_not_reach_the_model(value: bool) -> None:
+    request = apply(triton_enable_empty_final_response=kind(bool_param=value), mine=kind(int64_param=1))
+    assert request.wants_empty_final is value
+    assert request.parameters == {"mine": 1}
 
 
 REGION = kind(string_param="r")
