@@ -11,7 +11,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError
+from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError, UnloadedError
 from modelserver.execution.model import Model
 from modelserver.execution.model_calls import CalledRequest
 from modelserver.overload import OverloadStream, tell_overload
@@ -295,7 +295,7 @@ class DataPlane:
             model = self._repository.get(name, version)
         except ModelAsleepError:
             return self._repository.residency.can_wake(name, version)
-        except (UnavailableError, AmbiguousModelError):
+        except (UnavailableError, UnloadedError, AmbiguousModelError):
             return False
         return model.is_ready()
 

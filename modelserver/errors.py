@@ -87,6 +87,10 @@ class NotFoundError(ServerError):
     code = ErrorCode.NOT_FOUND
 
 
+class UnloadedError(NotFoundError):
+    """The named model is known and was taken away; it comes back only when it is loaded again."""
+
+
 class AlreadyExistsError(ServerError):
     """The name is already in use."""
 

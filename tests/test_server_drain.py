@@ -106,7 +106,8 @@ async def test_health_says_so_in_each_protocol_s_own_way(tmp_path: Path, ports: 
                 "the health service said so",
             )
             async with httpx.AsyncClient() as http:
-                answer = await http.get(f"http://{gated.http_url}/v2/health/ready")
+                json_please = {"Accept": "application/json"}
+                answer = await http.get(f"http://{gated.http_url}/v2/health/ready", headers=json_please)
                 assert (answer.status_code, answer.json()["ready"]) == (503, False)
                 assert (await http.get(f"http://{gated.http_url}/v2/health/live")).status_code == 200
                 assert (await http.get(f"http://{gated.metrics_url}/metrics")).status_code == 200

@@ -62,7 +62,7 @@ class ServerClient:
 
     def check_ready(self) -> None:
         """Return if the server is ready. Raises a ServerError if it says that it is not."""
-        self._request("GET", "/v2/health/ready")
+        self._request("GET", "/v2/health/ready", headers={"Accept": "application/json"})  # the reasons, if it is not
 
     def index(self) -> list[dict[str, Any]]:
         """The rows of the repository index."""

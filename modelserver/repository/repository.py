@@ -105,7 +105,7 @@ class ModelRepository:
             return self._ready[name][version]
         except KeyError:
             asleep = self.residency.asleep(name, version)
-            raise asleep or self._table.missing(name, version, self._catalog.scan.duplicates) from None
+            raise asleep or self._table.missing(name, version, self._catalog.scan) from None
 
     def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
         """The model on which a sequence is under way, if any: it goes on there, whatever serves now."""

@@ -23,7 +23,7 @@ from modelserver.repository.namespaces import key_of
 from modelserver.repository.operations import SupersededError
 from modelserver.repository.options import DemandOptions
 from modelserver.repository.residents import Residents
-from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
 from modelserver.repository.sweeper import Sweeper
 from modelserver.repository.wakes import Wakes
 from modelserver.telemetry.memory import own_memory_bytes
@@ -252,8 +252,8 @@ class Residency:
             return row
         if row.state is ModelState.UNKNOWN:
             return replace(row, state=ModelState.UNAVAILABLE, reason="not in memory: loaded on demand")
-        if row.state is ModelState.UNAVAILABLE and row.reason == "unloaded":
-            why = self._residents.evicted.get(key, "unloaded")
+        if row.is_absent:
+            why = self._residents.evicted.get(key, UNLOADED)
             return replace(row, reason=f"not in memory ({why}): loaded on demand")
         return row
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+# The reason of a version that served, and was taken away by choice.
+UNLOADED = "unloaded"
+
 
 class ModelState(enum.Enum):
     """Where a version stands; the values are the index extension's words (UNKNOWN is left out there).
@@ -32,6 +35,11 @@ class IndexEntry:
     state: ModelState
     reason: str = ""
     repository: str = ""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the version is neither there nor coming: it was unloaded, or never loaded."""
+        return self.state is ModelState.UNKNOWN or (self.state is ModelState.UNAVAILABLE and self.reason == UNLOADED)
 
     def __str__(self) -> str:
         version = "" if self.version is None else f"version {self.version} is "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelserver.config.suggestion import suggest
-from modelserver.errors import NotFoundError, ServerError, UnavailableError
+from modelserver.errors import NotFoundError, ServerError, UnavailableError, UnloadedError
 from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.lifecycle_context import ReadyTable
 from modelserver.repository.namespaces import Namespaces
@@ -81,28 +80,35 @@ class ModelTable:
             return [IndexEntry(key, None, ModelState.UNAVAILABLE, reason)]
         return [IndexEntry(row.name, row.version, row.state, row.reason or reason) for row in lifecycle.index()]
 
-    def missing(self, name: str, version: int | None, duplicates: Mapping[str, tuple[Path, ...]]) -> ServerError:
-        """Why there is no such ready model. `duplicates` are not loaded because several repositories hold them."""
+    def missing(self, name: str, version: int | None, scan: RepositoryScan) -> ServerError:
+        """Why there is no such ready model. Only what may serve again without an operator is unavailable."""
         keys = self.known_keys(name)
         prefix = f"Request for unknown model: '{name}'"
         if len(keys) > 1:
             return self.namespaces.ambiguous(name, keys)
         if not keys:
-            if name in duplicates:
-                return UnavailableError(duplicate_reason(name, duplicates[name]))
-            return NotFoundError(f"{prefix} is not found{self._nearest(name)}")
+            if name in scan.duplicates:
+                return UnavailableError(duplicate_reason(name, scan.duplicates[name]))
+            return NotFoundError(f"{prefix} is not found{self._hint(name, scan)}")
         lifecycle = self.lifecycles[keys[0]]
         rows = {row.version: row for row in lifecycle.index()}
         if version is None:
             states = "; ".join(str(row) for row in rows.values())
-            return UnavailableError(f"{prefix} has no available versions: {states}")
+            is_absent = all(row.is_absent for row in rows.values())
+            return _refusal(f"{prefix} has no available versions: {states}", is_absent=is_absent)
         if version not in rows:
             ready = ", ".join(map(str, lifecycle.versions)) or "none"
             return NotFoundError(f"{prefix} version {version} is not found; ready versions: {ready}")
-        return UnavailableError(f"{prefix} version {version} is not at ready state: {rows[version]}")
+        row = rows[version]
+        return _refusal(f"{prefix} version {version} is not at ready state: {row}", is_absent=row.is_absent)
 
-    def _nearest(self, name: str) -> str:
-        """A hint at what `name` may be meant to be; none among so many models that looking takes long."""
+    def _hint(self, name: str, scan: RepositoryScan) -> str:
+        """What `name` may be: a model that waits to be loaded, or another's name with a mistake in it.
+
+        Names are not compared where there are so many models that it would take long.
+        """
+        if self.namespaces.keys(name, scan.models):
+            return "; it is in the repository, but has not been loaded"
         near = suggest(name, self.ready) if len(self.ready) <= _MOST_NAMES_COMPARED else None
         return f"; did you mean '{near}'?" if near else ""
 
@@ -111,3 +117,7 @@ class ModelTable:
             self.ready[name] = table
         else:
             self.ready.pop(name, None)
+
+
+def _refusal(message: str, *, is_absent: bool) -> ServerError:
+    return UnloadedError(message) if is_absent else UnavailableError(message)

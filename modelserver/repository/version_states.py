@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from modelserver.errors import ServerError
 from modelserver.repository.load_failure import VersionsFailedError, describe_failure
 from modelserver.repository.plan import LoadedVersion
-from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
 
 
 class VersionStates:
@@ -45,7 +45,7 @@ class VersionStates:
         """One row per known version, ascending; one without a version if none is known."""
         general = self._failures.get(None, "")
         rows: dict[int, tuple[ModelState, str]] = {}
-        rows |= dict.fromkeys(self.unloaded, (ModelState.UNAVAILABLE, general or "unloaded"))
+        rows |= dict.fromkeys(self.unloaded, (ModelState.UNAVAILABLE, general or UNLOADED))
         rows |= {
             version: (ModelState.UNAVAILABLE, reason)
             for version, reason in self._failures.items()

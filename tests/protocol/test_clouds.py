@@ -50,7 +50,7 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_health_and_json_inference(cloud: dict[str, Any]) -> None:
     client = cloud["client"]
-    assert client.get(cloud["health"]).status_code == 200
+    assert (client.get(cloud["health"]).status_code, client.get(cloud["health"]).content) == (200, b"")
     answer = client.post(cloud["predict"], json=DOCUMENT)
     assert answer.status_code == 200
     assert answer.json()["model_name"] == "echo"

@@ -49,7 +49,8 @@ def is_loaded(server: RunningServer, name: str) -> bool:
 
 def get(server: RunningServer, path: str, body: object = None) -> dict[str, object]:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(f"http://{server.http_url}{path}", data) as answer:
+    call = urllib.request.Request(f"http://{server.http_url}{path}", data, {"Accept": "application/json"})
+    with urllib.request.urlopen(call) as answer:
         return dict(json.load(answer))
 
 

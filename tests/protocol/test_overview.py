@@ -89,7 +89,7 @@ def test_a_server_says_why_it_is_not_ready(layout: str, tmp_path: Path) -> None:
     (tmp_path / "bad" / "1").mkdir(parents=True)
     (tmp_path / "bad" / "config.pbtxt").write_text('backend: "nobody"')
     with running_server(tmp_path, exit_on_error=False) as running:
-        answer = ask(running.http_url, "/v2/health/ready")
+        answer = ask(running.http_url, "/v2/health/ready", headers={"Accept": "application/json"})
         assert answer.status_code == 400
         (reason,) = answer.json()["reasons"]
         assert "model 'bad' does not serve" in reason
@@ -105,7 +105,7 @@ def test_without_a_key_the_reason_names_no_model(layout: str, tmp_path: Path) ->
     watcher = keys.add("watcher", Scope.METRICS)
     user = keys.add("user", Scope.INFER)
     with running_server(repository, exit_on_error=False, api_keys_file=str(keys.path)) as running:
-        answer = ask(running.http_url, "/v2/health/ready")
+        answer = ask(running.http_url, "/v2/health/ready", headers={"Accept": "application/json"})
         assert answer.status_code == 400
         assert answer.json()["reasons"]
         assert "secret_model" not in answer.text

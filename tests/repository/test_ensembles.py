@@ -19,7 +19,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
-from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError, UnloadedError
 from modelserver.repository.options import ControlMode
 from modelserver.repository.repository import ModelRepository
 
@@ -387,7 +387,7 @@ async def test_whatever_comes_and_goes_an_answer_is_right_or_the_request_is_refu
             while not is_over:
                 try:
                     model = repository.get("above", None)
-                except UnavailableError:
+                except (UnavailableError, UnloadedError):
                     num_refusals += 1
                 else:
                     asked = request("above", num_answers)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.repositories import GatedLoader, infer, open_repository, write_model
 
-from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError, UnloadedError
 from modelserver.repository.layout import INCOMPLETE_MARKER
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -178,9 +178,10 @@ async def test_load_and_unload(tmp_path: Path) -> None:
         await repository.load("a")
         await infer(repository, "a")
         await repository.unload("a")
-        with pytest.raises(UnavailableError, match=r"no available versions: version 1 is \w+"):
+        await repository._lifecycles["a"].wait_idle()
+        with pytest.raises(UnloadedError, match=r"no available versions: version 1 is UNAVAILABLE \(unloaded\)"):
             repository.get("a", None)
-        with pytest.raises(UnavailableError, match="not at ready state"):
+        with pytest.raises(UnloadedError, match="not at ready state"):
             repository.get("a", 1)
         assert repository.is_ready(strict=True)
         await repository.load("a")

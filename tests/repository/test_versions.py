@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.repositories import GatedLoader, infer, open_repository, write_model
 
-from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnloadedError
 from modelserver.repository.repository import ModelRepository
 
 
@@ -66,7 +66,7 @@ async def test_unloading_a_version(repository: ModelRepository) -> None:
     assert repository.get("m", None).version == 2
     await repository._lifecycles["m"].wait_idle()
     assert states(repository) == {2: ("READY", ""), 3: ("UNAVAILABLE", "unloaded")}
-    with pytest.raises(UnavailableError, match="version 3 is not at ready state"):
+    with pytest.raises(UnloadedError, match="version 3 is not at ready state"):
         repository.get("m", 3)
     await repository.load("m", version=3)
     assert repository.ready_versions("m") == (2, 3)

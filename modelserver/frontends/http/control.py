@@ -14,7 +14,7 @@ from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.status import error_response, json_response
+from modelserver.frontends.http.status import bare_response, error_response, json_response
 
 if TYPE_CHECKING:
     from modelserver.controlplane import ControlPlane
@@ -80,7 +80,7 @@ class Control:
 async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None], document: dict[str, Any]) -> None:
     try:
         await operation
-        response = json_response(document)
+        response = bare_response(exchange.head.headers.get("accept"), document)
     except Exception as error:
         response = error_response(error)
     exchange.respond(response)

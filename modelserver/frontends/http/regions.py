@@ -11,7 +11,7 @@ from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route
-from modelserver.frontends.http.status import json_response
+from modelserver.frontends.http.status import bare_response, json_response
 from modelserver.shared_memory import CUDA_HANDLE_BYTES
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Regions:
                 raise _missing("key", "a string", key)
             offset = _size(document, "offset") if "offset" in document else 0
             self._dataplane.shared_memory.register(region, key, offset, _size(document, "byte_size"))
-            exchange.respond(json_response({}))
+            exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
 
         self._dataplane.shared_memory.check_allowed()
         with_object(exchange, self._limits, answer)
@@ -58,7 +58,7 @@ class Regions:
     def unregister(self, exchange: HttpExchange, region: str = "") -> None:
         """Clients unregister all of them before they know whether there are any."""
         self._dataplane.shared_memory.unregister(region)
-        exchange.respond(json_response({}))
+        exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
 
     def status(self, exchange: HttpExchange, region: str = "") -> None:
         rows = self._dataplane.shared_memory.statuses(region)
@@ -74,7 +74,7 @@ class Regions:
             handle = _handle(document)
             device_id, num_bytes = _size(document, "device_id"), _size(document, "byte_size")
             self._dataplane.cuda_shared_memory.register(region, handle, device_id, num_bytes)
-            exchange.respond(json_response({}))
+            exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
 
         self._dataplane.shared_memory.check_allowed()
         with_object(exchange, self._limits, answer)
@@ -83,7 +83,7 @@ class Regions:
         """There are none; to forget one that is not known is no mistake."""
         if region:
             self._dataplane.shared_memory.check_allowed()
-        exchange.respond(json_response({}))
+        exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
 
     def cuda_status(self, exchange: HttpExchange, region: str = "") -> None:
         rows = self._dataplane.cuda_shared_memory.statuses(region)

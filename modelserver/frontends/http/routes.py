@@ -19,7 +19,7 @@ from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
-from modelserver.frontends.http.status import error_response, json_response, message_response
+from modelserver.frontends.http.status import bare_response, error_response, json_response, message_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
 from modelserver.frontends.http.traffic import TrafficRoutes
 from modelserver.frontends.http.waking import WakingExchanges
@@ -136,14 +136,15 @@ class HttpFrontend:
 
     def _live(self, exchange: HttpExchange) -> None:
         is_live = self._dataplane.is_live
-        exchange.respond(json_response({"live": is_live}, 200 if is_live else 400))
+        exchange.respond(bare_response(_accepted(exchange), {"live": is_live}, 200 if is_live else 400))
 
     def _ready(self, exchange: HttpExchange) -> None:
         if self._dataplane.is_ready:
-            exchange.respond(json_response({"ready": True}))
+            exchange.respond(bare_response(_accepted(exchange), {"ready": True}))
             return
         status = 503 if self._dataplane.is_shutting_down else 400
-        exchange.respond(json_response({"ready": False, "reasons": self._dataplane.unready_because()}, status))
+        document = {"ready": False, "reasons": self._dataplane.unready_because()}
+        exchange.respond(bare_response(_accepted(exchange), document, status))
 
     def _server_metadata(self, exchange: HttpExchange) -> None:
         exchange.respond(json_response(documents.server_document(self._dataplane.server_metadata())))
@@ -157,7 +158,11 @@ class HttpFrontend:
 
     def _model_ready(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         is_ready = self._dataplane.model_is_ready(name, parse_version(name, version))
-        exchange.respond(json_response({"name": name, "ready": is_ready}, 200 if is_ready else 400))
+        document = {"name": name, "ready": is_ready} | ({} if is_ready else {"error": "Model version not ready"})
+        if is_ready:
+            exchange.respond(bare_response(_accepted(exchange), document))
+        else:
+            exchange.respond(json_response(document, 400))
 
     def _model_config(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         config = self._dataplane.model_config(name, parse_version(name, version))
@@ -204,3 +209,7 @@ def _generate_routes(generate: Generate) -> tuple[Route, ...]:
         for owner in (_MODEL, _VERSION)
         for verb, call in (("generate", generate.generate), ("generate_stream", generate.generate_stream))
     )
+
+
+def _accepted(exchange: HttpExchange) -> str | None:
+    return exchange.head.headers.get("accept")

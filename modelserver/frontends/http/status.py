@@ -41,6 +41,16 @@ def json_response(document: object, status: int = 200) -> HttpResponse:
     return HttpResponse(status, JSON_HEADERS, (orjson.dumps(document),))
 
 
+def bare_response(accept: str | None, document: object, status: int = 200) -> HttpResponse:
+    """The answer where the status says it all: no body, as of Triton, so that scripts may append the status to it.
+
+    `document` is for a client that names JSON in its `accept` header.
+    """
+    if accept and "application/json" in accept.lower():
+        return json_response(document, status)
+    return HttpResponse(status)
+
+
 def error_response(error: Exception) -> HttpResponse:
     """The answer to a failed request: a status and `{"error": text}`, which is what clients parse.
 

@@ -15,7 +15,7 @@ from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor
-from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError
+from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnloadedError
 from modelserver.frontends.openai.errors import ParameterError, UnknownModelError
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ async def find_model(dataplane: DataPlane, name: str | None, use: str = "generat
         name = names[0]
     try:
         model = LanguageModel(dataplane.model_config(name))
-    except NotFoundError:
-        raise await _unknown(dataplane, name, "does not exist") from None
+    except NotFoundError as error:
+        what = "is not loaded" if isinstance(error, UnloadedError) else "does not exist"
+        raise await _unknown(dataplane, name, what) from None
     if not model.is_served:
         raise await _unknown(dataplane, name, "is no language model")
     if not getattr(model, use):

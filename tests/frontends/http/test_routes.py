@@ -27,22 +27,34 @@ def frontend(dataplane: DataPlane) -> HttpFrontend:
     return HttpFrontend(dataplane, cast("Any", None))
 
 
+JSON = {"accept": "application/json"}
+
+
 def test_health(frontend: HttpFrontend) -> None:
     live = ask_now(frontend, "GET", "/v2/health/live")
     ready = ask_now(frontend, "GET", "/v2/health/ready")
-    assert (live.status, live.body) == (200, b'{"live":true}')
-    assert (ready.status, ready.body) == (200, b'{"ready":true}')
+    assert (live.status, live.body) == (200, b"")
+    assert (ready.status, ready.body) == (200, b"")
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/html, Application/JSON;q=0.5"])
+@pytest.mark.parametrize("word", ["live", "ready"])
+def test_health_is_told_in_json_to_who_asks_for_it(frontend: HttpFrontend, word: str, accept: str) -> None:
+    answer = ask_now(frontend, "GET", f"/v2/health/{word}", headers={"accept": accept})
+    assert (answer.status, answer.json()) == (200, {word: True})
 
 
 def test_not_ready_while_loading(frontend: HttpFrontend, dataplane: DataPlane) -> None:
     cast("Any", dataplane)._repository.is_complete = False
     answer = ask_now(frontend, "GET", "/v2/health/ready")
+    assert (answer.status, answer.body) == (400, b"")
+    answer = ask_now(frontend, "GET", "/v2/health/ready", headers=JSON)
     assert (answer.status, answer.json()) == (400, {"ready": False, "reasons": ["models are being loaded"]})
 
 
 def test_readiness_falls_and_liveness_stays_while_shutting_down(frontend: HttpFrontend, dataplane: DataPlane) -> None:
     dataplane.begin_shutdown()
-    answer = ask_now(frontend, "GET", "/v2/health/ready")
+    answer = ask_now(frontend, "GET", "/v2/health/ready", headers=JSON)
     assert (answer.status, answer.json()) == (503, {"ready": False, "reasons": ["the server is shutting down"]})
     assert ask_now(frontend, "GET", "/v2/health/live").status == 200
     assert ask_now(frontend, "POST", "/v2/models/echo/infer", b'{"inputs":[]}').status == 503
@@ -74,11 +86,13 @@ def test_model_metadata(frontend: HttpFrontend, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/ready", "/v2/models/echo/versions/2/ready"])
 def test_model_ready(frontend: HttpFrontend, model: EchoModel, path: str) -> None:
-    answer = ask_now(frontend, "GET", path)
+    assert (ask_now(frontend, "GET", path).status, ask_now(frontend, "GET", path).body) == (200, b"")
+    answer = ask_now(frontend, "GET", path, headers=JSON)
     assert (answer.status, answer.json()) == (200, {"name": "echo", "ready": True})
     model.ready = False
     answer = ask_now(frontend, "GET", path)
-    assert (answer.status, answer.json()) == (400, {"name": "echo", "ready": False})
+    assert answer.status == 400
+    assert answer.json() == {"name": "echo", "ready": False, "error": "Model version not ready"}
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/config", "/v2/models/echo/versions/2/config"])
