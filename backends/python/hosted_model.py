@@ -74,8 +74,9 @@ def complete_config(path: str, model_directory: str, model_config: str, version_
     completed = model_class.auto_complete_config(config)
     if not isinstance(completed, pb_utils.ModelConfig):
         raise InvalidArgumentError(
-            f"auto_complete_config function in model '{path}' must return a valid "
-            f"triton_python_backend_utils.ModelConfig object, got {type(completed).__name__}"
+            f"auto_complete_config function in model '{config.as_dict().get('name', '')}' must return a valid "
+            f"pb.ModelConfig object. {path} returned {type(completed).__name__}, not "
+            "triton_python_backend_utils.ModelConfig"
         )
     return completed.as_dict()
 

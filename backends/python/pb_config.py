@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
-_WHERE = "in auto_complete_config function"
+_WHERE = "in auto-complete-config function"  # with dashes, as Triton writes it
 
 
 class ModelConfig:
@@ -35,8 +35,8 @@ class ModelConfig:
             self._config["dynamic_batching"] = {}
         elif chosen != "dynamic_batching":
             raise ValueError(
-                f"configuration specified scheduling_choice as '{chosen}', but {_WHERE} for model '{self._name}' "
-                "tries to set scheduling_choice as 'dynamic_batching'"
+                f"Configuration specified scheduling_choice as '{chosen}', but {_WHERE[3:]} for model "
+                f"'{self._name}' tries to set scheduling_choice as 'dynamic_batching'"
             )
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
@@ -44,8 +44,8 @@ class ModelConfig:
         for key in transaction_policy_dict:
             if key != "decoupled":
                 raise ValueError(
-                    f"model transaction property {_WHERE} for model '{self._name}' contains property '{key}' "
-                    "other than 'decoupled'."
+                    f"model transaction property {_WHERE} for model '{self._name}' contains property "
+                    f"other than 'decoupled'. Got '{key}'."
                 )
         if "decoupled" not in transaction_policy_dict:
             raise ValueError(
@@ -55,8 +55,8 @@ class ModelConfig:
         configured = self._config.get("model_transaction_policy")
         if configured and bool(configured.get("decoupled")) != decoupled:
             raise ValueError(
-                f"trying to change decoupled property {_WHERE} for model '{self._name}', which is already set to "
-                f"'{bool(configured.get('decoupled'))}'."
+                f"trying to change decoupled property in auto-complete-config for model '{self._name}', which is "
+                f"already set to '{bool(configured.get('decoupled'))}'."
             )
         self._config["model_transaction_policy"] = {"decoupled": decoupled}
 
@@ -76,9 +76,10 @@ class ModelConfig:
         name = tensor.get("name", "")
         for key in tensor:
             if key not in allowed:
+                *names, last = map(repr, allowed)
                 raise ValueError(
-                    f"{kind} '{name}' {_WHERE} for model '{self._name}' contains property '{key}' other than "
-                    f"{', '.join(repr(word) for word in allowed)}."
+                    f"{kind} '{name}' {_WHERE} for model '{self._name}' contains property other than "
+                    f"{', '.join(names)} and {last}. Got '{key}'."
                 )
         for key in ("name", "data_type", "dims"):
             if key not in tensor:
@@ -106,8 +107,8 @@ class ModelConfig:
             present["dims"] = list(tensor["dims"])
         elif dims != [int(size) for size in tensor["dims"]]:
             raise ValueError(
-                f"model '{self._name}', {kind} '{name}': the model expects dims {list(tensor['dims'])} but the model "
-                f"configuration specified dims {dims}"
+                f"model '{self._name}', tensor '{name}': the model expects dims {list(tensor['dims'])} but the model "
+                f"configuration specifies dims {dims}"
             )
         if "optional" in tensor and not present.get("optional"):
             present["optional"] = bool(tensor["optional"])

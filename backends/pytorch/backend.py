@@ -82,8 +82,8 @@ class TorchBackend(Backend):
             if config.input and config.output:
                 return config
             raise ConfigError(
-                f"model '{context.model_name}': {path} tells neither datatypes nor shapes; list every input and output "
-                f"in config.pbtxt ({_arguments_in_words(context, kind, path)})"
+                f"{_unlisted(context, kind, path)}: {path} tells neither datatypes nor shapes; list every input and "
+                f"output in config.pbtxt ({_arguments_in_words(context, kind, path)})"
             )
         program = _load(context, path, "cpu")
         assert program.signature is not None, "an exported program has a signature"
@@ -187,6 +187,16 @@ def _kind_of(context: BackendContext, path: Path) -> FileKind:
             f'a {kind.value}; remove the platform and write backend: "pytorch"'
         )
     return kind
+
+
+def _unlisted(context: BackendContext, kind: FileKind, path: Path) -> str:
+    """Triton's sentence about a config that leaves out what the file does not say."""
+    if context.config.input or kind is FileKind.PACKAGE:
+        return (
+            f"model '{context.model_name}': model configuration must contain at least one output, none were specified"
+        )
+    counts = f"configuration expects 0 inputs, model provides {len(_load(context, path, 'cpu').arguments.names)}"
+    return f"unable to load model '{context.model_name}', {counts}"
 
 
 def _arguments_in_words(context: BackendContext, kind: FileKind, path: Path) -> str:

@@ -90,12 +90,14 @@ def check(config: ModelConfig, signature: FileSignature, *, source: str) -> None
     missing = {tensor.name for tensor in signature.inputs} - {spec.name for spec in model_inputs(config)}
     if missing and not _has_unknown(config, signature):
         names = ", ".join(sorted(missing))
-        problems.append(("input", f"expected every input of the model's file, {names} missing", None))
+        counts = f"configuration expects {len(config.input)} inputs, model provides {len(signature.inputs)}"
+        summary = f"unable to load model '{config.name}', {counts}"
+        problems.append(("input", f"expected every input of the model's file, {names} missing", None, summary))
     if problems:
         raise error_of((Problem(source, None, None, *problem) for problem in problems), source)
 
 
-_Found = tuple[str, str, str | None]  # field, message, hint
+_Found = tuple[str, str, str | None, str]  # field, message, hint, summary
 
 
 def _complete_batching(config: ModelConfig, signature: FileSignature, default_max_batch_size: int) -> ModelConfig:
@@ -151,7 +153,8 @@ def _batching_problems(config: ModelConfig, signature: FileSignature) -> list[_F
     if size == 0:
         return []
     if signature.largest_batch is not None and size > signature.largest_batch:
-        return [("max_batch_size", f"expected at most {signature.largest_batch}, as the file allows, got {size}", None)]
+        message = f"expected at most {signature.largest_batch}, as the file allows, got {size}"
+        return [("max_batch_size", message, None, "")]
     fixed = [
         f"'{tensor.name}' has shape {_shown(tensor.shape)}"
         for tensor in (*signature.inputs, *signature.outputs)
@@ -164,6 +167,8 @@ def _batching_problems(config: ModelConfig, signature: FileSignature) -> list[_F
             "max_batch_size",
             f"expected 0, because the model's file does not batch: {', '.join(fixed)}; got {size}",
             "export the model with a free first dimension",
+            f"autofill failed for model '{config.name}': model does not support batching while non-zero "
+            "max_batch_size is specified",
         )
     ]
 
@@ -173,6 +178,7 @@ def _tensor_problems(
 ) -> list[_Found]:
     problems: list[_Found] = []
     names = [tensor.name for tensor in tensors]
+    counts = f"configuration expects {len(specs)} {kind}s, model provides {len(tensors)}"
     # Outputs that are split by the shapes of an input come flat.
     scattered = {name for batch_output in config.batch_output for name in batch_output.target_name}
     for index, spec in enumerate(specs):
@@ -180,13 +186,18 @@ def _tensor_problems(
         tensor = _named(spec.name, tensors)
         if tensor is None:
             message = f"expected one of the file's {kind}s {', '.join(names)}, got '{spec.name}'"
-            problems.append((f"{path}.name", message, did_you_mean(suggest(spec.name, names))))
+            summary = f"unexpected inference {kind} '{spec.name}', allowed {kind}s are: {', '.join(sorted(names))}"
+            if kind == "input" and len(specs) > len(tensors):
+                summary = f"unable to load model '{config.name}', {counts}"
+            problems.append((f"{path}.name", message, did_you_mean(suggest(spec.name, names)), summary))
             continue
         if spec.data_type is not None and spec.data_type is not tensor.datatype:
             expected, got = tensor.datatype.config_name, spec.data_type.config_name
-            problems.append((f"{path}.data_type", f"expected {expected} for '{spec.name}', got {got}", None))
+            disagrees = f"configuration expects datatype {got} for {kind} '{spec.name}', model provides {expected}"
+            summary = f"unable to load model '{config.name}', {disagrees}"
+            problems.append((f"{path}.data_type", f"expected {expected} for '{spec.name}', got {got}", None, summary))
         if spec.name not in scattered:
-            problems.extend(_shape_problems(path, spec, tensor, config.max_batch_size > 0))
+            problems.extend(_shape_problems(path, spec, tensor, config))
     return problems
 
 
@@ -202,14 +213,17 @@ def _hidden_problems(
         tensor = _named(spec.name, tensors)
         if tensor is None:
             message = f"expected '{spec.name}' to be one of the file's {kind}s {', '.join(names)}"
-            problems.append((field, message, did_you_mean(suggest(spec.name, names))))
+            provides = f"configuration specified sequence control '{spec.name}', but model does not provide that {kind}"
+            summary = provides if field == "sequence_batching" else ""
+            problems.append((field, message, did_you_mean(suggest(spec.name, names)), summary))
         elif spec.data_type is not None and spec.data_type is not tensor.datatype:
             expected, got = tensor.datatype.config_name, spec.data_type.config_name
-            problems.append((field, f"expected {expected} for '{spec.name}', got {got}", None))
+            problems.append((field, f"expected {expected} for '{spec.name}', got {got}", None, ""))
     return problems
 
 
-def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTensor, batches: bool) -> list[_Found]:
+def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTensor, config: ModelConfig) -> list[_Found]:
+    batches = config.max_batch_size > 0
     if tensor.shape is None or not spec.dims:
         return []
     dims = _model_dims(spec)
@@ -219,7 +233,9 @@ def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTenso
         message = (
             f"expected [-1] as the file's shape of '{spec.name}', because it is ragged, got {_shown(tensor.shape)}"
         )
-        return [(f"{path}.allow_ragged_batch", message, "a ragged batch is one flat tensor")]
+        expects = f"configuration expects model provides input with shape [-1] for ragged input '{spec.name}'"
+        summary = f"unable to load model '{config.name}', {expects}, model provides {_compact(tensor.shape)}"
+        return [(f"{path}.allow_ragged_batch", message, "a ragged batch is one flat tensor", summary)]
     expected = tensor.shape[1:] if batches else tensor.shape
     if not batches and not expected and tuple(dims) == (1,):
         return []
@@ -232,7 +248,26 @@ def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTenso
     hint = None
     if batches and tuple(dims) == tensor.shape:
         hint = "dims leave the batch dimension out when max_batch_size > 0"
-    return [(field, message, hint)]
+    return [(field, message, hint, _disagreement(spec, tensor.shape, dims, config))]
+
+
+def _disagreement(
+    spec: ModelInput | ModelOutput, shape: Sequence[int], dims: Sequence[int], config: ModelConfig
+) -> str:
+    """Triton's sentence about dims that are not those of the file."""
+    full, how = tuple(dims), f"{len(dims)} dimensions (shape {_compact(dims)})"
+    if config.max_batch_size > 0:
+        full = (-1, *dims)
+        how = (
+            f"{len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
+            f"tensor shape, making complete shape {_compact(full)})"
+        )
+    expects = f"the model expects {len(shape)} dimensions (shape {_compact(shape)})"
+    return f"model '{config.name}', tensor '{spec.name}': {expects} but the model configuration specifies {how}"
+
+
+def _compact(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
 
 
 def _shown(shape: Sequence[int] | None) -> str:

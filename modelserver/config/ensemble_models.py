@@ -22,10 +22,15 @@ FindConfig = Callable[[EnsembleStep], ModelConfig | str | None]
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a tensor of the ensemble begins or ends, and what it is there. `shape` has all dimensions."""
+    """Where a tensor of the ensemble begins or ends, and what it is there. `shape` has all dimensions.
+
+    `model` is the step's model, or the ensemble; `step` the step's index, -1 for the ensemble.
+    """
 
     path: str
     what: str
+    model: str
+    step: int
     datatype: Datatype | None
     shape: tuple[int, ...]
 
@@ -34,14 +39,15 @@ def check_models(
     config: ModelConfig, find: FindConfig, *, locations: Locations | None = None, source: str = "config.pbtxt"
 ) -> tuple[Problem, ...]:
     """Every problem of an ensemble with its models. Its own config has none (see `validate`), but may be incomplete."""
-    report = Report(source, locations)
+    report = Report(source, locations, config.name)
     if config.ensemble_scheduling is None:
         return ()
     models: dict[int, ModelConfig] = {}
     for index, step in enumerate(config.ensemble_scheduling.step):
         found = find(step) if step.model_name else None
         if isinstance(found, str):
-            report.add(f"{_STEP}[{index}].model_name", found)
+            summary = f"ensemble {config.name} contains models that are not available or ambiguous: {step.model_name}"
+            report.add(f"{_STEP}[{index}].model_name", found, summary=summary)
         elif found is not None:
             models[index] = found
             _check_step(config, step, index, found, report)
@@ -59,26 +65,35 @@ def is_decoupled(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
 
 def _check_step(config: ModelConfig, step: EnsembleStep, index: int, model: ModelConfig, report: Report) -> None:
     path, name = f"{_STEP}[{index}]", step.model_name
-    _check_keys(
-        f"{path}.input_map", step.input_map, [tensor.name for tensor in model.input], f"input of '{name}'", report
-    )
-    _check_keys(
-        f"{path}.output_map", step.output_map, [tensor.name for tensor in model.output], f"output of '{name}'", report
-    )
+    inputs, outputs = [tensor.name for tensor in model.input], [tensor.name for tensor in model.output]
+    _check_keys(f"{path}.input_map", step, inputs, report)
+    _check_keys(f"{path}.output_map", step, outputs, report)
     missing = [tensor.name for tensor in model.input if not tensor.optional and tensor.name not in step.input_map]
     if missing and step.input_map:
-        report.add(f"{path}.input_map", f"model '{name}' needs its inputs {missing}, which no tensor is mapped to")
+        message = f"model '{name}' needs its inputs {missing}, which no tensor is mapped to"
+        unmapped = f"input {missing[0]} in model {name} is not mapped to any ensemble tensors"
+        report.add(f"{path}.input_map", message, summary=f"in ensemble {config.name}, {unmapped}")
     if model.max_batch_size < config.max_batch_size:
         limit = f"only {model.max_batch_size} rows" if model.max_batch_size else "no batches (max_batch_size 0)"
         message = f"the ensemble allows max_batch_size {config.max_batch_size}, but model '{name}' {limit}"
-        report.add(f"{path}.model_name", message, f"lower max_batch_size of the ensemble to {model.max_batch_size}")
+        allows = f"ensemble {config.name} allows maximum batch size {config.max_batch_size}"
+        contains = f"it contains model {name} which only allows maximum batch size to be {model.max_batch_size}"
+        hint = f"lower max_batch_size of the ensemble to {model.max_batch_size}"
+        report.add(f"{path}.model_name", message, hint, summary=f"{allows}, but {contains}")
 
 
-def _check_keys(path: str, tensors: Mapping[str, str], names: Sequence[str], what: str, report: Report) -> None:
-    for name in tensors:
+def _check_keys(path: str, step: EnsembleStep, names: Sequence[str], report: Report) -> None:
+    is_input = path.endswith(".input_map")
+    kind, mapped = (
+        ("input", "mapping to non-existing input") if is_input else ("output", "mapped from non-existing output")
+    )
+    for name, tensor in (step.input_map if is_input else step.output_map).items():
         if name and name not in names:
             hint = did_you_mean(suggest(name, names))
-            report.add(key_path(path, name), f"expected an {what}, one of {', '.join(names)}; got '{name}'", hint)
+            expected = f"expected an {kind} of '{step.model_name}', one of {', '.join(names)}; got '{name}'"
+            where = f"in ensemble {report.model_name}, ensemble tensor {tensor}"
+            summary = f"{where} is {mapped} {name} in model {step.model_name}"
+            report.add(key_path(path, name), expected, hint, summary=summary)
 
 
 def _check_tensors(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:
@@ -104,14 +119,14 @@ def _check_tensors(config: ModelConfig, models: Mapping[int, ModelConfig], repor
 def _begins(config: ModelConfig, models: Mapping[int, ModelConfig]) -> dict[str, list[_End]]:
     begins: dict[str, list[_End]] = {}
     for position, tensor in enumerate(config.input):
-        end = _end(f"input[{position}]", f"input '{tensor.name}' of the ensemble", config, tensor)
+        end = _end(f"input[{position}]", f"input '{tensor.name}' of the ensemble", config, tensor, -1)
         begins.setdefault(tensor.name, []).append(end)
     for index, step, model in _steps(config, models):
         outputs = {output.name: output for output in model.output}
         for name, written in step.output_map.items():
             if name in outputs:
                 path = key_path(f"{_STEP}[{index}].output_map", name)
-                end = _end(path, f"output '{name}' of model '{step.model_name}'", model, outputs[name])
+                end = _end(path, f"output '{name}' of model '{step.model_name}'", model, outputs[name], index)
                 begins.setdefault(written, []).append(end)
     return begins
 
@@ -123,10 +138,10 @@ def _ends(config: ModelConfig, models: Mapping[int, ModelConfig]) -> dict[str, l
         for name, read in step.input_map.items():
             if name in inputs:
                 path = key_path(f"{_STEP}[{index}].input_map", name)
-                end = _end(path, f"input '{name}' of model '{step.model_name}'", model, inputs[name])
+                end = _end(path, f"input '{name}' of model '{step.model_name}'", model, inputs[name], index)
                 ends.setdefault(read, []).append(end)
     for position, output in enumerate(config.output):
-        end = _end(f"output[{position}]", f"output '{output.name}' of the ensemble", config, output)
+        end = _end(f"output[{position}]", f"output '{output.name}' of the ensemble", config, output, -1)
         ends.setdefault(output.name, []).append(end)
     return ends
 
@@ -136,16 +151,18 @@ def _steps(config: ModelConfig, models: Mapping[int, ModelConfig]) -> list[tuple
     return [(index, step, models[index]) for index, step in enumerate(steps) if index in models]
 
 
-def _end(path: str, what: str, config: ModelConfig, tensor: ModelInput | ModelOutput) -> _End:
+def _end(path: str, what: str, config: ModelConfig, tensor: ModelInput | ModelOutput, step: int) -> _End:
     lead = (-1,) if config.max_batch_size > 0 else ()
-    return _End(path, what, tensor.data_type, lead + tuple(tensor.dims))
+    return _End(path, what, config.name, step, tensor.data_type, lead + tuple(tensor.dims))
 
 
 def _compare(tensor: str, begin: _End, end: _End, report: Report) -> bool:
     """Whether a tensor can pass from one to the other."""
     if begin.datatype is not None and end.datatype is not None and begin.datatype is not end.datatype:
         problem = f"has datatype {end.datatype.value}, but"
-        report.add(end.path, f"{end.what} {problem} tensor '{tensor}' is {begin.datatype.value} as {begin.what}")
+        message = f"{end.what} {problem} tensor '{tensor}' is {begin.datatype.value} as {begin.what}"
+        types = {one: f"{one.datatype.config_name}" for one in (begin, end) if one.datatype is not None}
+        report.add(end.path, message, summary=_inconsistent("data type", tensor, types, report))
         return False
     if len(begin.shape) == len(end.shape) and all(
         one in (other, -1) or other == -1 for one, other in zip(begin.shape, end.shape, strict=True)
@@ -155,8 +172,17 @@ def _compare(tensor: str, begin: _End, end: _End, report: Report) -> bool:
     hint = None
     if len(begin.shape) != len(end.shape):
         hint = "with max_batch_size > 0 a model's tensors have one more dimension, the batch"
-    report.add(end.path, f"{end.what} {problem} tensor '{tensor}' is {list(begin.shape)} as {begin.what}", hint)
+    message = f"{end.what} {problem} tensor '{tensor}' is {list(begin.shape)} as {begin.what}"
+    shapes = {one: f"[{','.join(map(str, one.shape))}]" for one in (begin, end)}
+    report.add(end.path, message, hint, summary=_inconsistent("shape", tensor, shapes, report))
     return False
+
+
+def _inconsistent(what: str, tensor: str, ends: Mapping[_End, str], report: Report) -> str:
+    """Triton's sentence about a tensor that is not the same at both ends; the ensemble comes first, then its steps."""
+    inferred = [f"{ends[end]} is inferred from model {end.model}" for end in sorted(ends, key=lambda end: end.step)]
+    where = f"in ensemble {report.model_name}, ensemble tensor {tensor}"
+    return f"{where}: inconsistent {what}: {' while '.join(inferred)}"
 
 
 def _check_runs(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:
@@ -166,7 +192,10 @@ def _check_runs(config: ModelConfig, models: Mapping[int, ModelConfig], report: 
     _, conflicts = find_scopes(graph, decoupled, [output.name for output in config.output])
     for conflict in conflicts:
         path = "ensemble_scheduling" if conflict.step is None else f"{_STEP}[{conflict.step}]"
-        report.add(path, conflict.message)
+        model = config.name if conflict.step is None else graph.steps[conflict.step].model_name
+        receives = f"step of model '{model}' receives inputs originated from different decoupled models"
+        summary = f"in ensemble {config.name}, {receives}" if conflict.is_input else ""
+        report.add(path, conflict.message, summary=summary)
     cache = config.response_cache
     if cache is not None and cache.enable and any(decoupled):
         index = decoupled.index(True)

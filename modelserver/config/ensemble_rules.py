@@ -20,37 +20,55 @@ from modelserver.config.schema import EnsembleStep, ModelConfig, ModelEnsembling
 from modelserver.config.suggestion import did_you_mean, suggest
 
 _STEP = "ensemble_scheduling.step"
+_NOT_OF_ENSEMBLES = {
+    "instance_group": "instance group should not",
+    "optimization": "optimization should not",
+    "model_warmup": "model_warmup can not",
+}
 
 
 def check_ensemble(config: ModelConfig, report: Report) -> None:
     """Report what is wrong with an ensemble: its own fields, its steps and the graph that they make."""
     if config.platform not in ("", ENSEMBLE):
-        report.add("platform", f"expected {ENSEMBLE} because of ensemble_scheduling, got {config.platform}")
+        message = f"expected {ENSEMBLE} because of ensemble_scheduling, got {config.platform}"
+        summary = f"ensemble scheduling cannot be set for model '{report.model_name}' whose platform is not {ENSEMBLE}"
+        report.add("platform", message, summary=summary)
     if config.backend:
-        report.add("backend", f"expected none because an ensemble has no backend, got {config.backend}")
-    for field in ("instance_group", "optimization", "model_warmup"):
+        message = f"expected none because an ensemble has no backend, got {config.backend}"
+        must = f"must have platform type '{config.platform or ENSEMBLE}' and empty backend type"
+        report.add("backend", message, summary=f"Ensemble model '{report.model_name}' {must}")
+    for field, must_not in _NOT_OF_ENSEMBLES.items():
         if getattr(config, field):
-            report.add(field, "an ensemble has none: give it to the models of its steps")
+            summary = f"{must_not} be specified for ensemble '{report.model_name}'"
+            report.add(field, "an ensemble has none: give it to the models of its steps", summary=summary)
     ensemble = config.ensemble_scheduling
     if ensemble is None:
-        report.add("platform", "an ensemble needs ensemble_scheduling with its steps, got none")
+        message = "an ensemble needs ensemble_scheduling with its steps, got none"
+        must = f"ensemble scheduling must be set for ensemble {report.model_name} whose platform is {ENSEMBLE}"
+        report.add("platform", message, summary=must)
     elif not ensemble.step:
-        report.add(_STEP, "expected at least one step, got none")
+        summary = f"must specify 'step' for ensemble '{report.model_name}'"
+        report.add(_STEP, "expected at least one step, got none", summary=summary)
     else:
         for index, step in enumerate(ensemble.step):
-            _check_step(config, step, f"{_STEP}[{index}]", report)
+            _check_step(config, step, index, report)
         _check_graph(config, ensemble, report)
 
 
-def _check_step(config: ModelConfig, step: EnsembleStep, path: str, report: Report) -> None:
-    report.check_name(f"{path}.model_name", step.model_name, "the name of a model")
+def _check_step(config: ModelConfig, step: EnsembleStep, index: int, report: Report) -> None:
+    path = f"{_STEP}[{index}]"
+    missing = f"in step {index} of ensemble '{report.model_name}'"
+    summary = f"must specify 'model_name' {missing}"
+    report.check_name(f"{path}.model_name", step.model_name, "the name of a model", summary=summary)
     if step.model_name and step.model_name == config.name:
-        report.add(f"{path}.model_name", f"'{config.name}' cannot be a step of itself")
+        summary = f"circular dependency between ensembles: {config.name} -> ... -> {config.name} -> {config.name}"
+        report.add(f"{path}.model_name", f"'{config.name}' cannot be a step of itself", summary=summary)
     if step.model_version < -1:
         report.add(f"{path}.model_version", f"expected a version, or -1 for the latest, got {step.model_version}")
     for field, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
         if not tensors:
-            report.add(f"{path}.{field}", "expected at least one tensor, got none")
+            summary = f"must specify '{field}' {missing}"
+            report.add(f"{path}.{field}", "expected at least one tensor, got none", summary=summary)
         for name, tensor in tensors.items():
             where = key_path(f"{path}.{field}", name)
             report.check_name(where, name, "the name of a tensor of the model as key")
@@ -67,15 +85,22 @@ def _check_graph(config: ModelConfig, ensemble: ModelEnsembling, report: Report)
     for index, output in enumerate(config.output):
         if output.name and output.name not in graph.writers:
             hint = did_you_mean(suggest(output.name, graph.writers))
-            report.add(f"output[{index}]", f"output '{output.name}' is written by no step", hint)
+            state = "is not written" if output.name in read else "is not used"
+            quoted = f"'{report.model_name}'" if output.name in read else f"{report.model_name}'"  # as Triton does
+            summary = (
+                f"{'' if output.name in read else 'ensemble '}output '{output.name}' for ensemble {quoted} {state}"
+            )
+            report.add(f"output[{index}]", f"output '{output.name}' is written by no step", hint, summary=summary)
     for index, tensor in enumerate(config.input):
         if tensor.name and tensor.name not in read:
-            report.add(f"input[{index}]", f"input '{tensor.name}' is read by no step")
+            summary = f"ensemble input '{tensor.name}' for ensemble {report.model_name}' is not used"
+            report.add(f"input[{index}]", f"input '{tensor.name}' is read by no step", summary=summary)
     for name, writers in graph.writers.items():
         if name not in read and name not in outputs and name not in graph.inputs and name:
             where = _output_path(ensemble, writers[0], name)
-            report.add(where, f"tensor '{name}' is read by no step and is no output of the ensemble")
-    has_cycles = _check_cycles(graph, report)
+            message = f"tensor '{name}' is read by no step and is no output of the ensemble"
+            report.add(where, message, summary=f"ensemble tensor '{name}' is unused in ensemble '{report.model_name}'")
+    has_cycles = _check_cycles(config, graph, report)
     _check_writers(ensemble, graph, report, has_cycles=has_cycles)
 
 
@@ -92,8 +117,27 @@ def _check_reads(config: ModelConfig, ensemble: ModelEnsembling, graph: Ensemble
     for where, tensor in reads:
         if tensor and tensor not in known:
             message = f"tensor '{tensor}' is neither an input of the ensemble nor written by a step"
-            report.add(where, message, did_you_mean(suggest(tensor, known)))
+            summary = _unwritten(config, tensor, report)
+            report.add(where, message, did_you_mean(suggest(tensor, known)), summary=summary)
     return {tensor for _, tensor in reads}
+
+
+def _unwritten(config: ModelConfig, tensor: str, report: Report) -> str:
+    """Triton's sentence about a tensor that never gets a value: it names the output that waits for it, if one does."""
+    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+    waiting = {tensor}
+    while (
+        following := {
+            written for step in steps if waiting & set(step.input_map.values()) for written in step.output_map.values()
+        }
+        - waiting
+    ):
+        waiting |= following
+    output = next((output.name for output in config.output if output.name in waiting), None)
+    if output is None:
+        return f"ensemble tensor '{tensor}' is unused in ensemble '{report.model_name}'"
+    source = "" if output == tensor else f": at least one of its depending tensors, '{tensor}', is not connected"
+    return f"output '{output}' for ensemble '{report.model_name}' is not written{source}"
 
 
 def _check_writers(ensemble: ModelEnsembling, graph: EnsembleGraph, report: Report, *, has_cycles: bool) -> None:
@@ -107,14 +151,21 @@ def _check_writers(ensemble: ModelEnsembling, graph: EnsembleGraph, report: Repo
             if tensor in graph.inputs:
                 report.add(where, f"tensor '{tensor}' is an input of the ensemble and cannot be written")
             elif tensor and tensor in own:
-                report.add(where, f"tensor '{tensor}' is written twice by this step")
+                summary = _written_twice(tensor, index, report)
+                report.add(where, f"tensor '{tensor}' is written twice by this step", summary=summary)
             elif tensor:
                 for writer in others:
                     if has_cycles or not are_exclusive(guards[index], guards[writer]):
                         hint = "give the steps conditions that exclude each other" if guards.get(index) else None
-                        report.add(where, f"tensor '{tensor}' is written twice, first by step[{writer}]", hint)
+                        message = f"tensor '{tensor}' is written twice, first by step[{writer}]"
+                        report.add(where, message, hint, summary=_written_twice(tensor, index, report))
                         break
             own.add(tensor)
+
+
+def _written_twice(tensor: str, index: int, report: Report) -> str:
+    once = f"ensemble tensor '{tensor}' can appear in an output map only once"
+    return f"{once} for ensemble '{report.model_name}' step {index}"
 
 
 def _output_path(ensemble: ModelEnsembling, index: int, tensor: str) -> str:
@@ -122,7 +173,7 @@ def _output_path(ensemble: ModelEnsembling, index: int, tensor: str) -> str:
     return key_path(f"{_STEP}[{index}].output_map", name)
 
 
-def _check_cycles(graph: EnsembleGraph, report: Report) -> bool:
+def _check_cycles(config: ModelConfig, graph: EnsembleGraph, report: Report) -> bool:
     """Report the steps that wait for their own outputs, each cycle once; whether there are any."""
     needs = {index: list(graph.before(index)) for index in range(len(graph.steps))}
     done: set[int] = set()
@@ -132,7 +183,10 @@ def _check_cycles(graph: EnsembleGraph, report: Report) -> bool:
         if cycle:
             has_cycles = True
             steps = " <- ".join(f"step[{index}] ({graph.steps[index].model_name})" for index in cycle)
-            report.add(f"{_STEP}[{cycle[0]}]", f"steps wait for each other: {steps}")
+            step = graph.steps[cycle[0]]
+            waits_for = next((tensor for tensor in step.output_map.values() if tensor), "")
+            summary = _unwritten(config, waits_for, report)
+            report.add(f"{_STEP}[{cycle[0]}]", f"steps wait for each other: {steps}", summary=summary)
     return has_cycles
 
 

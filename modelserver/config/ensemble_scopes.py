@@ -30,6 +30,7 @@ class ScopeConflict:
 
     step: int | None
     message: str
+    is_input: bool = True
 
 
 def find_scopes(
@@ -63,7 +64,7 @@ class _Finder:
         for tensor in written:
             if self.of_tensor.setdefault(tensor, scope) != scope:
                 message = f"tensor '{tensor}' is also written by a step that answers more or less often than this one"
-                self.conflicts.append(ScopeConflict(index, message))
+                self.conflicts.append(ScopeConflict(index, message, is_input=False))
 
     def deepest(self, step: int | None, tensors: Iterable[str]) -> int:
         """The innermost scope of tensors that may be used together."""

@@ -20,33 +20,44 @@ def check_instances(config: ModelConfig, gpu_ids: Sequence[int] | None, report: 
         path = f"instance_group[{index}]"
         if group.count < 0:
             report.add(f"{path}.count", f"expected a count >= 0 (0 is the default), got {group.count}")
-        _check_gpus(group, path, gpu_ids, report)
+        _check_gpus(group, index, gpu_ids, report)
         for position, resource in enumerate(group.rate_limiter.resources if group.rate_limiter else ()):
             where = f"{path}.rate_limiter.resources[{position}]"
             report.check_name(f"{where}.name", resource.name, "the name of a resource")
             is_global, first = resources.setdefault(resource.name, (resource.global_, where))
             if is_global != resource.global_:
-                report.add(f"{where}.global", f"resource '{resource.name}' is {_scope(is_global)} in {first}")
+                present = f'Resource "{resource.name}" is present as both global and device-specific resource'
+                message = f"resource '{resource.name}' is {_scope(is_global)} in {first}"
+                report.add(f"{where}.global", message, summary=f"{present} in the model configuration.")
 
 
 def _scope(is_global: bool) -> str:
     return "global" if is_global else "per device"
 
 
-def _check_gpus(group: ModelInstanceGroup, path: str, gpu_ids: Sequence[int] | None, report: Report) -> None:
+def _check_gpus(group: ModelInstanceGroup, index: int, gpu_ids: Sequence[int] | None, report: Report) -> None:
+    path = f"instance_group[{index}]"
+    named = f"instance group {group.name or f'{report.model_name}_{index}'} of model {report.model_name}"
     if group.kind is InstanceGroupKind.KIND_CPU:
         if group.gpus:
             listed = ", ".join(str(gpu) for gpu in group.gpus)
-            report.add(f"{path}.gpus", f"instances of KIND_CPU have no GPUs, got {listed}", "use kind: KIND_GPU")
+            message = f"instances of KIND_CPU have no GPUs, got {listed}"
+            summary = f"{named} has kind KIND_CPU but specifies one or more GPUs"
+            report.add(f"{path}.gpus", message, "use kind: KIND_GPU", summary=summary)
         return
     usable = ", ".join(str(gpu) for gpu in gpu_ids) if gpu_ids else "none"
     for position, gpu in enumerate(group.gpus):
+        least = "GPUs with at least the minimum required CUDA compute compatibility"
+        summary = f"{named} specifies invalid or unsupported gpu id {gpu}. {least} are: {usable}"
         if gpu < 0:
-            report.add(f"{path}.gpus[{position}]", f"expected a GPU id >= 0, got {gpu}")
+            report.add(f"{path}.gpus[{position}]", f"expected a GPU id >= 0, got {gpu}", summary=summary)
         elif gpu_ids is not None and gpu not in gpu_ids:
-            report.add(f"{path}.gpus[{position}]", f"expected a usable GPU id ({usable}), got {gpu}")
+            message = f"expected a usable GPU id ({usable}), got {gpu}"
+            report.add(f"{path}.gpus[{position}]", message, summary=summary)
     if group.kind is InstanceGroupKind.KIND_GPU and not group.gpus and gpu_ids is not None and not gpu_ids:
-        report.add(f"{path}.kind", "KIND_GPU needs a usable GPU, there is none", "use kind: KIND_AUTO or KIND_CPU")
+        summary = f"{named} has kind KIND_GPU but no GPUs are available"
+        hint = "use kind: KIND_AUTO or KIND_CPU"
+        report.add(f"{path}.kind", "KIND_GPU needs a usable GPU, there is none", hint, summary=summary)
 
 
 def check_warmup(config: ModelConfig, report: Report) -> None:

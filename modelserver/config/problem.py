@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from modelserver.errors import ConfigError
 
+# How many of Triton's sentences an error begins with.
+_MAX_SUMMARIES = 3
 # The last step of a field path: `.name`, `[3]` or `["key"]`.
 _LAST_STEP = re.compile(r'(\.[A-Za-z_]\w*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])$')
 
@@ -17,6 +19,7 @@ class Problem:
     """One mistake; line and column count from 1 and are None where the source has no lines.
 
     `field` is a path such as `input[0].dims[1]` or `parameters["key"]`, empty for the file as a whole.
+    `summary` is the mistake in Triton's words: the error begins with it, as scripts match that sentence.
     """
 
     source: str
@@ -25,6 +28,7 @@ class Problem:
     field: str
     message: str
     hint: str | None = None
+    summary: str = ""
 
     def __str__(self) -> str:
         where = [self.source] + [str(number) for number in (self.line, self.column) if number is not None]
@@ -62,9 +66,14 @@ def key_path(path: str, key: object) -> str:
 
 
 def error_of(problems: Iterable[Problem], source: str) -> ConfigError:
-    """The ConfigError that carries `problems`, in the order of the file."""
+    """The ConfigError that carries `problems`, in the order of the file; it begins with their first summaries.
+
+    Triton stops at the first mistake in an order of its own: the sentence that a script expects is among them.
+    """
     ordered = tuple(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+    summaries = dict.fromkeys(problem.summary for problem in ordered if problem.summary)
+    summary = "".join(f"{sentence}: " for sentence in [*summaries][:_MAX_SUMMARIES])
     if len(ordered) == 1:
-        return ConfigError(str(ordered[0]), ordered)
+        return ConfigError(f"{summary}{ordered[0]}", ordered)
     lines = "".join(f"\n  {problem}" for problem in ordered)
-    return ConfigError(f"{source}: {len(ordered)} problems{lines}", ordered)
+    return ConfigError(f"{summary}{source}: {len(ordered)} problems{lines}", ordered)

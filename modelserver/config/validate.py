@@ -40,7 +40,7 @@ def validate(
 
     With `model_name` the config's name must be that, or absent; with `gpu_ids` its GPUs must be among them.
     """
-    report = Report(source, locations)
+    report = Report(source, locations, config.name or model_name or "")
     _check_name(config, model_name, report)
     if config.is_ensemble:
         check_ensemble(config, report)
@@ -49,7 +49,9 @@ def validate(
     if config.version_policy is not None:
         _check_version_policy(config.version_policy, report)
     if config.max_batch_size < 0:
-        report.add("max_batch_size", f"expected a size >= 0, got {config.max_batch_size}")
+        message = f"expected a size >= 0, got {config.max_batch_size}"
+        summary = f"'max_batch_size' must be non-negative value for {report.model_name}"
+        report.add("max_batch_size", message, summary=summary)
     check_tensors(config, report)
     check_scheduling(config, report)
     check_instances(config, gpu_ids, report)
@@ -69,9 +71,11 @@ def _check_name(config: ModelConfig, model_name: str | None, report: Report) -> 
     name = config.name
     if not name:
         if model_name is None:
-            report.add("name", "expected a name, got none")
+            report.add("name", "expected a name, got none", summary="model configuration must specify 'name'")
     elif model_name is not None and name != model_name:
-        report.add("name", f"expected '{model_name}', the name of the model's directory, got '{name}'")
+        message = f"expected '{model_name}', the name of the model's directory, got '{name}'"
+        summary = f"unexpected directory name '{model_name}' for model '{name}', directory name must equal model name"
+        report.add("name", message, summary=summary)
     elif not _MODEL_NAME.fullmatch(name) or name in (".", ".."):
         report.add("name", f"expected a name without slashes and control characters, got {name!r}")
 
@@ -82,11 +86,16 @@ def _check_backend(config: ModelConfig, report: Report) -> None:
     if platform and implied is None and not backend:
         names = [*BACKENDS, ENSEMBLE]
         hint = did_you_mean(suggest(platform, names)) or 'name the backend instead: backend: "..."'
-        report.add("platform", f"expected one of {', '.join(names)}, got {platform}", hint)
+        summary = f"unexpected platform type '{platform}' for {report.model_name}"
+        report.add("platform", f"expected one of {', '.join(names)}, got {platform}", hint, summary=summary)
     elif backend and implied is not None and implied != backend:
-        report.add("platform", f"{platform} means backend {implied}, but backend is {backend}", "leave platform out")
+        summary = f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
+        message = f"{platform} means backend {implied}, but backend is {backend}"
+        report.add("platform", message, "leave platform out", summary=summary)
     elif not backend and not platform:
-        report.add("backend", "expected the name of a backend, got none", 'for example backend: "onnxruntime"')
+        hint = 'for example backend: "onnxruntime"'
+        summary = f"must specify 'platform' or 'backend' for '{report.model_name}'"
+        report.add("backend", "expected the name of a backend, got none", hint, summary=summary)
     if backend and not _MODEL_NAME.fullmatch(backend):
         report.add("backend", f"expected a name without slashes and control characters, got {backend!r}")
 
@@ -119,9 +128,16 @@ def _check_response_cache(config: ModelConfig, report: Report) -> None:
     if config.response_cache is None or not config.response_cache.enable:
         return
     if config.sequence_batching is not None:
-        report.add("response_cache", "responses of a model with sequence_batching cannot be cached")
+        message = "responses of a model with sequence_batching cannot be cached"
+        report.add("response_cache", message, summary=_uncached(report, "sequence batching scheduler"))
     if config.is_decoupled:
-        report.add("response_cache", "responses of a decoupled model cannot be cached")
+        message = "responses of a decoupled model cannot be cached"
+        report.add("response_cache", message, summary=_uncached(report, "'decoupled' transaction policy"))
+
+
+def _uncached(report: Report, what: str) -> str:
+    cannot = f"Response Cache does not currently support model {report.model_name} with {what}"
+    return f"{cannot}. Please disable the response cache."
 
 
 def _check_labels(config: ModelConfig, report: Report) -> None:
@@ -139,13 +155,19 @@ def _check_metrics(metrics: ModelMetrics, report: Report) -> None:
     for index, control in enumerate(metrics.metric_control):
         path = f"model_metrics.metric_control[{index}]"
         family = control.metric_identifier.family if control.metric_identifier else ""
-        report.check_name(f"{path}.metric_identifier.family", family, "the name of a metric")
+        summary = "metric identifier must specify non-empty 'family'"
+        if control.metric_identifier is None:
+            summary = "metric control must specify 'metric_identifier'"
+        report.check_name(f"{path}.metric_identifier.family", family, "the name of a metric", summary=summary)
         if control.histogram_options is None:
+            summary = "metric control must specify 'histogram_options'"
+            report.add(path, "expected histogram_options, got none", summary=summary)
             continue
         buckets = control.histogram_options.buckets
         where = f"{path}.histogram_options.buckets"
         if not buckets:
-            report.add(where, "expected at least one upper bound, got none")
+            summary = "histogram options must specify non-empty 'buckets'"
+            report.add(where, "expected at least one upper bound, got none", summary=summary)
         for position, bound in enumerate(buckets):
             if not math.isfinite(bound):
                 report.add(f"{where}[{position}]", f"expected a finite upper bound, got {bound}")

@@ -218,7 +218,7 @@ class _Reading:
         self._strategies: dict[int, Path] = {}
 
     def finish(self) -> ModelDefinition:
-        if self._layout.is_single:  # the name was given from outside
+        if self._layout.is_single or not self._config.name:  # in a single model's case the name comes from outside
             self._config = replace(self._config, name=self._layout.name)
         is_ensemble = self._config.is_ensemble
         backend_class = EnsembleBackend if is_ensemble else self._settle_backend()
@@ -257,9 +257,9 @@ class _Reading:
             is_uploaded=self._is_uploaded,
         )
 
-    def _add(self, field_path: str, message: str, hint: str | None = None) -> None:
+    def _add(self, field_path: str, message: str, hint: str | None = None, summary: str = "") -> None:
         line, column = self._locations.find(field_path) or (None, None)
-        self._problems.append(Problem(self._source, line, column, field_path, message, hint))
+        self._problems.append(Problem(self._source, line, column, field_path, message, hint, summary))
 
     def _settle_backend(self) -> type[Backend] | None:
         config = self._config
@@ -275,12 +275,19 @@ class _Reading:
         try:
             return find_backend(name, backend_directories=self._options.backend_directories, model_directory=directory)
         except (NotFoundError, InvalidArgumentError) as error:
-            self._add("backend", error.message)
+            unknown = f"unable to find backend library for backend '{name}'"
+            is_missing = isinstance(error, NotFoundError)
+            summary = f"{unknown}, try specifying runtime on the model configuration." if is_missing else ""
+            hint = None
+            if not config.backend and not config.platform:
+                hint = (
+                    f"the backend is taken from the model's name, since no version has one of the files {_filenames()}"
+                )
+            self._add("backend", error.message, hint, summary)
             return None
 
     def _backend_of_files(self) -> str:
         """The backend by which a model without `backend:` is recognised; "" with a problem if there is none."""
-        files = ", ".join(sorted(name for names in model_filenames().values() for name in names))
         if self._options.is_auto_complete_disabled:
             self._add("backend", "expected the name of a backend, because auto-completion is disabled; got none")
             return ""
@@ -288,7 +295,13 @@ class _Reading:
             name = backend_for_model_files(directory)
             if name is not None:
                 return name
-        self._add("backend", f"expected the name of a backend, or one of the files {files} in a version directory")
+        _, _, named = self._layout.name.partition(".")
+        if named:  # as in Triton, where a directory may be called `model.<backend>`
+            return named
+        unknown = f"Invalid model name: Could not determine backend for model '{self._layout.name}'"
+        form = "with no backend in model configuration. Expected model name of the form 'model.<backend_name>'."
+        message = f"expected the name of a backend, or one of the files {_filenames()} in a version directory"
+        self._add("backend", message, summary=f"{unknown} {form}")
         return ""
 
     def _settle_versions(self) -> dict[int, Path]:
@@ -298,13 +311,16 @@ class _Reading:
             hint = "put the model's files into a directory named by its version, such as '1'"
             if self._layout.ignored:
                 hint = "; ".join(f"'{path.path.name}' is ignored: {path.reason}" for path in self._layout.ignored)
-            self._add("", f"no version directories in '{where}'", hint)
+            policy = f"at least one version must be available under the version policy of model '{self._layout.name}'"
+            self._add("", f"no version directories in '{where}'", hint, policy)
             return {}
         if self._only_version is not None:
             return {self._only_version: available[self._only_version]}
         served = served_versions(self._config.version_policy, tuple(available))
         if not served:
-            self._add("version_policy", f"no version to serve: the directory holds only {sorted(available)}")
+            message = f"no version to serve: the directory holds only {sorted(available)}"
+            policy = f"at least one version must be available under the version policy of model '{self._layout.name}'"
+            self._add("version_policy", message, summary=policy)
         return {version: available[version] for version in sorted(served)}
 
     def _settle_strategies(self, served: Mapping[int, Path]) -> None:
@@ -406,6 +422,11 @@ class _Reading:
     def _located(self, problem: Problem) -> Problem:
         line, column = self._locations.find(problem.field) or (None, None)
         return replace(problem, line=line, column=column)
+
+
+def _filenames() -> str:
+    """The files by which backends are recognised."""
+    return ", ".join(sorted(name for names in model_filenames().values() for name in names))
 
 
 # Fields that auto-completion may fill, and the file as a whole.

@@ -71,9 +71,12 @@ class Ensembles:
         problems = []
         for index, result in zip(keys.values(), results, strict=True):
             if isinstance(result, ServerError):
-                what = "there is no model" if isinstance(result, NotFoundError) else "cannot load model"
-                message = f"{what} '{steps[index].model_name}': {result.message}"
-                problems.append(_problem(definition, index, message))
+                name, is_missing = steps[index].model_name, isinstance(result, NotFoundError)
+                what = "there is no model" if is_missing else "cannot load model"
+                summary = f"ensemble '{definition.name}' depends on '{name}' which has no loaded version"
+                if is_missing:
+                    summary = f"ensemble {definition.name} contains models that are not available or ambiguous: {name}"
+                problems.append(_problem(definition, index, f"{what} '{name}': {result.message}", summary))
             elif isinstance(result, BaseException):
                 raise result
         if problems:  # no ConfigError, because it may be otherwise when it is tried again
@@ -89,7 +92,10 @@ class Ensembles:
                 version = f" version {step.model_version}" if step.model_version > 0 else ""
                 message = f"step[{index}] needs model '{step.model_name}'{version}, which is not ready"
                 model.bind(None, message)
-                return UnavailableError(f"ensemble '{definition.name}': {message}")
+                lacks = f"whose required{version} is not loaded" if version else "which has no loaded version"
+                return UnavailableError(
+                    f"ensemble '{definition.name}' depends on '{step.model_name}' {lacks}: {message}"
+                )
             models.append(found)
         problems = self._problems(definition, models)
         if problems:
@@ -157,7 +163,8 @@ class Ensembles:
             steps = _steps(definition.config)
             index = next(index for index, step in enumerate(steps) if self._key_of(key, step) == path[1])
             message = f"ensembles contain each other: {' -> '.join(path)}"
-            raise error_of([_problem(definition, index, message)], definition.config_source)
+            summary = f"circular dependency between ensembles: {path[0]} -> ... -> {path[-2]} -> {path[-1]}"
+            raise error_of([_problem(definition, index, message, summary)], definition.config_source)
 
     def _path(self, start: str, target: str, path: tuple[str, ...]) -> tuple[str, ...] | None:
         composing = self._coming.get(start) or self._composing.get(start, frozenset())
@@ -183,7 +190,7 @@ def _steps(config: ModelConfig) -> tuple[EnsembleStep, ...]:
     return config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
 
 
-def _problem(definition: ModelDefinition, index: int, message: str) -> Problem:
+def _problem(definition: ModelDefinition, index: int, message: str, summary: str) -> Problem:
     field = f"ensemble_scheduling.step[{index}].model_name"
     line, column = definition.locations.find(field) or (None, None)
-    return Problem(definition.config_source, line, column, field, message)
+    return Problem(definition.config_source, line, column, field, message, summary=summary)

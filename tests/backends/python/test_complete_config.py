@@ -61,7 +61,7 @@ def test_a_model_without_the_function_keeps_its_config(tmp_path: Path) -> None:
         (
             returning("return None"),
             "",
-            "must return a valid triton_python_backend_utils.ModelConfig object, got NoneType",
+            r"must return a valid pb.ModelConfig object\. .*model.py returned NoneType, not ",
         ),
         (returning("return 1 / 0"), "", r"ZeroDivisionError: division by zero\n\nAt:\n.*model.py\(5\): auto_complete"),
         (returning("import os; os._exit(4)"), "", "exited with code 4"),
