@@ -312,6 +312,8 @@ class Batcher:
         """Whether a sleeping worker would take something now that the entry has come, or has to watch its delay."""
         if self._rules.max_delay_ns == 0 or not self._idle.is_watched or self._form is not form_batch:
             return True
+        if self._queue.is_mixed:
+            return True  # the first of them is not to wait for others of its shape
         if not self._rules.keep_order and not self._queue.is_ripe(entry):
             return False
         return can_take(self._queue, self._rules, entry, now_ns)
@@ -359,8 +361,8 @@ class Batcher:
             return
         self._statistics.record_failures(FailureReason.REJECTED, (now_ns - entry.request.arrival_ns,))
         error = QueueFullError(
-            f"model '{self._model_name}' cannot answer in time: {num_ahead} requests are before this one, which take "
-            f"about {wait_ns / 1e6:.0f} ms; send fewer at a time, or give them more time"
+            f"Request timeout expired: model '{self._model_name}' cannot answer in time: {num_ahead} requests are "
+            f"before this one, which take about {wait_ns / 1e6:.0f} ms; send fewer at a time, or give them more time"
         )
         error.retry_after_s = self._rate.retry_after_s(num_ahead, now_ns)
         raise error

@@ -227,7 +227,7 @@ class RequestQueue:
         fit are among them, a bounded number: the policy decides what becomes of them.
         """
         if bucket.rows <= self._max_rows and not self._keep_order:
-            return list(bucket), False  # the usual case: all fit
+            return list(bucket), self._has_others_behind(bucket)  # the usual case: all fit
         entries: list[QueueEntry] = []
         total = num_misfits = 0
         for entry in bucket:
@@ -240,7 +240,16 @@ class RequestQueue:
                 num_misfits += 1
             if total >= self._max_rows or num_misfits > _MAX_LOOKAHEAD:
                 break
-        return entries, False
+        return entries, not self._keep_order and self._has_others_behind(bucket)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are entries of several buckets."""
+        return len(self._buckets) > 1
+
+    def _has_others_behind(self, bucket: EntryOrder) -> bool:
+        """Whether the best entry is of this bucket, and others wait behind it: then it does not wait for more."""
+        return self.is_mixed and self.bucket_of(next(iter(self._all))) is bucket
 
     def remove_all(self, entries: Sequence[QueueEntry]) -> None:
         """These leave, which are all different; for each as `remove`."""

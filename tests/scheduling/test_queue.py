@@ -36,7 +36,7 @@ def test_order_is_level_then_delay_then_arrival() -> None:
 def test_candidates_share_a_key() -> None:
     entries = [entry(key=key) for key in ("a", "b", "a")]
     queue = filled(*entries)
-    assert queue.candidates(queue.bucket_of(entries[0])) == ([entries[0], entries[2]], False)
+    assert queue.candidates(queue.bucket_of(entries[0])) == ([entries[0], entries[2]], True), "another waits behind it"
 
 
 def test_with_order_another_key_closes_the_candidates() -> None:
