@@ -88,6 +88,7 @@ class ServerOptions:
     log_error: bool = field(default=True, metadata=flag(LOGGING, "Log errors."))
     log_format: str = field(default="default", metadata=flag(LOGGING, "How a line looks; json is ours: one object per line.", choices=("default", "ISO8601", "json")))
     access_log: bool = field(default=False, metadata=flag(LOGGING, "Log a line for each call, whatever became of it: protocol, path, status, duration, sizes, peer, model, ids, and the name of its API key.", is_ours=True))
+    model_output_lines_per_sec: int = field(default=200, metadata=flag(LOGGING, "Lines that each child process of a model may write to the log in a second, and ten times as many at once after a pause; longer lines than 200 bytes count several times. What is beyond is dropped, and the log says how much. 0: no limit (Triton's).", minimum=0, is_ours=True))
     log_file: str = field(default="", metadata=flag(LOGGING, "File to append the log to, in place of standard error.", metavar="FILE"))
 
     model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, or one model's directory, or the address of one in an object store: s3://, gs://, as://, abfs://. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))

@@ -48,5 +48,9 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
 def _backend_config(options: ServerOptions) -> dict[str, dict[str, str]]:
     """The settings of backends, with those for all that have a flag of their own."""
     settings = options.backend_options
-    common = {"execute-timeout-seconds": str(options.execute_timeout_secs), **settings.get("", {})}
+    common = {
+        "execute-timeout-seconds": str(options.execute_timeout_secs),
+        "output-lines-per-second": str(options.model_output_lines_per_sec),
+        **settings.get("", {}),
+    }
     return {**settings, "": common}

@@ -22,7 +22,7 @@ from modelserver.config.message import config_from_json, config_to_json
 from modelserver.core.call_origin import CallOrigin
 from modelserver.execution.process import ProcessInstance
 from modelserver.execution.process_call import call_in_process
-from modelserver.execution.recipe import ProcessOptions, Recipe, execute_timeout_s
+from modelserver.execution.recipe import ProcessOptions, Recipe, execute_timeout_s, output_lines_per_s
 
 from .environment import PythonEnvironment, environment_of
 
@@ -127,6 +127,7 @@ class PythonBackend(Backend):
         options = ProcessOptions(
             start_timeout_s=_start_timeout_s(context),
             execute_timeout_s=execute_timeout_s(context),
+            output_lines_per_s=output_lines_per_s(context),
             environment={**_thread_limits(num_instances), **environment.variables},
             interpreter=environment.interpreter,
             busy_wait_us=_busy_wait_us(context),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -12,23 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelserver.errors import InternalError
 from modelserver.execution.channel import Channel, PeerGoneError
-from modelserver.execution.child_log import parse_access, parse_line
+from modelserver.execution.child_output import DEFAULT_LINES_PER_S, ChildOutput
 from modelserver.execution.messages import Began, Begin
 from modelserver.execution.shared_buffer import SharedBuffer
-from modelserver.telemetry.access_log import write_access
-
-_logger = logging.getLogger(__name__)
 
 _ENTRY = str(Path(__file__).with_name("child_main.py"))
-_TAIL_LINES = 20
-_MAX_LINE_BYTES = 8 << 10
 # For every child, unless the server's environment says otherwise: arrays of megabytes are taken from and
 # given back to glibc's heap, not mapped and faulted in anew for each batch.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
@@ -60,18 +53,18 @@ class ChildProcess:
         *,
         interpreter: str = "",
         has_access_log: bool = False,
+        output_lines_per_s: int = DEFAULT_LINES_PER_S,
     ) -> None:
         """`descriptors` are inherited under their numbers; `interpreter` is a Python other than the server's.
 
         `has_access_log`: lines of the access log are written by it; a model's code could forge such lines.
+        `output_lines_per_s` is what it may write to the log; 0: no limit.
 
         Raises OSError when no process can be started.
         """
         self.name = name
         self.exit_report: ExitReport | None = None
-        self._has_access_log = has_access_log
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._partial = b""
+        self._log = ChildOutput(name, lines_per_s=output_lines_per_s, has_access_log=has_access_log)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         outgoing, incoming = SharedBuffer.create(f"{name}:inputs"), SharedBuffer.create(f"{name}:outputs")
         lifeline, self._lifeline = os.pipe()
@@ -179,9 +172,8 @@ class ChildProcess:
         status = self._process.wait()
         while self._read_output():
             continue
-        if self._partial:
-            self._log_line(self._partial)
-        self.exit_report = ExitReport(status, tuple(self._tail))
+        self._log.finish()
+        self.exit_report = ExitReport(status, self._log.tail())
         self.channel.shutdown()  # wakes the thread that waits for an answer, even if a grandchild holds the other end
         os.close(self._lifeline)
         os.close(self._output)
@@ -199,18 +191,5 @@ class ChildProcess:
             with contextlib.suppress(KeyError):
                 self._poll.unregister(self._output)
             return False
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        if len(self._partial) > _MAX_LINE_BYTES:
-            lines.append(self._partial)
-            self._partial = b""
-        for line in lines:
-            self._log_line(line)
+        self._log.feed(data)
         return True
-
-    def _log_line(self, line: bytes) -> None:
-        if self._has_access_log and (fields := parse_access(line)) is not None:
-            write_access(fields)
-            return
-        level, text = parse_line(line[:_MAX_LINE_BYTES])
-        self._tail.append(text)
-        _logger.log(level, "%s: %s", self.name, text)

@@ -17,7 +17,7 @@ from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.hosting import backend_recipe, find_class, reference
 from modelserver.execution.process import ProcessInstance
 from modelserver.execution.process_call import call_in_process
-from modelserver.execution.recipe import ProcessOptions, Recipe, execute_timeout_s
+from modelserver.execution.recipe import ProcessOptions, Recipe, execute_timeout_s, output_lines_per_s
 
 # Completing a config may take as long as loading the model.
 _COMPLETE_TIMEOUT_S = 300.0
@@ -87,6 +87,7 @@ class HostedBackend(Backend):
             backend_recipe(reference(self._class), context, placement),
             ProcessOptions(
                 execute_timeout_s=execute_timeout_s(context),
+                output_lines_per_s=output_lines_per_s(context),
                 environment=_thread_limits(num_instances),
                 is_wanted=context.is_wanted,
             ),

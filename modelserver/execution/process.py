@@ -91,6 +91,7 @@ class ProcessInstance(BatchInstance):
             idle_s=options.idle_s,
             environment=options.environment,
             interpreter=options.interpreter,
+            output_lines_per_s=options.output_lines_per_s,
         )
         self._supervisor.start(self)
         failure = self._supervisor.wait_for_start(options.is_wanted)

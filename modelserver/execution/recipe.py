@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modelserver.backend import BackendContext, ConfigError, always
+from modelserver.execution.child_output import DEFAULT_LINES_PER_S
 from modelserver.execution.messages import Begin
 from modelserver.execution.restart import RestartOptions
 
@@ -36,14 +37,24 @@ class Recipe:
 def execute_timeout_s(context: BackendContext) -> float | None:
     """How long a process of the model may take for a batch: its parameter EXECUTE_TIMEOUT_SECONDS, or else the server's
     --execute-timeout-secs; None: for ever. Raises ConfigError."""
-    text = context.options.get("execute-timeout-seconds", "")
-    try:
-        default = float(text) if text else 0.0
-    except ValueError:
-        raise ConfigError(
-            f"--backend-config=execute-timeout-seconds={text}: expected a number of seconds; use --execute-timeout-secs"
-        ) from None
+    default = _common_setting(context, "execute-timeout-seconds", 0.0)
     return context.float_parameter("EXECUTE_TIMEOUT_SECONDS", default) or None
+
+
+def output_lines_per_s(context: BackendContext) -> int:
+    """How many lines a second a process of the model may write to the log: --model-output-lines-per-sec.
+
+    Raises ConfigError.
+    """
+    return int(_common_setting(context, "output-lines-per-second", DEFAULT_LINES_PER_S))
+
+
+def _common_setting(context: BackendContext, key: str, default: float) -> float:
+    text = context.options.get(key, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise ConfigError(f"--backend-config={key}={text}: expected a number") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +81,6 @@ class ProcessOptions:
     restart: RestartOptions = field(default_factory=RestartOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = ""
+    # What it may write to the log; 0: no limit.
+    output_lines_per_s: int = DEFAULT_LINES_PER_S
     is_wanted: Callable[[], bool] = always

@@ -85,6 +85,7 @@ class Supervisor:
         idle_s: float,
         environment: Mapping[str, str],
         interpreter: str,
+        output_lines_per_s: int,
     ) -> None:
         self.state = State.STARTING
         self.num_trimmed = 0  # the number of batches when memory was given back
@@ -95,6 +96,7 @@ class Supervisor:
         self._idle_s = idle_s
         self._environment = environment
         self._interpreter = interpreter
+        self._output_lines_per_s = output_lines_per_s
         self._changed = threading.Condition()
         self._has_stood = False
         self._child: ChildProcess | None = None
@@ -220,7 +222,12 @@ class Supervisor:
     def _run_child(self, charge: Charge) -> Death:
         """Start a child and stay with it until its end; why it ended."""
         try:
-            child = ChildProcess(self._name, self._environment, interpreter=self._interpreter)
+            child = ChildProcess(
+                self._name,
+                self._environment,
+                interpreter=self._interpreter,
+                output_lines_per_s=self._output_lines_per_s,
+            )
         except OSError as error:
             failure = InternalError(f"cannot start a process for {self._name}: {error}")
             return Death(failure, RestartReason.NOT_STARTED)

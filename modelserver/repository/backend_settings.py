@@ -17,6 +17,7 @@ FOR_ALL = frozenset(
         "default-max-batch-size",
         "execute-timeout-seconds",
         "min-compute-capability",
+        "output-lines-per-second",
     }
 )
 

@@ -507,6 +507,20 @@ def test_output_goes_to_the_log_line_by_line(caplog: pytest.LogCaptureFixture) -
     assert "broken_0: ValueError: oh" in messages
 
 
+def test_a_model_that_prints_without_end_does_not_fill_the_log(
+    start: Callable[..., ProcessInstance], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    instance = start(options=ProcessOptions(output_lines_per_s=10))
+    with pytest.raises(InternalError, match="exited with code 3; its last output was:\na flood\na flood"):
+        instance.execute([request(do="flood 200000")])
+    messages = [record.getMessage() for record in caplog.records]
+    # As long as the reading takes, there are ten more each second.
+    assert messages.count("echo_0: a flood") < 10_000
+    dropped = [int(message.split()[1]) for message in messages if "lines of its output" in message]
+    assert messages.count("echo_0: a flood") + sum(dropped) == 200_000
+
+
 def test_a_readiness_that_hangs_ends_the_process(start: Callable[..., ProcessInstance]) -> None:
     instance = start("never_ready", ProcessOptions(ready_timeout_s=0.2))
     restarts = ProcessRestarts()

@@ -65,6 +65,10 @@ class EchoInstance(BatchInstance):
     def refuse(self, _request: InferRequest, text: str) -> ServerError:
         return InvalidArgumentError(text)
 
+    def flood(self, _request: InferRequest, num_lines: str) -> None:
+        print("a flood\n" * int(num_lines), end="")
+        os._exit(3)
+
     def sleep(self, _request: InferRequest, seconds: str) -> None:
         time.sleep(float(seconds))
 
