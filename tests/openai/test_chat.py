@@ -351,3 +351,11 @@ def test_a_plain_model_has_no_conversations(http: httpx.Client) -> None:
     error = answer.json()["error"]
     assert "model 'plain' has no input 'messages'" in error["message"]
     assert error["param"] == "messages"
+
+
+def test_the_model_says_which_roles_there_are(http: httpx.Client) -> None:
+    """A template may know others than OpenAI's."""
+    messages = [{"role": "ipython", "content": "4"}, {"role": "user", "content": say(report=True)}]
+    answer = http.post("/v1/chat/completions", json={"model": "mock", "messages": messages})
+    report = json.loads(answer.json()["choices"][0]["message"]["content"])
+    assert json.loads(report["messages"])["messages"][0] == {"role": "ipython", "content": "4"}

@@ -101,6 +101,30 @@ def test_paths_and_methods(http: httpx.Client) -> None:
     assert wrong.json()["error"]["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/model/mock", "did you mean /v1/models/mock?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/models/mock/infer", "did you mean /v2/models/mock/infer?"),
+        ("/v2/models/mock/infr", "did you mean /v2/models/mock/infer?"),
+        ("/v1/nothing", "paths here begin with /v1/chat, /v1/completions, /v1/embeddings, /v1/models"),
+        ("/v2/nothing", "paths here begin with /v2/"),
+        ("/elsewhere", "paths here begin with /detokenize, /health,"),
+    ],
+)
+def test_a_hint_stays_within_the_api_that_was_asked(http: httpx.Client, path: str, hint: str) -> None:
+    answer = http.post(path, json={})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert hint in message
+    assert "/v1/" not in message or not path.startswith("/v2")
+    assert "/v2/" not in message or not path.startswith("/v1")
+
+
 def test_a_body_over_the_limit(tmp_path: Path) -> None:
     write_mock_llm(tmp_path, "mock")
     with running_server(tmp_path, http_max_input_size=2000) as server:

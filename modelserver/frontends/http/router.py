@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -68,11 +69,37 @@ class Router:
         return _find(self._root, path.removesuffix("/").split("/")[1:], 0)
 
     def nearest(self, path: str) -> str | None:
-        """The pattern that looks most like `path`, for an error message."""
+        """The path that `path` may have meant, for an error message: one of the same API, with the same names in it.
+
+        Whoever leaves the API's prefix out, or gives it twice, is told the path with it once.
+        """
         if len(path) > _MAX_HINT_LEN:
             return None
-        matches = difflib.get_close_matches(path, self._patterns, n=1, cutoff=0.5)
-        return matches[0] if matches else None
+        segments = path.strip("/").split("/")
+        start = segments[0]
+        if start not in self._root.literals:
+            return next((found for root in self._root.literals if self.find(found := f"/{root}{path}")), None)
+        if segments[1:2] == [start] and self.find("/" + "/".join(segments[1:])):
+            return "/" + "/".join(segments[1:])
+        known = [pattern for pattern in self._patterns if pattern.startswith(f"/{start}/")]
+        named = [_with_names(pattern, segments) for pattern in known]
+        # The start that all of them share says nothing.
+        rests = difflib.get_close_matches(path[len(start) + 2 :], [each[len(start) + 2 :] for each in named], n=1)
+        return f"/{start}/{rests[0]}" if rests else None
+
+    def starts(self, path: str) -> list[str]:
+        """How paths of the API that `path` belongs to begin, or, if there is none, how those of all APIs do."""
+        patterns = [pattern.strip("/").split("/") for pattern in self._patterns]
+        start = path.strip("/").split("/")[0]
+        within = {f"/{start}/{each[1]}" for each in patterns if each[0] == start and len(each) > 1}
+        return sorted(within or {f"/{each[0]}" for each in patterns})
+
+
+def _with_names(pattern: str, segments: list[str]) -> str:
+    """The pattern with the segments of a path in place of its variables, where the path has them."""
+    own = pattern.strip("/").split("/")
+    pairs = itertools.zip_longest(own, segments[: len(own)], fillvalue="")
+    return "/" + "/".join(given or one if one.startswith("{") else one for one, given in pairs)
 
 
 def allowed_methods(calls: Mapping[str, RouteCall]) -> list[str]:

@@ -131,7 +131,8 @@ class HttpFrontend:
 
     def _unknown(self, path: str) -> NotFoundError:
         nearest = self._router.nearest(path)
-        hint = f"; did you mean {nearest}?" if nearest else "; this server's paths start with /v2 or /v1"
+        starts = ", ".join(self._router.starts(path))
+        hint = f"; did you mean {nearest}?" if nearest else f"; paths here begin with {starts}"
         return NotFoundError(f"Not Found: there is no path '{path:.200}'{hint}")
 
     def _live(self, exchange: HttpExchange) -> None:

@@ -11,6 +11,8 @@ from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+# Templates may know others, such as ipython: the model says whether its own does.
+_MAX_ROLE_LEN = 64
 # What OpenAI calls developer now is the system of every template, and what it called function their tool.
 _RENAMED = {"developer": "system", "function": "tool"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -33,8 +35,10 @@ def read_messages(fields: Fields, limits: OpenAiLimits) -> list[Message]:
 
 def _read_message(fields: Fields) -> Message:
     fields.need("role", f"one of {', '.join(_ROLES)}")
-    role = fields.word("role", _ROLES)
-    message: Message = {"role": _RENAMED.get(role or "", role), "content": _read_content(fields)}
+    role = fields.text("role") or ""
+    if not 0 < len(role) <= _MAX_ROLE_LEN:
+        raise fields.wrong("role", f"one of {', '.join(_ROLES)}, or another that the model's template knows", role)
+    message: Message = {"role": _RENAMED.get(role, role), "content": _read_content(fields)}
     for name in ("name", "tool_call_id"):
         text = fields.text(name)
         if text is not None:

@@ -43,16 +43,28 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "watermarking": (),
     "lora_name": (),
-    "prediction": (),
     "audio": (),
     "web_search_options": (),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "kv_transfer_params": ({},),
+    "mirostat": (0,),
+    "typical_p": (1, 1.0),
+    "top_n_sigma": (-1, -1.0),
+    "xtc_probability": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
 }
-# What says nothing about the answer; it must be of its type all the same.
+# Other servers' names of what this API has.
+_OTHER_NAMES: dict[str, str] = {
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+}
+# What says nothing about the answer; it must be of its type all the same. A prediction only makes it come sooner.
 _TEXTS_WITHOUT_EFFECT = (
     "user",
     "service_tier",
@@ -61,6 +73,7 @@ _TEXTS_WITHOUT_EFFECT = (
     "prompt_cache_retention",
     "verbosity",
 )
+_OBJECTS_WITHOUT_EFFECT = ("metadata", "prediction")
 _FLAGS_WITHOUT_EFFECT = ("store", "spaces_between_special_tokens")
 
 
@@ -71,11 +84,15 @@ def refuse_unsupported(fields: Fields, *, offered: Collection[str] = ()) -> None
         value = fields.document.get(name)
         if value is not None and value not in neutral and name not in offered:
             raise unsupported(fields, name, "this server does not offer it")
+    for name, ours in _OTHER_NAMES.items():
+        if fields.has(name):
+            raise unsupported(fields, name, f"say '{ours}', as OpenAI's and vLLM's clients do")
     for name in _TEXTS_WITHOUT_EFFECT:
         fields.text(name)
     for name in _FLAGS_WITHOUT_EFFECT:
         fields.flag(name)
-    fields.mapping("metadata")
+    for name in _OBJECTS_WITHOUT_EFFECT:
+        fields.mapping(name)
 
 
 def unsupported(fields: Fields, name: str, why: str) -> ParameterError:

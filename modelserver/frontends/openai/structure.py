@@ -1,4 +1,4 @@
-"""What the generated text must be: `response_format` and vLLM's `structured_outputs` -> one object of constraints."""
+"""What the generated text must be, in OpenAI's words and those of other servers -> one object of constraints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from modelserver.frontends.openai.sampling import unsupported
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+# Members of the request that are a constraint, or an option of one: vLLM's, then llama.cpp's and SGLang's.
+_MEMBERS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+_UNSUPPORTED_MEMBERS = ("guided_whitespace_pattern", "guided_json_object", "structural_tag", "grammar_triggers")
+# TGI's `grammar` is an object of these types.
+_GRAMMAR_TYPES = {"json": "json", "json_schema": "json", "json_object": "json", "regex": "regex"}
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _MAX_CHOICES = 4096
 
@@ -20,12 +33,15 @@ def read_structure(fields: Fields) -> dict[str, Any] | None:
 
     Raises ParameterError for one that is malformed, and for more than one.
     """
+    for name in _UNSUPPORTED_MEMBERS:
+        if fields.document.get(name):
+            raise unsupported(fields, name, f"use structured_outputs with one of {', '.join(_KINDS)}")
     found = [
         (name, structure)
         for name, structure in (
             ("response_format", _read_format(fields)),
             ("structured_outputs", _read_structured(fields)),
-            *((name, _read_guided(fields, name)) for name in _GUIDED),
+            *((name, _read_member(fields, name)) for name in _MEMBERS),
         )
         if structure is not None
     ]
@@ -53,7 +69,11 @@ def _read_format(fields: Fields) -> dict[str, Any] | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return {"json_object": True}
+        # llama.cpp's form has the schema beside the type.
+        if not response_format.has("schema"):
+            return {"json_object": True}
+        check_schema(response_format, "schema", response_format.document["schema"])
+        return {"json": response_format.document["schema"]}
     if kind == "structural_tag":
         raise unsupported(response_format, "type", "use json_schema, or structured_outputs")
     response_format.need("json_schema", "an object with the schema")
@@ -87,9 +107,25 @@ def _read_structured(fields: Fields) -> dict[str, Any] | None:
     return given
 
 
-def _read_guided(fields: Fields, name: str) -> dict[str, Any] | None:
-    value = _read_kind(fields, name, _GUIDED[name])
-    return None if value is None else {_GUIDED[name]: value}
+def _read_member(fields: Fields, name: str) -> dict[str, Any] | None:
+    if name == "grammar" and isinstance(fields.document.get(name), dict):
+        return _read_typed_grammar(fields, name)
+    kind = _MEMBERS[name]
+    # An empty text says nothing in llama.cpp's requests; vLLM's are never empty.
+    if name in ("grammar", "json_schema", "regex", "ebnf") and fields.document.get(name) == "":
+        return None
+    value = _read_kind(fields, name, kind)
+    return None if value is None else {kind: value}
+
+
+def _read_typed_grammar(fields: Fields, name: str) -> dict[str, Any]:
+    """TGI's `{"type": "json", "value": schema}`."""
+    grammar = fields.fields(name)
+    assert grammar is not None, "it is there"
+    grammar.need("type", f"one of {', '.join(_GRAMMAR_TYPES)}")
+    kind = _GRAMMAR_TYPES[grammar.word("type", tuple(_GRAMMAR_TYPES)) or ""]
+    grammar.need("value", "the schema or the regular expression")
+    return {kind: _read_kind(grammar, "value", kind)}
 
 
 def _read_kind(fields: Fields, name: str, kind: str) -> Any:
