@@ -30,6 +30,7 @@ RESERVED_PREFIX = "triton_"
 # Who a caller is, by the flag --callers-by; the name of a header follows.
 BY_ADDRESS, BY_HEADER = "address", "header:"
 _MAX_CALLER_LEN = 128
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 # Where clients send an API key: no model gets to see one.
 KEY_HEADERS = ("authorization", "x-api-key")
 
@@ -122,6 +123,38 @@ class Access:
         if name in RESERVED_PARAMETERS or name.startswith(RESERVED_PREFIX):
             raise InvalidArgumentError(f"header '{name:.100}' cannot be forwarded: that parameter's name is reserved")
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """Web pages that may call the server from a browser, by their origins; `*` is every page.
+
+    `allows_credentials`: with cookies and certificates that the browser has. API keys need it not.
+    """
+
+    origins: tuple[str, ...] = ()
+    allows_credentials: bool = False
+
+    def allowed(self, origin: str) -> str | None:
+        """What a page of that origin is told that may call; None if it may not."""
+        if "*" in self.origins:
+            return "*"
+        return origin if origin.lower() in self.origins else None
+
+
+def parse_cors(flag: str, origins: Sequence[str], *, allows_credentials: bool) -> Cors:
+    """The rules that the flags write. Raises InvalidArgumentError for what is no origin."""
+    for origin in origins:
+        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+            raise InvalidArgumentError(
+                f"{flag} expects an origin as browsers write it, such as https://chat.example.com or "
+                f"http://localhost:3000, or * for every page, got '{origin:.100}'"
+            )
+    if allows_credentials and "*" in origins:
+        raise InvalidArgumentError(
+            f"{flag}=* and --http-cors-credentials exclude each other: browsers refuse both together; name the origins"
+        )
+    return Cors(tuple(origin.lower() for origin in origins), allows_credentials)
 
 
 def parse_access(

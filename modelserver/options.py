@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelserver.access import Access, parse_access, parse_callers_by
+from modelserver.access import Access, Cors, parse_access, parse_callers_by, parse_cors
 from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.caller_limits import CallerLimits, parse_limits_flag
 from modelserver.config.gpu_limits import parse_gpu_limits
@@ -127,6 +127,8 @@ class ServerOptions:
     http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to hand to models as request parameters, with their names as they came; it may match anywhere in a name, in whatever case.", metavar="REGEX"))
     http_thread_count: int = field(default=8, metadata=flag(HTTP, "One event loop serves all connections, whatever this says.", state=_NOT_YET, minimum=1))
     http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need the header KEY with that value: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging. Repeat for several.", metavar="API[,API...]:KEY=VALUE"))
+    http_cors_origin: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Origin whose web pages may call the server from a browser (CORS), or * for every page. Repeat for several.", metavar="ORIGIN", is_ours=True))
+    http_cors_credentials: bool = field(default=False, metadata=flag(HTTP, "Let these pages send cookies and client certificates of the browser; API keys do not need it.", is_ours=True))
 
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
     grpc_address: str = field(default="", metadata=flag(GRPC, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))
@@ -215,7 +217,7 @@ class ServerOptions:
             raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
         _check_ports(self)
         _check_tls(self)
-        self.http_access, self.grpc_access, self.trace_options, self.default_caller_limits  # noqa: B018 - raise for no rule
+        self.http_access, self.http_cors, self.grpc_access, self.trace_options, self.default_caller_limits  # noqa: B018 - raise for no rule
         missing = [path for path in self.backend_directory if not Path(path).is_dir()]
         if missing:
             raise InvalidArgumentError(f"--backend-directory: there is no directory {missing[0]}")
@@ -275,6 +277,11 @@ class ServerOptions:
             is_logged=self.access_log,
             callers_by=parse_callers_by("--callers-by", self.callers_by),
         )
+
+    @property
+    def http_cors(self) -> Cors:
+        """Which web pages may call over HTTP."""
+        return parse_cors("--http-cors-origin", self.http_cors_origin, allows_credentials=self.http_cors_credentials)
 
     @property
     def grpc_access(self) -> Access:

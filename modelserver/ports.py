@@ -93,7 +93,7 @@ def wire_limits(options: ServerOptions) -> WireLimits:
 
 def http_limits(options: ServerOptions) -> HttpLimits:
     """The limits of the HTTP frontend."""
-    return HttpLimits(max_body_bytes=options.http_max_input_size, access=options.http_access)
+    return HttpLimits(max_body_bytes=options.http_max_input_size, access=options.http_access, cors=options.http_cors)
 
 
 def grpc_limits(options: ServerOptions) -> GrpcLimits:

@@ -13,6 +13,7 @@ from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.access_log import with_access_log
 from modelserver.frontends.http.clouds import sagemaker_frontend, vertex_ai_frontend
+from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.keyed import http_frontend, keyed_cloud, keyed_metrics
 from modelserver.frontends.http.metrics import MetricsFrontend
@@ -37,11 +38,12 @@ class ServerFrontends:
     def make(self, metrics: ServerMetrics) -> Frontends:
         """Those that the options ask for."""
         options = self._options
+        page = MetricsFrontend(metrics.collect) if options.allow_metrics else None
         return Frontends(
             dataplane=self._dataplane,
-            http=with_access_log(self._http(), is_logged=self._logs_access) if options.allow_http else None,
+            http=self._whole_http(page) if options.allow_http else None,
             grpc=self._grpc() if options.allow_grpc else None,
-            metrics=keyed_metrics(MetricsFrontend(metrics.collect), self._keys) if options.allow_metrics else None,
+            metrics=keyed_metrics(page, self._keys) if page is not None else None,
             sagemaker=with_access_log(self._sagemaker(), is_logged=options.access_log)
             if options.allow_sagemaker
             else None,
@@ -51,8 +53,13 @@ class ServerFrontends:
             logs=self._controlplane.logs,
         )
 
-    def _http(self) -> KServeFrontend:
-        return http_frontend(self._dataplane, self._controlplane, http_limits(self._options), self._keys)
+    def _http(self, metrics: MetricsFrontend | None = None) -> KServeFrontend:
+        return http_frontend(self._dataplane, self._controlplane, http_limits(self._options), self._keys, metrics)
+
+    def _whole_http(self, metrics: MetricsFrontend | None) -> HttpFrontend:
+        """What the HTTP port serves, of one process or of several: front processes see to CORS themselves."""
+        frontend = with_access_log(self._http(metrics), is_logged=self._logs_access)
+        return with_cors(frontend, self._options.http_cors) if self._options.wire_processes == 1 else frontend
 
     def _grpc(self) -> GrpcFrontend:
         limits = grpc_limits(self._options)

@@ -101,6 +101,25 @@ class Engine:
         return cls(options=options, runner=runner, tokenizer=tokenizer)
 
     @property
+    def cache_config(self) -> dict[str, object]:
+        """How large the KV cache is and how it is used, in the words of vLLM's `cache_config_info`.
+
+        `num_gpu_blocks` are those that sequences may hold, on whatever device.
+        """
+        options = self.options
+        return {
+            "block_size": self._kv.block_size,
+            "num_gpu_blocks": self._kv.pool.num_usable,
+            "num_cpu_blocks": None,
+            "num_gpu_blocks_override": options.num_gpu_blocks_override,
+            "cache_dtype": "auto",
+            "enable_prefix_caching": self._kv.is_prefix_caching,
+            "gpu_memory_utilization": options.gpu_memory_utilization,
+            "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
+            "sliding_window": self._kv.window,
+        }
+
+    @property
     def has_work(self) -> bool:
         return bool(self._deliveries) or self._inflight is not None or bool(self._grammars)
 

@@ -125,7 +125,8 @@ class LlmInstance(StepInstance):
         return self._max_waiting is None or self.engine.statistics.num_waiting < self._max_waiting
 
     def measure(self) -> list[Measurement]:
-        return measure(self.engine.statistics)
+        num_unread = len(self._long_texts) + len(self._embeddings)
+        return measure(self.engine.statistics, num_unread=num_unread, cache=self.engine.cache_config)
 
     def close(self) -> None:
         self._long_texts.close()

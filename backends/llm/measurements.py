@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from modelserver.backend import Measurement
 
@@ -10,12 +10,6 @@ from .engine_statistics import EngineStatistics, Histogram
 
 _NUMBERS: tuple[tuple[str, str, str, Callable[[EngineStatistics], float]], ...] = (
     ("num_requests_running", "gauge", "Sequences that are computed step by step", lambda s: s.num_running),
-    (
-        "num_requests_waiting",
-        "gauge",
-        "Sequences that wait for their turn, or again for blocks",
-        lambda s: s.num_waiting,
-    ),
     ("kv_cache_usage_perc", "gauge", "Share of the KV cache's blocks in use, 0 to 1", lambda s: s.kv_cache_usage),
     ("prompt_tokens", "counter", "Tokens of the prompts that were computed or found", lambda s: s.num_prompt_tokens),
     ("prompt_tokens_cached", "counter", "Of these, found in the prefix cache", lambda s: s.num_cached_prompt_tokens),
@@ -53,9 +47,20 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStatistics], Histogram]], ...
 _TIME_PER_OUTPUT_TOKEN = "time_per_output_token_seconds"  # noqa: S105  # no password
 
 
-def measure(statistics: EngineStatistics) -> list[Measurement]:
-    """All of them, as they are now; may be called while a step runs."""
+def measure(
+    statistics: EngineStatistics, *, num_unread: int = 0, cache: Mapping[str, object] | None = None
+) -> list[Measurement]:
+    """All of them, as they are now; may be called while a step runs.
+
+    `num_unread` requests were taken on, and wait for the engine; `cache` describes the KV cache where there is one.
+    """
     found = [Measurement(f"vllm:{name}", kind, text, float(read(statistics))) for name, kind, text, read in _NUMBERS]
+    text = "Requests that wait: in the model's queue, to become tokens, for their turn, or again for blocks"
+    num_waiting = float(statistics.num_waiting + num_unread)
+    found.insert(1, Measurement("vllm:num_requests_waiting", "gauge", text, num_waiting, adds_queue=True))
+    if cache is not None:
+        labels = {name: str(value) for name, value in cache.items()}
+        found.append(Measurement("vllm:cache_config_info", "gauge", "The KV cache; the value is always 1", 1.0, labels))
     found += [
         Measurement(
             "vllm:request_success",

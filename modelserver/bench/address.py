@@ -65,7 +65,7 @@ class Address:
         except ConnectionRefusedError:
             raise UnavailableError(
                 f"no server answers at {self}: connection refused; start one with "
-                "'modelserver serve --model-repository=DIRECTORY', or say where it is with -u"
+                "'modelserver serve --model-repository=DIRECTORY', or say where it is with -u or MODELSERVER_URL"
             ) from None
         except ssl.SSLError as error:
             raise UnavailableError(f"no TLS with {self}: {error}") from None

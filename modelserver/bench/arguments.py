@@ -32,6 +32,9 @@ from modelserver.flags import TRUE_WORDS
 
 # As of our other commands; not a flag, since other users of the machine see those.
 _KEY_VARIABLE = "MODELSERVER_API_KEY"
+# As for every command that asks a server: where it is, and TLS files in PEM form.
+_URL_VARIABLE = "MODELSERVER_URL"
+_TLS_VARIABLES = ("MODELSERVER_CA_FILE", "MODELSERVER_CLIENT_CERT", "MODELSERVER_CLIENT_KEY")
 
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 DEFAULT_SEQUENCE_LENGTH = 20
@@ -106,25 +109,27 @@ def _report(found: argparse.Namespace) -> ReportOptions:
 
 
 def _address(found: argparse.Namespace, is_grpc: bool) -> Address:
+    url = found.url or os.environ.get(_URL_VARIABLE, "") or "localhost"
+    authorities, certificate, key = (os.environ.get(name, "") for name in _TLS_VARIABLES)
+    is_secure = url.startswith(("https://", "grpcs://"))
     if not is_grpc:
         tls = Tls(
-            found.ssl_https_ca_certificates_file,
-            found.ssl_https_client_certificate_file,
-            found.ssl_https_private_key_file,
+            found.ssl_https_ca_certificates_file or authorities,
+            found.ssl_https_client_certificate_file or certificate,
+            found.ssl_https_private_key_file or key,
             is_peer_verified=bool(found.ssl_https_verify_peer),
             is_host_verified=bool(found.ssl_https_verify_host),
         )
         check_files(tls)
-        is_secure = found.url.startswith("https://")
-        return parse_address(found.url or "localhost", default_port=HTTP_PORT, tls=tls if is_secure else None)
+        return parse_address(url, default_port=HTTP_PORT, tls=tls if is_secure else None)
     tls = Tls(
-        found.ssl_grpc_root_certifications_file,
-        found.ssl_grpc_certificate_chain_file,
-        found.ssl_grpc_private_key_file,
+        found.ssl_grpc_root_certifications_file or authorities,
+        found.ssl_grpc_certificate_chain_file or certificate,
+        found.ssl_grpc_private_key_file or key,
     )
     check_files(tls)
-    is_secure = found.ssl_grpc_use_ssl.lower() in TRUE_WORDS
-    return parse_address(found.url or "localhost", default_port=GRPC_PORT, tls=tls if is_secure else None)
+    is_secure = is_secure or found.ssl_grpc_use_ssl.lower() in TRUE_WORDS
+    return parse_address(url, default_port=GRPC_PORT, tls=tls if is_secure else None)
 
 
 def _composing(entry: str) -> tuple[str, str]:

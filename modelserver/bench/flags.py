@@ -72,7 +72,13 @@ def _add_service(group: Any) -> None:
     group.add_argument("--version", action="store_true", help="Show modelserver's version.")
     group.add_argument("-m", "--model", metavar="MODEL", help="Name of the model.")
     group.add_argument("-x", "--model-version", default="", metavar="VERSION", help="The newest without it.")
-    group.add_argument("-u", "--url", default="", metavar="HOST:PORT", help="localhost:8000, or :8001 with -i grpc.")
+    group.add_argument(
+        "-u",
+        "--url",
+        default="",
+        metavar="HOST:PORT",
+        help="MODELSERVER_URL, else localhost:8000, or :8001 with -i grpc.",
+    )
     group.add_argument("-i", "--protocol", default="http", type=str.lower, choices=("http", "grpc"))
     group.add_argument("--streaming", action="store_true", help="gRPC's ModelStreamInfer.")
     group.add_argument("--service-kind", default="triton", metavar="triton")

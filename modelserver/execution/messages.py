@@ -96,6 +96,7 @@ class MeasurementRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     labels: dict[str, str]
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
+    adds_queue: bool = False
 
     @classmethod
     def of(cls, measured: Measurement) -> MeasurementRecord:
@@ -107,10 +108,13 @@ class MeasurementRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
             dict(measured.labels),
             tuple(measured.bounds),
             tuple(measured.counts),
+            measured.adds_queue,
         )
 
     def measurement(self) -> Measurement:
-        return Measurement(self.name, self.kind, self.text, self.value, self.labels, self.bounds, self.counts)
+        return Measurement(
+            self.name, self.kind, self.text, self.value, self.labels, self.bounds, self.counts, self.adds_queue
+        )
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):

@@ -29,6 +29,7 @@ from modelserver.execution.channel import PeerGoneError
 from modelserver.execution.child_exchange import Exchange
 from modelserver.execution.hosted_request import HostedRequest
 from modelserver.execution.messages import Measured, MeasurementRecord
+from modelserver.telemetry.measurement import with_queue
 
 # How long requests may be taken on before those at hand get their next step.
 _TAKE_BUDGET_NS = 5_000_000
@@ -203,7 +204,9 @@ class StepHost(BatchInstance):
 
     def _measure(self) -> None:
         self._measured_ns = time.monotonic_ns()
-        records = [MeasurementRecord.of(measurement) for measurement in self._instance.measure()]
+        # What has come and has no room yet waits in neither the server's queue nor the instance.
+        measured = with_queue(self._instance.measure(), self._num_untaken)
+        records = [MeasurementRecord.of(measurement) for measurement in measured]
         self._exchange.send(Measured(measurements=records))
 
 

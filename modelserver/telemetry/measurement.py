@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
@@ -14,7 +14,8 @@ class Measurement:
 
     `kind` is "counter" (its name on the page gets `_total`), "gauge" or "histogram"; a histogram has a `value` that is
     the sum of what was observed, and in `counts` how many were up to each of `bounds`, above the one before; the last
-    are those above all.
+    are those above all. `adds_queue`: a gauge of what waits; the requests in the model's queue are added, to the first
+    instance's, as all instances share it.
     """
 
     name: str
@@ -24,6 +25,14 @@ class Measurement:
     labels: Mapping[str, str] = field(default_factory=dict)
     bounds: Sequence[float] = ()
     counts: Sequence[int] = ()
+    adds_queue: bool = False
+
+
+def with_queue(measurements: Sequence[Measurement], num_queued: int) -> Sequence[Measurement]:
+    """The measurements with the requests in the model's queue, which an instance does not see."""
+    if not num_queued:
+        return measurements
+    return [replace(each, value=each.value + num_queued) if each.adds_queue else each for each in measurements]
 
 
 def measured_families(measured: Iterable[tuple[Mapping[str, str], Sequence[Measurement]]]) -> list[Metric]:

@@ -20,7 +20,7 @@ from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.gpu_metrics import gpu_families
 from modelserver.telemetry.host import HostGauges
-from modelserver.telemetry.measurement import measured_families
+from modelserver.telemetry.measurement import measured_families, with_queue
 from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelSample, model_families
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
@@ -118,7 +118,10 @@ class ServerMetrics:
             families += gpu_families(self._gpus.read())
         families += measured_families(
             # vLLM's dashboards ask for `model_name` and `engine`, Triton's for `model` and `version`.
-            ({**sample.labels, "model_name": sample.model.name, "engine": str(position)}, measurements)
+            (
+                {**sample.labels, "model_name": sample.model.name, "engine": str(position)},
+                with_queue(measurements, 0 if position else sample.numbers.pending),
+            )
             for sample in samples
             for position, measurements in enumerate(sample.model.measure())
         )

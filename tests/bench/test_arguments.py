@@ -36,6 +36,25 @@ def test_defaults_are_those_of_perf_analyzer() -> None:
     assert options.request.output_region_bytes == 102400
 
 
+def test_the_environment_says_where_the_server_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As for every other command; a flag says otherwise."""
+    monkeypatch.setenv("MODELSERVER_URL", "http://other:9000")
+    assert parse().address == Address("other", 9000)
+    assert parse("-i", "grpc").address == Address("other", 9000)
+    assert parse("-u", "third:1").address == Address("third", 1)
+    language = parse_arguments(["-m", "m", "--llm"])
+    assert isinstance(language, LlmOptions)
+    assert language.address == Address("other", 9000)
+    authorities = tmp_path / "ca.pem"
+    authorities.touch()
+    monkeypatch.setenv("MODELSERVER_URL", "https://other")
+    monkeypatch.setenv("MODELSERVER_CA_FILE", str(authorities))
+    for protocol in ("http", "grpc"):
+        tls = parse("-i", protocol).address.tls
+        assert tls is not None
+        assert tls.authorities_file == str(authorities)
+
+
 def test_a_long_command_line() -> None:
     words = """
         -x 3 -u host:1234 -i gRPC --streaming -b 4 --concurrency-range 1:16:5 -p 1000 -s 5 -r 4 -l 20

@@ -128,8 +128,19 @@ def test_a_hint_stays_within_the_api_that_was_asked(http: httpx.Client, path: st
 def test_a_body_over_the_limit(tmp_path: Path) -> None:
     write_mock_llm(tmp_path, "mock")
     with running_server(tmp_path, http_max_input_size=2000) as server:
-        answer = httpx.post(f"http://{server.http_url}{CHAT}", json={"messages": user("a" * 3000)})
-        assert answer.status_code == 413
+        for is_http2 in (False, True):
+            with httpx.Client(http1=not is_http2, http2=is_http2, base_url=f"http://{server.http_url}") as client:
+                for path in (CHAT, "/tokenize"):
+                    answer = client.post(path, json={"messages": user("a" * 3000)})
+                    assert answer.status_code == 413
+                    assert answer.json()["error"]["code"] == "request_too_large"
+                    chunked = client.post(path, content=iter([b" " * 1500, b" " * 1500]))
+                    assert chunked.json()["error"]["code"] == "request_too_large"
+                assert isinstance(client.post("/v2/models/mock/infer", content=b" " * 3000).json()["error"], str)
+        with openai.OpenAI(base_url=f"http://{server.http_url}/v1", api_key="none", max_retries=0) as asking:
+            with pytest.raises(openai.APIStatusError, match="over the limit") as refused:
+                asking.chat.completions.create(model="mock", messages=user("a" * 3000))  # type: ignore[arg-type]
+            assert refused.value.code == "request_too_large"
         zeros = gzip.compress(b" " * 100_000)
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
         answer = httpx.post(f"http://{server.http_url}{CHAT}", content=zeros, headers=headers)

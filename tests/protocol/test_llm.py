@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def served(layout: str, checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """`one` is named by its model.json; `two` is a bare checkpoint, without a config.pbtxt; `brief` comes and goes.
+    """`one` is named by its model.json; `two` is a bare checkpoint, without a config.pbtxt; `brief` and `single`, which
+    computes one sequence at a time, come and go.
 
     In one of the layouts engines have processes of their own: nothing else may be different.
     """
@@ -49,6 +52,7 @@ def served(layout: str, checkpoints: list[Path], tmp_path_factory: pytest.TempPa
     place = {"instance_in_process": "true" if layout == "native-one-port" else "false", "num_threads": 1}
     write_llm(root, "one", checkpoints[0], kv_cache_memory_bytes=64 << 20, **place)
     write_llm(root, "brief", checkpoints[0], kv_cache_memory_bytes=8 << 20, **place)
+    write_llm(root, "single", checkpoints[0], kv_cache_memory_bytes=8 << 20, max_num_seqs=1, **place)
     shutil.copytree(checkpoints[1], root / "two" / "1")
     with running_server(root, model_control_mode="explicit", load_model=("one", "two")) as running:
         yield running
@@ -264,6 +268,32 @@ def test_metrics_have_vllms_names(served: RunningServer) -> None:
     assert grown["nv_inference_request_success_total"] == 2
     assert statistics["inference_stats"]["success"]["count"] >= 2
     assert statistics["inference_stats"]["queue"]["count"] == statistics["inference_stats"]["success"]["count"]
+
+
+def test_waiting_requests_are_counted_wherever_they_wait(served: RunningServer) -> None:
+    """One runs, one waits in the engine, the others in the queue of the model or its process: pickers see the sum."""
+    parameters = {"temperature": 0, "max_tokens": 4000, "ignore_eos": True}
+    with HttpClient(served) as http:
+        http.load("single")
+        with StreamPeer(served) as peer:
+            for _ in range(6):
+                peer.send(stream_request("single", text_input=PROMPT, sampling_parameters=parameters, stream=True))
+            peer.take(1)
+            until_true(lambda: numbers_of(served, "single")["vllm:num_requests_waiting"] == 5, "five wait")
+            peer.cancel()
+        until_true(lambda: numbers_of(served, "single")["vllm:num_requests_waiting"] == 0, "nobody waits")
+        http.unload("single")
+
+
+def test_the_kv_cache_is_described_as_endpoint_pickers_ask_for_it(served: RunningServer) -> None:
+    with urllib.request.urlopen(f"http://{served.metrics_url}/metrics") as answer:
+        text = answer.read().decode()
+    (line,) = (line for line in text.splitlines() if line.startswith("vllm:cache_config_info{") and '"one"' in line)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+    assert int(labels["block_size"]) > 0
+    assert int(labels["num_gpu_blocks"]) > 0
+    assert (labels["cache_dtype"], labels["enable_prefix_caching"], labels["engine"]) == ("auto", "True", "0")
+    assert line.endswith(" 1.0")
 
 
 def test_the_config_is_completed(client: ProtocolClient) -> None:

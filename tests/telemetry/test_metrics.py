@@ -224,6 +224,14 @@ def test_instances_measure_themselves() -> None:
         assert found["vllm:seconds_sum", tuple(sorted(of.items()))] == 2.5
 
 
+def test_what_waits_in_the_queue_is_added_once() -> None:
+    waiting = [Measurement("vllm:waiting", "gauge", "Now", 2.0, adds_queue=True)]
+    statistics = ModelStatistics(pending=lambda: 7)
+    found = parse_text(metrics(LoadedModel("llm", statistics=statistics, measured=[waiting, waiting])))
+    of = {"model": "llm", "model_name": "llm", "version": "1"}
+    assert [found["vllm:waiting", tuple(sorted({**of, "engine": engine}.items()))] for engine in "01"] == [9.0, 2.0]
+
+
 def answer(path: str, *, method: str = "GET", accept: str = "") -> HttpResponse:
     exchange = Exchange(method, path, {"accept": accept} if accept else {})
     MetricsFrontend(metrics(worked_model()).collect).handle(exchange)

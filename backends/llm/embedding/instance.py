@@ -131,7 +131,7 @@ class EncoderInstance(StepInstance):
         self._long_texts.close()
 
     def measure(self) -> list[Measurement]:
-        return measure(self.statistics)
+        return measure(self.statistics, num_unread=len(self._long_texts))
 
     def _token_ids(self, call: Call) -> list[int]:
         """Checked: the network has an embedding for each, and positions for all."""

@@ -15,7 +15,6 @@ from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.restricted import group_of
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.frontends.http.routes import HttpFrontend
-from modelserver.frontends.http.status import error_response
 from modelserver.frontends.openai import errors as openai_errors
 from modelserver.keyed_planes import check_scope, keyed_planes
 
@@ -25,23 +24,33 @@ if TYPE_CHECKING:
 
 # What load balancers ask, who have no key: whether the server lives, and is ready; nothing of a model.
 OPEN_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/health", "/ping"})
-_OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize", "/version")
 
 
 def http_frontend(
-    dataplane: DataPlane, controlplane: ControlPlane, limits: HttpLimits, keys: KeyRing | None
+    dataplane: DataPlane,
+    controlplane: ControlPlane,
+    limits: HttpLimits,
+    keys: KeyRing | None,
+    metrics: Frontend | None = None,
 ) -> HttpFrontend:
     """The frontend that these keys ask for; without any, nothing stands before a request."""
     if keys is None:
-        return HttpFrontend(dataplane, controlplane, limits)
-    return KeyedHttpFrontend(dataplane, controlplane, limits, keys)
+        return HttpFrontend(dataplane, controlplane, limits, metrics)
+    return KeyedHttpFrontend(dataplane, controlplane, limits, keys, metrics)
 
 
 class KeyedHttpFrontend(HttpFrontend):
     """Answers those who have a key for what they ask."""
 
-    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: HttpLimits, keys: KeyRing) -> None:
-        super().__init__(*keyed_planes(dataplane, controlplane, keys), limits)
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        controlplane: ControlPlane,
+        limits: HttpLimits,
+        keys: KeyRing,
+        metrics: Frontend | None = None,
+    ) -> None:
+        super().__init__(*keyed_planes(dataplane, controlplane, keys), limits, metrics)
         self._keys = keys
         # Heads that were read before are answered without the router.
         self._answer_infer = _scoped(self._answer_infer, Scope.INFER)
@@ -145,8 +154,7 @@ def _answering(call: RouteCall) -> RouteCall:
 
 
 def _refusal(error: ServerError, head: HttpHead) -> HttpResponse:
-    is_openai = head.path.startswith(_OPENAI_PATHS)
-    response = openai_errors.error_response(error) if is_openai else error_response(error)
+    response = openai_errors.error_at(head.path, error)
     if response.status == 401:
         response.headers = [*response.headers, ("WWW-Authenticate", "Bearer")]
     return response

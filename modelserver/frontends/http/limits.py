@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from modelserver.access import Access
+from modelserver.access import Access, Cors
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +24,4 @@ class HttpLimits:
     # NumPy 1.x arrays end at 32 dimensions.
     max_rank: int = 32
     access: Access = field(default_factory=Access)
+    cors: Cors = field(default_factory=Cors)

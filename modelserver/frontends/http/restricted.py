@@ -17,6 +17,7 @@ _BY_START = (
     ("/v2/cudasharedmemory/", ApiGroup.SHARED_MEMORY),
     ("/v2/trace/", ApiGroup.TRACE),
     ("/v2/logging", ApiGroup.LOGGING),
+    ("/v1/models/{id}/", ApiGroup.MODEL_REPOSITORY),  # load and unload
     ("/v1/models", ApiGroup.METADATA),
     ("/v1/", ApiGroup.INFERENCE),
 )
@@ -28,6 +29,7 @@ _BY_END = {
     "config": ApiGroup.MODEL_CONFIG,
     "stats": ApiGroup.STATISTICS,
     "overview": ApiGroup.STATISTICS,
+    "metrics": ApiGroup.STATISTICS,
     "reset": ApiGroup.MODEL_REPOSITORY,  # it changes what everybody sees
     "setting": ApiGroup.TRACE,
     "models": ApiGroup.METADATA,

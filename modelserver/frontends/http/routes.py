@@ -9,7 +9,7 @@ from modelserver.config.message import config_to_json
 from modelserver.errors import ModelAsleepError, NotFoundError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
 from modelserver.frontends.http.limits import HttpLimits
@@ -19,7 +19,7 @@ from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
-from modelserver.frontends.http.status import bare_response, error_response, json_response, message_response
+from modelserver.frontends.http.status import bare_response, json_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
 from modelserver.frontends.http.traffic import TrafficRoutes
 from modelserver.frontends.http.waking import WakingExchanges
@@ -53,7 +53,14 @@ _VERSION = "/v2/models/{name}/versions/{version}"
 class HttpFrontend:
     """Answers exchanges of KServe v2 with Triton's extensions and OpenAI's API. Called from the event loop thread."""
 
-    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        controlplane: ControlPlane,
+        limits: HttpLimits | None = None,
+        metrics: Frontend | None = None,
+    ) -> None:
+        """`metrics` answers /metrics on this port too, where they are served."""
         self._dataplane = dataplane
         self._view = Overview(dataplane, controlplane)
         self.limits = limits or HttpLimits()
@@ -69,8 +76,9 @@ class HttpFrontend:
             *TrafficRoutes(controlplane, self.limits).routes(),
             *LogRoutes(controlplane, self.limits).routes(),
             *TraceRoutes(dataplane, self.limits).routes(),
+            *(() if metrics is None else (Route("GET", "/metrics", metrics.handle),)),
         )
-        every = (*restricted(routes, self.limits.access), *OpenAi(dataplane, self.limits).routes())
+        every = (*restricted(routes, self.limits.access), *OpenAi(dataplane, controlplane, self.limits).routes())
         self._router = Router(tuple(with_peer(self._guard(route)) for route in every))
 
     def _guard(self, route: Route) -> Route:
@@ -126,7 +134,7 @@ class HttpFrontend:
             self._waking.retry(exchange, asleep, self.handle)
             return
         except Exception as error:
-            response = openai_errors.error_response(error) if _is_openai(head) else error_response(error)
+            response = openai_errors.error_at(head.path, error)
         exchange.respond(response)
 
     def _unknown(self, path: str) -> NotFoundError:
@@ -181,16 +189,9 @@ class HttpFrontend:
         exchange.respond(json_response(self._view.document()))
 
 
-def _is_openai(head: HttpHead) -> bool:
-    return head.path.startswith("/v1/")
-
-
 def _not_allowed(head: HttpHead, allowed: str) -> HttpResponse:
     message = f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}"
-    if _is_openai(head):
-        response = openai_errors.refusal(405, message, "method_not_allowed")
-    else:
-        response = message_response(405, message)
+    response = openai_errors.refusal_at(head.path, 405, message, "method_not_allowed")
     response.headers = [*response.headers, ("Allow", allowed)]
     return response
 

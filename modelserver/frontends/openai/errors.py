@@ -12,7 +12,8 @@ import orjson
 
 from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, QueueFullError, ServerError
 from modelserver.frontends.http.exchange import HttpResponse
-from modelserver.frontends.http.status import JSON_TYPE, error_text, retry_headers
+from modelserver.frontends.http.status import JSON_TYPE, error_text, message_response, retry_headers
+from modelserver.frontends.http.status import error_response as plain_error_response
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ _STRUCTURES = (
     "guided_choice",
     "guided_grammar",
 )
+
+
+# The paths of this API; health checks have no errors to tell.
+_PATHS = ("/v1/", "/tokenize", "/detokenize", "/version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,18 @@ def error_response(error: Exception) -> HttpResponse:
 
 def refusal(status: int, message: str, code: str | None) -> HttpResponse:
     """An answer for what never reached a handler: no such path, no such method, no access."""
-    return HttpResponse(status, [JSON_TYPE], (orjson.dumps(_document(message, ErrorKind(status, _INVALID, code))),))
+    kind = ErrorKind(status, _INVALID if status < 500 else _FAILED, code)
+    return HttpResponse(status, [JSON_TYPE], (orjson.dumps(_document(message, kind)),))
+
+
+def error_at(path: str, error: Exception) -> HttpResponse:
+    """The answer to a request for `path` that failed, in the form of the API that the path belongs to."""
+    return error_response(error) if path.startswith(_PATHS) else plain_error_response(error)
+
+
+def refusal_at(path: str, status: int, message: str, code: str | None = None) -> HttpResponse:
+    """The same for an error whose status is known; `code` is OpenAI's."""
+    return refusal(status, message, code) if path.startswith(_PATHS) else message_response(status, message)
 
 
 def _status_of(error: ServerError) -> tuple[int, dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from modelserver.access import Restriction
 from modelserver.errors import ModelAsleepError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.restricted import group_of
 from modelserver.frontends.http.router import Route, RouteCall
@@ -18,12 +19,13 @@ from modelserver.frontends.openai.call import CallEdge
 from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
-from modelserver.frontends.openai.errors import error_response, refusal
+from modelserver.frontends.openai.errors import ParameterError, error_response, refusal
 from modelserver.frontends.openai.language_model import LanguageModel, find_model, known_models, unloaded_models, wake
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
 
 if TYPE_CHECKING:
+    from modelserver.controlplane import ControlPlane
     from modelserver.dataplane import DataPlane
 
 _OWNER = "modelserver"
@@ -32,8 +34,16 @@ _OWNER = "modelserver"
 class OpenAi:
     """The handlers of the API. Called from the event loop thread."""
 
-    def __init__(self, dataplane: DataPlane, limits: HttpLimits, openai_limits: OpenAiLimits | None = None) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        controlplane: ControlPlane,
+        limits: HttpLimits,
+        openai_limits: OpenAiLimits | None = None,
+    ) -> None:
         self._dataplane = dataplane
+        self._controlplane = controlplane
+        self._http_limits = limits
         self._access = limits.access
         self._limits = openai_limits or OpenAiLimits()
         self._edge = CallEdge(dataplane, limits)
@@ -47,6 +57,8 @@ class OpenAi:
         routes = (
             Route("GET", "/v1/models", self._models),
             Route("GET", "/v1/models/{id}", self._model),
+            Route("POST", "/v1/models/{id}/load", self._load),
+            Route("POST", "/v1/models/{id}/unload", self._unload),
             Route("POST", "/v1/completions", handler(Completions(self._dataplane, self._limits).serve)),
             Route("POST", "/v1/chat/completions", handler(Chat(self._dataplane, self._limits).serve)),
             Route("POST", "/v1/embeddings", handler(Embeddings(self._dataplane, self._limits).serve)),
@@ -84,6 +96,36 @@ class OpenAi:
                     return self._describe(model)
             await wake(self._dataplane, name, asleep)
         return self._describe(await find_model(self._dataplane, name, "is_served"))
+
+    def _load(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # as in `_model`
+        """Load or reload a model, in explicit mode; answers when it is ready."""
+        self._need_no_body(exchange, "load", id)
+        self._finish_later(exchange, self._loaded(id))
+
+    async def _loaded(self, name: str) -> dict[str, Any]:
+        await self._controlplane.load(name, {})
+        return self._describe(LanguageModel(self._dataplane.model_config(name)))
+
+    def _unload(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # as in `_model`
+        """Unload a model, in explicit mode."""
+        self._need_no_body(exchange, "unload", id)
+        self._finish_later(exchange, self._unloaded(id))
+
+    async def _unloaded(self, name: str) -> dict[str, Any]:
+        await self._controlplane.unload(name, {})
+        return {"status": "success", "model": name}
+
+    def _need_no_body(self, exchange: HttpExchange, verb: str, name: str) -> None:
+        """Raise ParameterError for members of a body, which would be ignored."""
+        for member in parse_object(exchange.body, self._http_limits):
+            advice = f"POST /v2/repository/models/{name}/{verb} takes parameters"
+            raise ParameterError(f"'{member:.100}' is not known here: this call takes no body, {advice}", member)
+
+    def _finish_later(self, exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        """Answer later, and go on if the client leaves: others may wait for the same load."""
+        task = asyncio.get_running_loop().create_task(_respond(exchange, answer), name="openai-models")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _answer_later(self, exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
         task = asyncio.get_running_loop().create_task(_respond(exchange, answer), name="openai-models")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.status import message_response
+from modelserver.frontends.openai.errors import refusal_at
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext
@@ -323,7 +324,8 @@ class Http1Connection(RequestReader):
         times = self._context.limits.times
         if self._progress.is_too_slow(now_s, incoming.num_bytes, times):
             message = f"the request's body came too slowly: at most {times.body_pause_s:g} s without a byte, and "
-            self._refuse(message_response(408, f"{message}{times.body_rate} bytes a second"), Violation.SLOW_BODY)
+            text = f"{message}{times.body_rate} bytes a second"
+            self._refuse(refusal_at(incoming.request.http.path, 408, text), Violation.SLOW_BODY)
             self._settle()
 
     def _check_head(self, age_s: float) -> None:
@@ -379,12 +381,14 @@ class Http1Connection(RequestReader):
         if self._is_finished or self._is_lost or self._pieces is not None or (turn is None and self._incoming is None):
             self._transport.abort()  # what has begun cannot be told any more; the missing end does
             return
+        path = turn.head.path if turn is not None else ""
         if self._incoming is not None:
+            path = path or self._incoming.request.http.path
             self._incoming.collector.drop()
         self._incoming = self._room = self._refusal = None
         self._waiting, self._rest = [], b""
         self._is_held, self._is_over = False, True
-        response = message_response(503, DISMISSAL)
+        response = refusal_at(path, 503, DISMISSAL, "unavailable")
         if turn is None:
             self._answer_refusal(response)
         else:

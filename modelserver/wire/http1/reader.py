@@ -12,7 +12,8 @@ from typing import Any
 
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
-from modelserver.frontends.http.status import error_response, message_response
+from modelserver.frontends.http.status import message_response
+from modelserver.frontends.openai.errors import error_at
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.body import MIN_DIRECT_BYTES
 from modelserver.wire.context import WireContext
@@ -294,7 +295,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         """More of the body has come, perhaps all."""
         error = incoming.collector.error
         if error is not None:
-            self._refuse_body(error)
+            self._refuse_body(incoming.request.http.path, error)
         elif incoming.is_complete:
             self._incoming = self._room = None
             self._take(Turn(self, incoming.request, incoming.finish()))
@@ -368,10 +369,10 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._is_over = True
         self._finish()
 
-    def _refuse_body(self, error: ServerError) -> None:
+    def _refuse_body(self, path: str, error: ServerError) -> None:
         self._max_dropped = max(_MAX_DROPPED_BYTES, self._context.limits.max_body_bytes)
         is_too_large = isinstance(error, PayloadTooLargeError)
-        self._refuse(error_response(error), Violation.BODY_TOO_LARGE if is_too_large else Violation.ASSEMBLY_BUDGET)
+        self._refuse(error_at(path, error), Violation.BODY_TOO_LARGE if is_too_large else Violation.ASSEMBLY_BUDGET)
 
     def _forget_heads(self) -> None:
         """An idle connection is to take little memory, and not to keep what may be secrets."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
-from modelserver.frontends.http.status import error_response, message_response
+from modelserver.frontends.openai.errors import error_at, refusal_at
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.body import BodyCollector
@@ -103,7 +103,8 @@ class RestExchange(HttpExchange, Http2Stream):
             self.route.handle(self)
         except Exception as error:
             _logger.error("an HTTP handler failed", exc_info=error)
-            self.respond(message_response(500, f"internal error ({type(error).__name__}); see the server's log"))
+            text = f"internal error ({type(error).__name__}); see the server's log"
+            self.respond(refusal_at(self.head.path, 500, text))
 
     def _collect(self) -> BodyCollector:
         collector = self._collector
@@ -121,7 +122,7 @@ class RestExchange(HttpExchange, Http2Stream):
         too_large = isinstance(error, PayloadTooLargeError)
         self.connection.count(Violation.BODY_TOO_LARGE if too_large else Violation.ASSEMBLY_BUDGET)
         self.phase = RUNNING
-        self.respond(error_response(error))
+        self.respond(error_at(self.head.path, error))
 
     def _widen(self, num_received: int) -> None:
         """Let the rest of a body of known length come; of any other, as much as came."""
@@ -219,7 +220,7 @@ class RestExchange(HttpExchange, Http2Stream):
 
     def give_up(self, text: str) -> None:
         self.phase = RUNNING
-        self.respond(message_response(408, text))
+        self.respond(refusal_at(self.head.path, 408, text))
 
     def dismiss(self, text: str) -> None:
         if self.phase >= ANSWERED:
@@ -229,7 +230,7 @@ class RestExchange(HttpExchange, Http2Stream):
             return
         on_disconnect = self.on_disconnect
         self.phase = RUNNING
-        self.respond(message_response(503, text))
+        self.respond(refusal_at(self.head.path, 503, text, "unavailable"))
         if on_disconnect is not None:
             on_disconnect()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from modelserver.frontends.grpc.status import Status
-from modelserver.frontends.http.status import message_response
+from modelserver.frontends.openai.errors import refusal_at
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.context import WireContext
 from modelserver.wire.grpc.compression import choose_encoding
@@ -34,9 +34,8 @@ def find_route(context: WireContext, head: RequestHead) -> Route | Refusal:
     max_bytes = context.limits.max_body_bytes
     if head.content_length is not None and head.content_length > max_bytes:
         context.counts.violated(Protocol.HTTP2, Violation.BODY_TOO_LARGE)
-        return _refusal(
-            413, f"the request body is over the limit of {max_bytes} bytes; raise it with --http-max-input-size"
-        )
+        text = f"the request body is over the limit of {max_bytes} bytes; raise it with --http-max-input-size"
+        return _refusal(413, text, head.path.decode("latin-1"), "request_too_large")
     return Route(head, RestExchange, context.http.handle)
 
 
@@ -60,7 +59,7 @@ def _find_method(context: WireContext, head: RequestHead) -> Route | Refusal:
     return Route(head, GrpcStream, method.stream, encoding)
 
 
-def _refusal(status: int, text: str) -> Refusal:
-    response = message_response(status, text)
+def _refusal(status: int, text: str, path: str = "", code: str | None = None) -> Refusal:
+    response = refusal_at(path, status, text, code)
     block = answer_block(status, tuple(response.headers))
     return Refusal(block + length_field(sum(map(len, response.body))), response.body)

@@ -13,6 +13,7 @@ from modelserver.execution.shared_buffer import SharedBuffer
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.http.access_log import with_access_log
+from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.keyed import http_frontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.logs import set_own_level
@@ -76,6 +77,7 @@ class Core:
         self.http = with_access_log(http, is_logged=http_limits.access.is_logged, keys=keys)
         if is_open(http_limits.access):
             self.http = self._short.http(self.http)
+        self.http = with_cors(self.http, http_limits.cors)
         self.grpc = GrpcForwarder(
             grpc_frontend(planes, planes, grpc_limits, keys),
             self._calls,

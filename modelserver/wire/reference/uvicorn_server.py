@@ -18,7 +18,8 @@ from uvicorn.server import ServerState
 
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
-from modelserver.frontends.http.status import error_response, message_response
+from modelserver.frontends.http.status import message_response
+from modelserver.frontends.openai.errors import error_at, refusal_at
 from modelserver.wire.address import Address, peer_of
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S
@@ -213,7 +214,7 @@ class _App:
         # The connection stays open and the rest of the body is dropped as it comes: a client that
         # sends all of it before it reads gets the answer and not a reset. One that asked first may not
         # send it at all, and then nobody knows where its next request begins.
-        response = error_response(body.error)
+        response = error_at(scope["path"], body.error)
         is_last = "expect" in headers or self.is_retiring
         await _write(response, send, (*response.headers, _CLOSE) if is_last else response.headers)
 
@@ -265,7 +266,7 @@ class _Exchange(HttpExchange):
         if self._has_begun:
             self._connection.abort()
             return
-        self.respond(message_response(503, DISMISSAL))
+        self.respond(refusal_at(self.head.path, 503, DISMISSAL, "unavailable"))
         if self.on_disconnect is not None:
             self.on_disconnect()
 

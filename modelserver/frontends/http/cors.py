@@ -1,0 +1,91 @@
+"""Calls from web pages of other origins (CORS): which pages may make them, and what a page may read of an answer.
+
+A browser asks before such a call, by OPTIONS and without a key. These preflights are answered here, before keys are
+looked at; the call itself needs its key as any other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from modelserver.access import Cors
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.frontends.http.relayed import RelayedExchange
+from modelserver.frontends.http.status import message_response
+
+_METHODS: Final = "GET, HEAD, POST, DELETE"
+# What a page may read beside the headers that every page may.
+_EXPOSED: Final = "Inference-Header-Content-Length, Retry-After, endpoint-load-metrics"
+_MAX_AGE_S: Final = 600
+_DEFAULT_HEADERS: Final = "Authorization, Content-Type"
+_ASKED_METHOD: Final = "access-control-request-method"
+_ASKED_HEADERS: Final = "access-control-request-headers"
+
+
+def with_cors(frontend: Frontend, rules: Cors) -> Frontend:
+    """The frontend, open to web pages of these origins if there are any."""
+    return CorsFrontend(frontend, rules) if rules.origins else frontend
+
+
+class CorsFrontend:
+    """Stands before a frontend. Calls that no page makes have no Origin, and pass as they are."""
+
+    def __init__(self, frontend: Frontend, rules: Cors) -> None:
+        self._frontend = frontend
+        self._rules = rules
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer `exchange`, now or later; never raises."""
+        head = exchange.head
+        origin = head.headers.get("origin")
+        if origin is None:
+            self._frontend.handle(exchange)
+            return
+        allowed = self._rules.allowed(origin)
+        if head.method == "OPTIONS" and _ASKED_METHOD in head.headers:
+            exchange.respond(self._preflight(origin, allowed, head.headers.get(_ASKED_HEADERS)))
+        else:
+            self._frontend.handle(_CorsExchange(exchange, self._readable(allowed)))
+
+    def _preflight(self, origin: str, allowed: str | None, asked_headers: str | None) -> HttpResponse:
+        if allowed is None:
+            message = f"pages of {origin:.200} may not call this server; --http-cors-origin says which ones may"
+            response = message_response(403, message)
+            response.headers = (*response.headers, ("Vary", "Origin"))
+            return response
+        return HttpResponse(
+            204,
+            (
+                *self._granted(allowed),
+                ("Access-Control-Allow-Methods", _METHODS),
+                ("Access-Control-Allow-Headers", asked_headers or _DEFAULT_HEADERS),
+                ("Access-Control-Max-Age", str(_MAX_AGE_S)),
+                ("Vary", f"Origin, {_ASKED_METHOD}, {_ASKED_HEADERS}"),
+            ),
+        )
+
+    def _readable(self, allowed: str | None) -> list[tuple[str, str]]:
+        """The headers of an answer that a page may read, or may not: caches must not give one's answer to another."""
+        vary = ("Vary", "Origin")
+        if allowed is None:
+            return [vary]
+        return [*self._granted(allowed), ("Access-Control-Expose-Headers", _EXPOSED), vary]
+
+    def _granted(self, allowed: str) -> list[tuple[str, str]]:
+        granted = [("Access-Control-Allow-Origin", allowed)]
+        if self._rules.allows_credentials:
+            granted.append(("Access-Control-Allow-Credentials", "true"))
+        return granted
+
+
+class _CorsExchange(RelayedExchange):
+    """An exchange whose answer has further headers."""
+
+    __slots__ = ("_more",)
+
+    def __init__(self, exchange: HttpExchange, more: list[tuple[str, str]]) -> None:
+        super().__init__(exchange)
+        self._more = more
+
+    def change(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [*headers, *self._more]
