@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from modelserver.callers import Callers
 from modelserver.config.schema import ModelConfig
@@ -73,6 +74,51 @@ class ModelLoad:
     def utilization(self) -> float:
         """Requests in flight per instance; over 1 some wait."""
         return self.num_inflight / max(1, self.num_instances)
+
+
+class AnyDataPlane(Protocol):
+    """What frontends ask of a data plane: `DataPlane`, or the one that checks API keys before it."""
+
+    @property
+    def is_live(self) -> bool: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def is_shutting_down(self) -> bool: ...
+
+    @property
+    def shared_memory(self) -> SharedMemory: ...
+
+    @property
+    def cuda_shared_memory(self) -> CudaSharedMemory: ...
+
+    def infer(self, request: InferRequest) -> ResponseStream: ...
+
+    def unready_because(self) -> list[str]: ...
+
+    def model_is_ready(self, name: str, version: int | None = None) -> bool: ...
+
+    def load_of(self, name: str, version: int | None = None) -> ModelLoad: ...
+
+    def model_names(self) -> list[str]: ...
+
+    async def unloaded_configs(self) -> list[ModelConfig]: ...
+
+    def server_metadata(self) -> ServerMetadata: ...
+
+    def model_metadata(self, name: str, version: int | None = None) -> ModelMetadata: ...
+
+    def model_config(self, name: str, version: int | None = None) -> ModelConfig: ...
+
+    def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]: ...
+
+    def reset_statistics(self, name: str = "", version: int | None = None) -> None: ...
+
+    def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]: ...
+
+    def update_trace_settings(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]: ...
 
 
 class DataPlane:

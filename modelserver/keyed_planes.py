@@ -7,7 +7,7 @@ plane has and these do not, no caller with a key can reach.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from modelserver.api_keys import CALLER, ApiKey, KeyRing, Scope
 from modelserver.errors import PermissionDeniedError, ServerError, UnauthenticatedError
@@ -15,10 +15,10 @@ from modelserver.telemetry.audit import record
 
 if TYPE_CHECKING:
     from modelserver.config.schema import ModelConfig
-    from modelserver.controlplane import ControlParameter, ControlPlane
+    from modelserver.controlplane import AnyControlPlane, ControlParameter
     from modelserver.core.request import InferRequest
     from modelserver.core.stream import ResponseStream
-    from modelserver.dataplane import DataPlane, ModelLoad, ModelMetadata, ServerMetadata
+    from modelserver.dataplane import AnyDataPlane, ModelLoad, ModelMetadata, ServerMetadata
     from modelserver.execution.model import Model
     from modelserver.repository.state import IndexEntry
     from modelserver.repository.traffic import Traffic
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 _Settings = Mapping[str, str | list[str]]
 
 
-def keyed_planes(dataplane: DataPlane, controlplane: ControlPlane, keys: KeyRing) -> tuple[DataPlane, ControlPlane]:
+def keyed_planes(
+    dataplane: AnyDataPlane, controlplane: AnyControlPlane, keys: KeyRing
+) -> tuple[AnyDataPlane, AnyControlPlane]:
     """Both planes, asking whose the call is. Errors are those of the planes, and those of `ApiKey` and `KeyRing`."""
-    return cast("DataPlane", KeyedDataPlane(dataplane, keys)), cast("ControlPlane", KeyedControlPlane(controlplane))
+    return KeyedDataPlane(dataplane, keys), KeyedControlPlane(controlplane)
 
 
 class KeyedDataPlane:
     """As `DataPlane`, for the caller's models."""
 
-    def __init__(self, plane: DataPlane, keys: KeyRing) -> None:
+    def __init__(self, plane: AnyDataPlane, keys: KeyRing) -> None:
         self._plane = plane
         self._keys = keys
 
@@ -83,6 +85,10 @@ class KeyedDataPlane:
     def model_names(self) -> list[str]:
         key = _caller()
         return [name for name in self._plane.model_names() if key.allows_model(name)]
+
+    async def unloaded_configs(self) -> list[ModelConfig]:
+        key = _caller()
+        return [config for config in await self._plane.unloaded_configs() if key.allows_model(config.name)]
 
     def model_metadata(self, name: str, version: int | None = None) -> ModelMetadata:
         _caller().check_model(name)
@@ -129,7 +135,7 @@ class KeyedDataPlane:
 class KeyedControlPlane:
     """As `ControlPlane`, for the caller's models."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: AnyControlPlane) -> None:
         self._plane = plane
 
     @property

@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 
 from modelserver.api_keys import KeyRing
-from modelserver.controlplane import ControlPlane
-from modelserver.dataplane import DataPlane
+from modelserver.controlplane import AnyControlPlane, ControlPlane
+from modelserver.dataplane import AnyDataPlane, DataPlane
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.grpc.servicer import GrpcFrontend
@@ -71,7 +71,7 @@ class ServerFrontends:
         """Whether this process writes the access log; where there are front processes, they do."""
         return self._options.access_log and self._options.wire_processes == 1
 
-    def _cloud_planes(self) -> tuple[DataPlane, ControlPlane]:
+    def _cloud_planes(self) -> tuple[AnyDataPlane, AnyControlPlane]:
         """What the endpoints of clouds ask by themselves; the rest they leave to a frontend of KServe's routes."""
         if self._keys is None:
             return self._dataplane, self._controlplane

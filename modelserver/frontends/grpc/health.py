@@ -14,7 +14,7 @@ from modelserver.frontends.grpc.call import Method, StreamCall
 from modelserver.frontends.grpc.edge import answered, parse, streamed
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 SERVICE = "grpc.health.v1.Health"
 # The whole server, under the two names that clients use; any other name is that of a model.
@@ -28,7 +28,7 @@ class Health:
     server drains, so that watchers do not hold up the shutdown.
     """
 
-    def __init__(self, dataplane: DataPlane, draining: asyncio.Event, *, watch_interval_s: float = 0.5) -> None:
+    def __init__(self, dataplane: AnyDataPlane, draining: asyncio.Event, *, watch_interval_s: float = 0.5) -> None:
         self._dataplane = dataplane
         self._draining = draining
         self._watch_interval_s = watch_interval_s

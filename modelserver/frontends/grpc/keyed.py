@@ -17,8 +17,8 @@ from modelserver.frontends.grpc.status import status_of
 from modelserver.keyed_planes import check_scope, keyed_planes
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
 
 # What load balancers ask, who have no key. With a key, grpc.health.v1 tells of its models as well.
 OPEN_METHODS: Final = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})
@@ -26,7 +26,7 @@ OPEN_UNLESS_KEYED: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.hea
 
 
 def grpc_frontend(
-    dataplane: DataPlane, controlplane: ControlPlane, limits: GrpcLimits, keys: KeyRing | None
+    dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: GrpcLimits, keys: KeyRing | None
 ) -> GrpcFrontend:
     """The frontend that these keys ask for; without any, nothing stands before a call."""
     if keys is None:
@@ -37,7 +37,9 @@ def grpc_frontend(
 class KeyedGrpcFrontend(GrpcFrontend):
     """Answers those who have a key for what they call."""
 
-    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane, limits: GrpcLimits, keys: KeyRing) -> None:
+    def __init__(
+        self, dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: GrpcLimits, keys: KeyRing
+    ) -> None:
         self._keys = keys  # first: the methods are made in there
         super().__init__(*keyed_planes(dataplane, controlplane, keys), limits)
 

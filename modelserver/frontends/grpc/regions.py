@@ -10,13 +10,13 @@ from modelserver.frontends.grpc.edge import answered
 from modelserver.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class Regions:
     """Answers the methods of system and CUDA shared memory. Called from the event loop thread."""
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    def __init__(self, dataplane: AnyDataPlane) -> None:
         self._dataplane = dataplane
 
     def methods(self) -> Mapping[str, Method]:

@@ -33,8 +33,8 @@ from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
 
 SERVICE = "inference.GRPCInferenceService"
 INFER_PATH = f"/{SERVICE}/ModelInfer"
@@ -50,8 +50,8 @@ class GrpcFrontend:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        controlplane: ControlPlane,
+        dataplane: AnyDataPlane,
+        controlplane: AnyControlPlane,
         limits: codec.GrpcLimits = codec.DEFAULT_LIMITS,
         *,
         health_watch_interval_s: float = 0.5,

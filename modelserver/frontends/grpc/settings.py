@@ -11,14 +11,14 @@ from modelserver.frontends.grpc.edge import answered
 from modelserver.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class Settings:
     """Answers LogSettings and TraceSetting. Called from the event loop thread."""
 
-    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane) -> None:
+    def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane) -> None:
         self._dataplane = dataplane
         self._controlplane = controlplane
 

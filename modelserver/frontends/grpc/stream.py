@@ -18,7 +18,7 @@ from modelserver.frontends.grpc.edge import as_server_error
 from modelserver.frontends.grpc.status import status_of
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class _Slot(ResponseStream):
@@ -56,7 +56,9 @@ class InferStream:
     else by the call's own task.
     """
 
-    def __init__(self, call: StreamCall, dataplane: DataPlane, decoder: InferDecoder, limits: codec.GrpcLimits) -> None:
+    def __init__(
+        self, call: StreamCall, dataplane: AnyDataPlane, decoder: InferDecoder, limits: codec.GrpcLimits
+    ) -> None:
         self._call = call
         self._dataplane = dataplane
         self._decode = decoder.decode

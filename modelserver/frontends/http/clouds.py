@@ -13,8 +13,8 @@ from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.frontends.http.status import error_response, message_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
     from modelserver.frontends.http.routes import HttpFrontend
 
 SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json")
@@ -31,7 +31,7 @@ class CloudFrontend:
     def __init__(
         self,
         http: Frontend,
-        dataplane: DataPlane,
+        dataplane: AnyDataPlane,
         *,
         health_path: str,
         predict_path: str,
@@ -108,7 +108,7 @@ class CloudFrontend:
 
 
 def sagemaker_frontend(
-    http: HttpFrontend, dataplane: DataPlane, controlplane: ControlPlane, model: str
+    http: HttpFrontend, dataplane: AnyDataPlane, controlplane: AnyControlPlane, model: str
 ) -> CloudFrontend:
     """`/ping` and `/invocations`, and `/models` for endpoints of several models."""
     frontend = CloudFrontend(
@@ -125,7 +125,7 @@ def sagemaker_frontend(
 
 
 def vertex_ai_frontend(
-    http: Frontend, dataplane: DataPlane, *, health_path: str, predict_path: str, model: str
+    http: Frontend, dataplane: AnyDataPlane, *, health_path: str, predict_path: str, model: str
 ) -> CloudFrontend:
     """The paths that Vertex AI chooses."""
     return CloudFrontend(

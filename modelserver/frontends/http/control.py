@@ -17,7 +17,7 @@ from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import bare_response, error_response, json_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
+    from modelserver.controlplane import AnyControlPlane
 
 Parameter = bool | int | str
 
@@ -25,7 +25,7 @@ Parameter = bool | int | str
 class Control:
     """Answers `POST /v2/repository/...`. Loads and unloads run as Tasks, which this object keeps alive."""
 
-    def __init__(self, controlplane: ControlPlane, limits: HttpLimits) -> None:
+    def __init__(self, controlplane: AnyControlPlane, limits: HttpLimits) -> None:
         self._controlplane = controlplane
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()

@@ -25,13 +25,13 @@ from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.status import JSON_TYPE, error_response
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class Generate:
     """Answers `POST /v2/models/{name}[/versions/{version}]/generate` and `.../generate_stream`."""
 
-    def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
 

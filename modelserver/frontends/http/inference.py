@@ -27,7 +27,7 @@ from modelserver.frontends.http.status import error_response
 from modelserver.frontends.http.templates import RecentCall
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 JSON_LEN_HEADER = "inference-header-content-length"
 
@@ -96,7 +96,7 @@ class InferHead:
 class Inference:
     """Answers `POST /v2/models/{name}[/versions/{version}]/infer`."""
 
-    def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
         self._max_body_bytes = limits.max_body_bytes

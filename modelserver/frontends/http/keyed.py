@@ -19,16 +19,16 @@ from modelserver.frontends.openai import errors as openai_errors
 from modelserver.keyed_planes import check_scope, keyed_planes
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
 
 # What load balancers ask, who have no key: whether the server lives, and is ready; nothing of a model.
 OPEN_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/health", "/ping"})
 
 
 def http_frontend(
-    dataplane: DataPlane,
-    controlplane: ControlPlane,
+    dataplane: AnyDataPlane,
+    controlplane: AnyControlPlane,
     limits: HttpLimits,
     keys: KeyRing | None,
     metrics: Frontend | None = None,
@@ -44,8 +44,8 @@ class KeyedHttpFrontend(HttpFrontend):
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        controlplane: ControlPlane,
+        dataplane: AnyDataPlane,
+        controlplane: AnyControlPlane,
         limits: HttpLimits,
         keys: KeyRing,
         metrics: Frontend | None = None,

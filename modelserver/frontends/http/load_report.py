@@ -15,13 +15,13 @@ from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.relayed import RelayedExchange
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane, ModelLoad
+    from modelserver.dataplane import AnyDataPlane, ModelLoad
 
 ASKING_HEADER = "endpoint-load-metrics-format"
 _HEADER = "endpoint-load-metrics"
 
 
-def reporting(exchange: HttpExchange, dataplane: DataPlane, name: str, version: int | None) -> HttpExchange:
+def reporting(exchange: HttpExchange, dataplane: AnyDataPlane, name: str, version: int | None) -> HttpExchange:
     """`exchange`, or one whose answer has the header, if the client asks for it in a format that there is."""
     wanted = exchange.head.headers.get(ASKING_HEADER, "").strip().lower()
     if wanted not in ("text", "json"):
@@ -33,7 +33,7 @@ class _ReportingExchange(RelayedExchange):
     __slots__ = ("_dataplane", "_is_json", "_name", "_version")
 
     def __init__(
-        self, exchange: HttpExchange, dataplane: DataPlane, name: str, version: int | None, *, is_json: bool
+        self, exchange: HttpExchange, dataplane: AnyDataPlane, name: str, version: int | None, *, is_json: bool
     ) -> None:
         super().__init__(exchange)
         self._dataplane = dataplane

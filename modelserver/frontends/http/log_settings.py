@@ -16,7 +16,7 @@ from modelserver.frontends.http.status import json_response
 from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
+    from modelserver.controlplane import AnyControlPlane
 
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _MAX_DIGITS = 9
@@ -25,7 +25,7 @@ _MAX_DIGITS = 9
 class LogRoutes:
     """Answers the logging extension. Called from the event loop thread."""
 
-    def __init__(self, controlplane: ControlPlane, limits: HttpLimits) -> None:
+    def __init__(self, controlplane: AnyControlPlane, limits: HttpLimits) -> None:
         self._controlplane = controlplane
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not

@@ -12,8 +12,8 @@ from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.memory import process_memory
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
     from modelserver.execution.model import Model
     from modelserver.execution.staffed_instance import InstanceInfo
     from modelserver.telemetry.statistics_snapshot import DurationStat, StatisticsSnapshot
@@ -28,7 +28,7 @@ _HOST_INTERVAL_S = 1.0
 class Overview:
     """Makes the document when asked. Durations are in milliseconds, what is counted since load or the last reset."""
 
-    def __init__(self, dataplane: DataPlane, controlplane: ControlPlane) -> None:
+    def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane) -> None:
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._host = HostGauges(_HOST_INTERVAL_S)

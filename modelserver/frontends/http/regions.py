@@ -15,7 +15,7 @@ from modelserver.frontends.http.status import bare_response, json_response
 from modelserver.shared_memory import CUDA_HANDLE_BYTES
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 _MAX_UINT64 = 2**64 - 1
 
@@ -23,7 +23,7 @@ _MAX_UINT64 = 2**64 - 1
 class Regions:
     """Answers the shared memory extensions. Called from the event loop thread."""
 
-    def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
 

@@ -41,6 +41,7 @@ class Router:
     """Finds the route of a request. Trailing slashes do not count; HEAD is served where GET is."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
+        self.routes = routes
         self._root = _Node()
         # The same few paths come all the time; the infer path is found here by one look-up.
         self._recent = lru_cache(maxsize=_RECENT_PATHS)(self._search)

@@ -27,8 +27,8 @@ from modelserver.frontends.openai import errors as openai_errors
 from modelserver.frontends.openai.routes import OpenAi
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
 
 # What this frontend can make true of the protocol's extensions; server metadata lists them in Triton's order.
 EXTENSIONS = (
@@ -55,8 +55,8 @@ class HttpFrontend:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        controlplane: ControlPlane,
+        dataplane: AnyDataPlane,
+        controlplane: AnyControlPlane,
         limits: HttpLimits | None = None,
         metrics: Frontend | None = None,
     ) -> None:
@@ -80,6 +80,11 @@ class HttpFrontend:
         )
         every = (*restricted(routes, self.limits.access), *OpenAi(dataplane, controlplane, self.limits).routes())
         self._router = Router(tuple(with_peer(self._guard(route)) for route in every))
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """All that this frontend serves."""
+        return self._router.routes
 
     def _guard(self, route: Route) -> Route:
         """What stands before a route; here nothing."""

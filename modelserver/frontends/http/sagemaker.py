@@ -23,7 +23,7 @@ from modelserver.frontends.http.router import Route, Router, allowed_methods, ca
 from modelserver.frontends.http.status import error_response, json_response, message_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
+    from modelserver.controlplane import AnyControlPlane
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _OUT_OF_MEMORY = re.compile(
 class MultiModel:
     """`/models` and what is below it. Loads and unloads run as Tasks, which this object keeps alive."""
 
-    def __init__(self, controlplane: ControlPlane, limits: HttpLimits, invoke: Invoke) -> None:
+    def __init__(self, controlplane: AnyControlPlane, limits: HttpLimits, invoke: Invoke) -> None:
         self._controlplane = controlplane
         self._limits = limits
         self._invoke = invoke

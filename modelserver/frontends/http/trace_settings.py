@@ -12,13 +12,13 @@ from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import json_response
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class TraceRoutes:
     """Answers the trace extension. Called from the event loop thread."""
 
-    def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
 

@@ -14,7 +14,7 @@ from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import error_response, json_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
+    from modelserver.controlplane import AnyControlPlane
 
 _PATH = "/v2/repository/models/{name}/traffic"
 
@@ -22,7 +22,7 @@ _PATH = "/v2/repository/models/{name}/traffic"
 class TrafficRoutes:
     """Answers `GET`, `POST` and `DELETE`; the answer is the traffic from then on."""
 
-    def __init__(self, controlplane: ControlPlane, limits: HttpLimits) -> None:
+    def __init__(self, controlplane: AnyControlPlane, limits: HttpLimits) -> None:
         self._controlplane = controlplane
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()

@@ -28,7 +28,7 @@ from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.language_model import wake
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ Serve = Callable[[Call], Awaitable[None]]
 class CallEdge:
     """Turns functions that serve calls into handlers of routes: each call has a Task of its own."""
 
-    def __init__(self, dataplane: DataPlane, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not

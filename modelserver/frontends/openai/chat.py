@@ -26,13 +26,13 @@ from modelserver.frontends.openai.tools import ToolUse
 from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class Chat:
     """Serves the calls of the route."""
 
-    def __init__(self, dataplane: DataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
 

@@ -18,13 +18,13 @@ from modelserver.frontends.openai.tokens import token_ids_of, token_texts_of
 from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class Completions:
     """Serves the calls of the route."""
 
-    def __init__(self, dataplane: DataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
 

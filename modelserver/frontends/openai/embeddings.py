@@ -20,7 +20,7 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import refuse_unsupported
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 _FORMATS = ("float", "base64")
 _MAX_DIMENSIONS = 1 << 20
@@ -30,7 +30,7 @@ MAX_INT32 = 2**31 - 1
 class Embeddings:
     """Serves the calls of the route."""
 
-    def __init__(self, dataplane: DataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
 

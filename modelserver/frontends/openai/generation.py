@@ -12,7 +12,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 # The number of a request among those of its call, and one of its responses.
 Arrival = tuple[int, InferResponse]
@@ -21,7 +21,7 @@ Arrival = tuple[int, InferResponse]
 class Generation:
     """A context manager: at its end nothing of it goes on, whatever the reason. Event loop thread only."""
 
-    def __init__(self, dataplane: DataPlane, requests: Sequence[InferRequest]) -> None:
+    def __init__(self, dataplane: AnyDataPlane, requests: Sequence[InferRequest]) -> None:
         self._dataplane = dataplane
         self._requests = requests
         self._lines = [_Line(self, index) for index in range(len(requests))]
@@ -110,12 +110,12 @@ class _Line(ResponseStream):
         self._generation.take(self._index, response)
 
 
-async def only_response(dataplane: DataPlane, request: InferRequest) -> InferResponse:
+async def only_response(dataplane: AnyDataPlane, request: InferRequest) -> InferResponse:
     """The response of a request that has one. Raises its error, or CancelledError when there is none."""
     return (await only_responses(dataplane, [request]))[0]
 
 
-async def only_responses(dataplane: DataPlane, requests: Sequence[InferRequest]) -> list[InferResponse]:
+async def only_responses(dataplane: AnyDataPlane, requests: Sequence[InferRequest]) -> list[InferResponse]:
     """The same of several, sent together."""
     found: dict[int, InferResponse] = {}
     with Generation(dataplane, requests) as generation:

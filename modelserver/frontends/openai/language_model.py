@@ -19,7 +19,7 @@ from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundE
 from modelserver.frontends.openai.errors import ParameterError, UnknownModelError
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 # What of the inputs stands in for which parameter of a request, to name it when the model lacks it.
 _PARAM_OF = {"messages": "messages", "input_ids": "prompt", "text_input": "prompt", "return_logprobs": "logprobs"}
@@ -103,7 +103,7 @@ class LanguageModel:
         return Tensor(name, datatype, data.reshape(1, -1) if self.is_batched else data)
 
 
-async def find_model(dataplane: DataPlane, name: str | None, use: str = "generates") -> LanguageModel:
+async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "generates") -> LanguageModel:
     """The model of that name, or the only one of its kind; `use` is a property that it must have.
 
     Raises UnknownModelError, ParameterError for a model of another kind, and as the data plane does for one that is not
@@ -130,19 +130,19 @@ async def find_model(dataplane: DataPlane, name: str | None, use: str = "generat
     return model
 
 
-async def _unknown(dataplane: DataPlane, name: str, what: str) -> UnknownModelError:
+async def _unknown(dataplane: AnyDataPlane, name: str, what: str) -> UnknownModelError:
     known = ", ".join(model.name for model in await known_models(dataplane)) or "none"
     return UnknownModelError(f"the model '{name:.200}' {what}; the language models here are: {known}")
 
 
-async def known_models(dataplane: DataPlane) -> list[LanguageModel]:
+async def known_models(dataplane: AnyDataPlane) -> list[LanguageModel]:
     """Every model that this API serves, by name: those that are ready, and those that a request would load."""
     models = {model.name: model for model in await unloaded_models(dataplane)}
     models |= {model.name: model for model in _ready_models(dataplane)}
     return [model for _, model in sorted(models.items())]
 
 
-def _ready_models(dataplane: DataPlane) -> list[LanguageModel]:
+def _ready_models(dataplane: AnyDataPlane) -> list[LanguageModel]:
     found = []
     for name in dataplane.model_names():
         try:
@@ -154,7 +154,7 @@ def _ready_models(dataplane: DataPlane) -> list[LanguageModel]:
     return found
 
 
-async def wake(dataplane: DataPlane, name: str, asleep: ModelAsleepError) -> None:
+async def wake(dataplane: AnyDataPlane, name: str, asleep: ModelAsleepError) -> None:
     """Wait until the model is loaded. Raises UnknownModelError if there is none after all, and what its load raises."""
     try:
         await asleep.wake()
@@ -162,7 +162,7 @@ async def wake(dataplane: DataPlane, name: str, asleep: ModelAsleepError) -> Non
         raise await _unknown(dataplane, name, "does not exist") from None
 
 
-async def unloaded_models(dataplane: DataPlane) -> list[LanguageModel]:
+async def unloaded_models(dataplane: AnyDataPlane) -> list[LanguageModel]:
     """Models that this API would serve after loading them, which a request for one does."""
     models = [LanguageModel(config) for config in await dataplane.unloaded_configs()]
     return [model for model in models if model.is_served]

@@ -25,8 +25,8 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import ControlPlane
-    from modelserver.dataplane import DataPlane
+    from modelserver.controlplane import AnyControlPlane
+    from modelserver.dataplane import AnyDataPlane
 
 _OWNER = "modelserver"
 
@@ -36,8 +36,8 @@ class OpenAi:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        controlplane: ControlPlane,
+        dataplane: AnyDataPlane,
+        controlplane: AnyControlPlane,
         limits: HttpLimits,
         openai_limits: OpenAiLimits | None = None,
     ) -> None:

@@ -16,13 +16,13 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.dataplane import AnyDataPlane
 
 
 class Tokens:
     """Serves the calls of both routes."""
 
-    def __init__(self, dataplane: DataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
 
@@ -60,7 +60,7 @@ class Tokens:
         call.answer({"prompt": (await token_texts_of(self._dataplane, model, [ids]))[0] if ids else ""})
 
 
-async def token_texts_of(dataplane: DataPlane, model: LanguageModel, prompts: Sequence[list[int]]) -> list[str]:
+async def token_texts_of(dataplane: AnyDataPlane, model: LanguageModel, prompts: Sequence[list[int]]) -> list[str]:
     """What the tokens of each prompt say. Raises ServerError."""
     requests = [model.request({"operation": "detokenize", "input_ids": ids}, {}) for ids in prompts]
     found = []
@@ -73,7 +73,11 @@ async def token_texts_of(dataplane: DataPlane, model: LanguageModel, prompts: Se
 
 
 async def token_ids_of(
-    dataplane: DataPlane, model: LanguageModel, prompts: Sequence[dict[str, Any]], *, adds_special_tokens: bool | None
+    dataplane: AnyDataPlane,
+    model: LanguageModel,
+    prompts: Sequence[dict[str, Any]],
+    *,
+    adds_special_tokens: bool | None,
 ) -> list[list[int]]:
     """The tokens of each prompt, which is one of the inputs that have it, as the model reads it. Raises ServerError."""
     common: dict[str, Any] = {"operation": "tokenize"}
