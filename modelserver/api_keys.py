@@ -26,6 +26,7 @@ import yaml
 
 from modelserver.access import ApiGroup
 from modelserver.caller_limits import NO_LIMITS, CallerLimits, parse_limits
+from modelserver.core.documents import RepeatedFieldError, parse_yaml
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
 from modelserver.flags import nearest_hint
 from modelserver.telemetry.access_log import note_key
@@ -151,9 +152,17 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
     if len(content) > _MAX_FILE_BYTES:
         raise InvalidArgumentError(f"{FLAG}: '{path}' is over the limit of {_MAX_FILE_BYTES} bytes")
     try:
-        entries = yaml.safe_load(content)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise InvalidArgumentError(f"{FLAG}: '{path}' is no YAML") from None
+        entries = parse_yaml(content, f"{FLAG}: '{path}'")
+    except RepeatedFieldError as error:
+        # Without the field's name, which might be a key that somebody wrote there.
+        raise InvalidArgumentError(
+            f"{FLAG}: '{path}', line {error.line}: a field is there twice, first in line {error.first_line}; "
+            "every entry begins with '- ', and an entry is removed as a whole"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark is not None else ""
+        raise InvalidArgumentError(f"{FLAG}: '{path}'{place} is not YAML") from None
     if entries is None:
         entries = []
     if not isinstance(entries, list):

@@ -35,6 +35,7 @@ from modelserver.config.schema import (
     ModelTransactionPolicy,
 )
 from modelserver.core.datatype import Datatype
+from modelserver.core.documents import parse_json
 from modelserver.core.extension import load_extension
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
@@ -105,6 +106,7 @@ __all__ = [
     "load_extension",
     "model_inputs",
     "model_outputs",
+    "parse_json",
     "visible_gpus",
 ]
 

@@ -70,6 +70,8 @@ def parse_limits_flag(flag: str, text: str) -> CallerLimits:
     values: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = part.partition("=")
+        if name.strip() in values:
+            raise InvalidArgumentError(f"{flag}: '{name.strip():.40}' is there twice; keep one of them")
         try:
             values[name.strip()] = float(number)
         except ValueError:

@@ -12,6 +12,7 @@ import yaml
 
 from modelserver.config.suggestion import suggest
 from modelserver.core import extension
+from modelserver.core.documents import parse_yaml
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
 from modelserver.option_table import option_table
@@ -120,10 +121,10 @@ def _nearest_variable(name: str) -> str:
 def read_file(path: Path) -> Values:
     """Options from a YAML mapping of flag names (with or without the dashes) to values or lists of values."""
     try:
-        content: Any = yaml.safe_load(path.read_text())
+        content: Any = parse_yaml(path.read_text(), f"--config: '{path}'")
     except OSError as error:
         raise InvalidArgumentError(f"--config: cannot read '{path}': {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"--config: '{path}' is not YAML: {error}") from None
     if content is None:
         return {}

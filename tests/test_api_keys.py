@@ -81,8 +81,12 @@ def test_scopes_and_models() -> None:
     ("text", "words"),
     [
         ("a: b", "must be a list"),
-        ("- [", "is no YAML"),
-        ("- !!python/object:os.system {}", "is no YAML"),
+        ("- [", "line 1 is not YAML"),
+        ("- !!python/object:os.system {}", "line 1 is not YAML"),
+        (
+            f"- {GOOD}\n- {{name: b,\n  id: '00000002', secret-text: 1,\n  secret-text: 2}}",
+            "line 4: a field is there twice",
+        ),
         ("- secret-text", "entry 1: expected name"),
         (f"- {GOOD}\n- {GOOD}", "entry 2: its name or id is there twice"),
         ("- {name: a, id: '00000001', hash: secret-text, scopes: [infer]}", "'hash' must be sha256"),
@@ -104,6 +108,24 @@ def test_a_bad_file_is_refused_without_a_word_of_its_secrets(tmp_path: Path, tex
     assert words in error.value.message
     assert "--api-keys-file" in error.value.message
     assert "secret-text" not in error.value.message
+
+
+def test_removing_the_first_line_of_an_entry_does_not_merge_it_with_the_one_before(tmp_path: Path) -> None:
+    """The fields that are left would replace those of the entry before, and the key would go on."""
+    lines = [line for name in ("stays", "goes") for line in _entry(name)]
+    path = tmp_path / "keys.yaml"
+    path.write_text("\n".join(lines))
+    assert len(read_keys(path)) == 2
+    del lines[4]
+    path.write_text("\n".join(lines))
+    with pytest.raises(InvalidArgumentError, match="line 5: a field is there twice, first in line 2"):
+        read_keys(path)
+
+
+def _entry(name: str) -> list[str]:
+    _, key = create_key(name, frozenset({Scope.INFER}))
+    hashed = f"sha256:{key.salt.hex()}:{key.digest.hex()}"
+    return [f"- name: {name}", f"  id: '{key.id}'", f"  hash: {hashed}", "  scopes: [infer]"]
 
 
 def test_a_missing_file_keeps_the_server_from_starting_and_an_empty_one_lets_nobody_in(tmp_path: Path) -> None:

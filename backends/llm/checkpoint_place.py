@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelserver.backend import BackendContext, ConfigError, InvalidArgumentError, NotFoundError, UnsupportedError
+from modelserver.backend import (
+    BackendContext,
+    ConfigError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnsupportedError,
+    parse_json,
+)
 
 from .embedding.layout import read_layout
 from .embedding.recognition import check_purpose, is_encoder, usual_len
@@ -89,7 +96,7 @@ def longest_of(directory: Path) -> int | None:
 
 def _read(what: str, path: Path) -> dict[str, Any]:
     try:
-        described = json.loads(path.read_text())
+        described = parse_json(path.read_text(), f"{what}: {path}")
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what}: {path} is not JSON: {error}") from None
     if not isinstance(described, dict):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelserver.backend import BackendContext, ConfigError
+from modelserver.backend import BackendContext, ConfigError, parse_json
 
 _COMPILE = "TORCH_COMPILE"
 _COMPILE_JSON = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
@@ -83,8 +82,8 @@ def _compile_arguments(context: BackendContext) -> Mapping[str, Any] | None:
         return None
     what = f"model '{context.model_name}': parameter {_COMPILE_JSON}"
     try:
-        arguments = json.loads(text) if text else {}
-    except json.JSONDecodeError as error:
+        arguments = parse_json(text, what) if text else {}
+    except ValueError as error:
         raise ConfigError(f"{what}: expected JSON, got '{text:.80}': {error}") from error
     if not isinstance(arguments, dict):
         raise ConfigError(f"{what}: expected a JSON object, got '{text:.80}'")

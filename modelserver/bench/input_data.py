@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from modelserver.bench.interface import Interface
 from modelserver.bench.tensors import InputTensor, TensorSpec, from_document, random_values, stack, zeros
 from modelserver.core.datatype import Datatype
+from modelserver.core.documents import parse_json
 from modelserver.core.tensor import encode_bytes_elements
 from modelserver.errors import InvalidArgumentError
 
@@ -162,7 +162,7 @@ def _check_lengths(where: str, data: Sequence[Any], wanted: Any) -> None:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(path.read_text(), str(path))
     except OSError as error:
         raise InvalidArgumentError(
             f"--input-data: cannot read '{path}': {error.strerror}; it is random, zero, or a path"

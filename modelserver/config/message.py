@@ -19,6 +19,7 @@ from modelserver.config import scalar, schema
 from modelserver.config.fields import DATATYPE_NUMBERS, DATATYPES, Field, expected_enum, fields_of
 from modelserver.config.json_loader import load
 from modelserver.config.problem import Problem, error_of, key_path
+from modelserver.core.documents import check_fields
 from modelserver.pb import model_config_pb2 as pb
 
 
@@ -167,7 +168,8 @@ def config_from_json(
     """The config of a JSON object; raises ConfigError with every problem found."""
     if isinstance(document, str | bytes):
         try:
-            document = orjson.loads(document)
+            text, document = document, orjson.loads(document)
+            check_fields(text, source)
         except orjson.JSONDecodeError as error:
             problem = Problem(source, error.lineno, error.colno, "", f"not valid JSON: {error.msg}")
             raise error_of([problem], source) from None

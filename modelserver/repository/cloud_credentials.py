@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
 from modelserver.repository.cloud_uri import CloudUri
 
@@ -35,8 +34,8 @@ def storage_options(uri: CloudUri, environment: Mapping[str, str]) -> dict[str, 
 def _credential(uri: CloudUri, path: Path) -> object:
     """The entry of the longest prefix; None if there is none."""
     try:
-        document = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        document = parse_json(path.read_bytes(), f"{VARIABLE}={path}")
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{VARIABLE}={path} cannot be read: {error}") from error
     entries = document.get(uri.scheme, {}) if isinstance(document, dict) else None
     if not isinstance(entries, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
+from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
 from modelserver.toolkit.samples import Array, Samples, checked_samples
 
@@ -91,7 +91,7 @@ def read_requests(path: Path, config: ModelConfig) -> Samples:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"--from-requests: cannot read '{path}': {error}") from None
     try:
-        document = json.loads(text)
+        document = parse_json(text, f"--from-requests: '{path}'")
     except ValueError as error:
         raise InvalidArgumentError(f"--from-requests: '{path}' is not JSON: {error}") from None
     if isinstance(document, list):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -13,6 +12,7 @@ from modelserver.bench.address import Address
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions, Target
 from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import LoadOptions, Mode, ReportOptions
+from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import nearest_hint
 
@@ -138,7 +138,7 @@ def _extra(text: str) -> tuple[str, Any]:
     if not colon or not name:
         raise InvalidArgumentError(f"--extra-inputs expects <name>:<value>, got '{text}'")
     try:
-        return name, json.loads(value)
+        return name, parse_json(value, f"--extra-inputs {name}")
     except ValueError:
         return name, value
 

@@ -11,6 +11,7 @@ from typing import Any
 from modelserver.bench.encode import HttpHead
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions
 from modelserver.bench.llm.work import EndpointType
+from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
 
 # Common words, of which most tokenizers make one token each.
@@ -73,7 +74,7 @@ def _from_file(path: Path, options: PromptOptions, source: random.Random) -> lis
 
 def _from_line(line: bytes, where: str, options: PromptOptions, source: random.Random) -> Prompt:
     try:
-        document = json.loads(line)
+        document = parse_json(line, where)
     except ValueError as error:
         raise InvalidArgumentError(f"{where}: not JSON: {error}") from None
     document = {"prompt": document} if isinstance(document, str) else document

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from modelserver.core.documents import check_fields
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.body import check_size, with_plain_body
@@ -16,15 +17,23 @@ from modelserver.frontends.http.limits import HttpLimits
 
 
 def with_object(exchange: HttpExchange, limits: HttpLimits, then: Callable[[dict[str, Any]], None]) -> None:
-    """Call `then` with the exchange's body, now or later, and answer its errors then.
+    """Call `then` with the exchange's body, the settings of an operator, now or later; errors are answered then.
 
     Raises ServerError for what is wrong at once.
     """
     check_size(exchange.body, limits)
     if "content-encoding" in exchange.head.headers:
-        with_plain_body(exchange, limits, lambda body: then(parse_object(body, limits)))
+        with_plain_body(exchange, limits, lambda body: then(_parse_settings(body, limits)))
     else:
-        then(parse_object(exchange.body, limits))
+        then(_parse_settings(exchange.body, limits))
+
+
+def _parse_settings(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
+    """As `parse_object`, without fields that are there twice: operators write these bodies."""
+    document = parse_object(body, limits)
+    if document:
+        check_fields(bytes(body), "the request's JSON")
+    return document
 
 
 def parse_object(body: Buffer, limits: HttpLimits) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""YAML and JSON that an operator writes: a field that is there twice is an error, never merged or passed over.
+
+Readers of both formats keep the last of two equal fields without a word. Where two entries of a file have become one,
+by a line that was removed, that would leave valid what the operator took away.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from modelserver.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import yaml
+
+# A string, or what structures a document; numbers and words between them do not matter.
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:\n]')
+_MAX_NAME_LEN = 100
+
+
+class RepeatedFieldError(InvalidArgumentError):
+    """A mapping has a field twice. `line` and `first_line` say where, counted from 1."""
+
+    def __init__(self, where: str, name: str, line: int, first_line: int) -> None:
+        super().__init__(
+            f"{where}: line {line}: the field '{name:.{_MAX_NAME_LEN}}' is there twice, first in line {first_line}; "
+            "keep one of them"
+        )
+        self.line = line
+        self.first_line = first_line
+
+
+class _RepeatedNameError(Exception):
+    """An object of JSON has a field twice; where is not known here."""
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The document. Raises RepeatedFieldError, which begins with `where`, and ValueError for what is not JSON."""
+    return _parse_json(text, where)
+
+
+def check_fields(text: str | bytes, where: str) -> None:
+    """Look for repeated fields in JSON that another reader takes. Raises as `parse_json` does."""
+    _parse_json(text, where, parse_int=str, parse_float=str)
+
+
+def _parse_json(text: str | bytes, where: str, **numbers: Callable[[str], Any]) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_fields, **numbers)
+    except _RepeatedNameError:
+        decoded = text if isinstance(text, str) else text.decode(json.detect_encoding(text))
+        raise _repeated(decoded, where) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_yaml(text: str | bytes, where: str) -> Any:
+    """The document. Raises RepeatedFieldError, which begins with `where`, and yaml.YAMLError for what is not YAML."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Looks at the fields as they are written: those that a merge (`<<`) brings may be replaced."""
+
+        def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+            _check_mapping(node, where)
+            return node
+
+    return yaml.load(text, Loader)  # noqa: S506  # it is a SafeLoader
+
+
+def _check_mapping(node: yaml.MappingNode, where: str) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        first_line = lines.get((key.tag, str(key.value)))
+        if first_line is not None:
+            raise RepeatedFieldError(where, str(key.value), line, first_line)
+        lines[key.tag, str(key.value)] = line
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise _RepeatedNameError
+    return fields
+
+
+def _repeated(text: str, where: str) -> RepeatedFieldError:
+    """Find the field that is there twice in a text that is JSON so far."""
+    # Of each level that is open: the lines of an object's fields by name, or None for an array.
+    levels: list[dict[str, int] | None] = []
+    last, last_line = "", 0
+    for part, line in _parts(text):
+        if part == "{":
+            levels.append({})
+        elif part == "[":
+            levels.append(None)
+        elif part in "}]":
+            levels.pop()
+        elif part != ":":
+            last, last_line = part, line
+        elif (names := levels[-1]) is not None:
+            name = json.loads(last)
+            if name in names:
+                return RepeatedFieldError(where, name, last_line, names[name])
+            names[name] = last_line
+    raise AssertionError("a field is there twice")
+
+
+def _parts(text: str) -> Iterator[tuple[str, int]]:
+    line = 1
+    for match in _PART.finditer(text):
+        part = match[0]
+        if part == "\n":
+            line += 1
+        else:
+            yield part, line
