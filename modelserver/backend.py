@@ -37,6 +37,7 @@ from modelserver.config.schema import (
 from modelserver.core.datatype import Datatype
 from modelserver.core.documents import parse_json
 from modelserver.core.extension import load_extension
+from modelserver.core.numerals import parse_float
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
@@ -106,6 +107,7 @@ __all__ = [
     "load_extension",
     "model_inputs",
     "model_outputs",
+    "parse_float",
     "parse_json",
     "visible_gpus",
 ]

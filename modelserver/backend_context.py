@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from modelserver.config.completion import FileSignature, check, complete
 from modelserver.config.schema import ModelConfig
+from modelserver.core.numerals import is_digits, parse_float, parse_int
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ConfigError, NotFoundError
@@ -108,7 +109,7 @@ class BackendContext:
         """`parameter` as a whole number. Raises ConfigError if it is none."""
         text = self.parameter(key).strip()
         try:
-            return int(text) if text else default
+            return parse_int(text) if text else default
         except ValueError:
             raise self._parameter_error(key, "a whole number", text) from None
 
@@ -116,7 +117,7 @@ class BackendContext:
         """`parameter` as a number. Raises ConfigError if it is none."""
         text = self.parameter(key).strip()
         try:
-            return float(text) if text else default
+            return parse_float(text) if text else default
         except ValueError:
             raise self._parameter_error(key, "a number", text) from None
 
@@ -132,7 +133,7 @@ class BackendContext:
     def int_option(self, key: str, default: int = 0) -> int:
         """A `--backend-config` setting as a whole number, 0 or more. Raises ConfigError if it is none."""
         text = self.options.get(key, "").strip()
-        if text and not text.isdecimal():
+        if text and not is_digits(text):
             flag = f"--backend-config={self.config.backend},{key}"
             raise ConfigError(f"{flag}: expected a whole number of 0 or more, got '{text}'")
         return int(text) if text else default

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
+from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import nearest_hint
 
@@ -73,7 +74,7 @@ def parse_limits_flag(flag: str, text: str) -> CallerLimits:
         if name.strip() in values:
             raise InvalidArgumentError(f"{flag}: '{name.strip():.40}' is there twice; keep one of them")
         try:
-            values[name.strip()] = float(number)
+            values[name.strip()] = parse_float(number)
         except ValueError:
             raise InvalidArgumentError(f"{flag} expects NAME=NUMBER[,NAME=NUMBER...], got '{part:.60}'") from None
     return parse_limits(flag, values)

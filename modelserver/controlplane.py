@@ -27,6 +27,9 @@ _VERSION = "version"
 _MOST_VERSION_DIGITS = 19
 _UNLOAD_DEPENDENTS = "unload_dependents"
 _EVICT = "evict"
+# What file systems take.
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 4096
 # Directories of the system whose files are none.
 _NO_MODELS = ("dev", "proc", "sys")
 
@@ -224,11 +227,17 @@ class ControlPlane:
 def _as_directory(text: str) -> Path:
     """The absolute path that `text` is, without links resolved."""
     path = Path(os.path.normpath(text))
-    if not path.is_absolute() or "\0" in text:
+    if not path.is_absolute() or "\0" in text or _is_too_long(path):
         raise InvalidArgumentError(f"expected the absolute path of a model's directory, got '{text:.200}'")
     if path.parts[1:2] and path.parts[1] in _NO_MODELS:
         raise InvalidArgumentError(f"there are no models below /{path.parts[1]}, got '{text:.200}'")
     return path
+
+
+def _is_too_long(path: Path) -> bool:
+    """Whether no file system has such a path."""
+    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in path.parts]
+    return max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES
 
 
 def _unknown(key: str, verb: str, accepted: str) -> InvalidArgumentError:

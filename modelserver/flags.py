@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelserver.config.suggestion import suggest
+from modelserver.core.numerals import parse_float, parse_int
 from modelserver.errors import InvalidArgumentError
 
 TRUE_WORDS = frozenset({"true", "1", "yes", "on", "y", "t"})
@@ -104,7 +105,7 @@ class Option:
                 return matching[0]
             return text
         try:
-            number: int | float = int(text) if self.kind is int else float(text)
+            number: int | float = parse_int(text) if self.kind is int else parse_float(text)
         except ValueError:
             raise self._bad(text, source) from None
         low, high = self.flag.minimum, self.flag.maximum

@@ -17,6 +17,7 @@ from modelserver.backend import (
     ModelConfig,
     Placement,
     ServerError,
+    parse_float,
 )
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.core.call_origin import CallOrigin
@@ -181,7 +182,7 @@ def _may_retry(context: BackendContext) -> bool:
 def _start_timeout_s(context: BackendContext) -> float:
     text = context.options.get("stub-timeout-seconds", "")
     try:
-        default = float(text) if text else ProcessOptions().start_timeout_s
+        default = parse_float(text) if text else ProcessOptions().start_timeout_s
     except ValueError:
         raise ConfigError(
             f"--backend-config python,stub-timeout-seconds={text}: expected a number of seconds"
@@ -193,7 +194,7 @@ def _busy_wait_us(context: BackendContext) -> int:
     text = context.options.get("busy-wait-us", "")
     if not text:
         return ProcessOptions().busy_wait_us
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal()):
         raise ConfigError(f"--backend-config python,busy-wait-us={text}: expected a number of microseconds")
     return int(text)
 

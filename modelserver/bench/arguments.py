@@ -27,6 +27,7 @@ from modelserver.bench.report_files import check_file
 from modelserver.bench.search import LoadRange, parse_range
 from modelserver.bench.window import Stability
 from modelserver.bench.work import Sequences
+from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import TRUE_WORDS
 
@@ -198,7 +199,7 @@ def read_intervals(path: Path) -> tuple[int, ...]:
 
 def _sequences(found: argparse.Namespace) -> Sequences:
     first, colon, end = found.sequence_id_range.partition(":")
-    if not first.isdigit() or (colon and not end.isdigit()) or (end and int(end) <= int(first)):
+    if not is_digits(first) or (colon and not is_digits(end)) or (end and int(end) <= int(first)):
         raise InvalidArgumentError(
             f"--sequence-id-range expects <start> or <start:end>, got '{found.sequence_id_range}'"
         )
@@ -260,7 +261,7 @@ def _request(found: argparse.Namespace) -> RequestOptions:
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, colon, sizes = text.rpartition(":")
     parts = sizes.split(",")
-    if not colon or not name or not all(part.strip().isdigit() for part in parts):
+    if not colon or not name or not all(is_digits(part.strip()) for part in parts):
         raise InvalidArgumentError(f"--shape expects <name>:<size>,<size>,..., got '{text}'")
     return name, tuple(int(part) for part in parts)
 
@@ -286,7 +287,7 @@ def _parameter(text: str) -> tuple[str, Parameter]:
     value, _, kind = rest.rpartition(":")
     if name and kind == "bool" and value.lower() in ("true", "false"):
         return name, value.lower() == "true"
-    if name and kind in ("int", "uint") and value.lstrip("-").isdigit():
+    if name and kind in ("int", "uint") and is_digits(value.removeprefix("-")):
         return name, int(value)
     if name and kind == "string":
         return name, value

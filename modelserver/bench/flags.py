@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from modelserver.bench.llm.arguments import add_llm_flags
+from modelserver.core.numerals import parse_float, parse_int
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import nearest_hint
 from modelserver.wire.http2.frame import DEFAULT_FRAME_BYTES, MAX_FRAME_BYTES
@@ -191,11 +191,10 @@ def _add_ignored(group: Any) -> None:
 
 def _number(text: str, least: float, kind: type[int] | type[float]) -> float:
     try:
-        number = kind(text)
+        number = parse_int(text) if kind is int else parse_float(text)
     except ValueError:
         number = None
-    # A float may be infinite, or no number at all.
-    if number is None or not least <= number < math.inf:
+    if number is None or number < least:
         noun = "a whole number" if kind is int else "a number"
         raise argparse.ArgumentTypeError(f"expected {noun} of at least {least:g}, got '{text}'")
     return number

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from modelserver.core.numerals import parse_float, parse_int
 from modelserver.errors import InvalidArgumentError
 
 
@@ -27,7 +28,7 @@ def parse_range(text: str, flag: str, *, is_whole: bool) -> LoadRange:
     """`start:end:step`. Raises InvalidArgumentError."""
     parts = text.split(":")
     try:
-        numbers = [int(part) if is_whole else float(part) for part in parts]
+        numbers = [parse_int(part) if is_whole else parse_float(part) for part in parts]
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= 3 or not all(map(math.isfinite, numbers)):

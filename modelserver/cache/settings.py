@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from modelserver.core.numerals import parse_float, parse_int
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import BOOL_EXPECTATION, nearest_hint, parse_bool
 
@@ -124,7 +125,7 @@ def _integer(name: str, values: Mapping[str, str], key: str, *, minimum: int, de
         assert default is not None, "the caller has looked"
         return default
     try:
-        number = int(text)
+        number = parse_int(text)
     except ValueError:
         number = minimum - 1
     if number < minimum:
@@ -142,7 +143,7 @@ def _ttl_s(name: str, values: Mapping[str, str]) -> float | None:
     if text is None:
         return None
     try:
-        ttl_s = float(text)
+        ttl_s = parse_float(text)
     except ValueError:
         ttl_s = 0.0
     if not 0 < ttl_s < 1e9:

@@ -12,6 +12,7 @@ import typer
 from modelserver.api_keys import Scope, create_key, date_text, parse_date, parse_scopes, read_keys
 from modelserver.caller_limits import parse_limits_flag
 from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.core.numerals import is_digits
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError
 
 _COLUMNS = ("name", "id", "scopes", "models", "expires")
@@ -83,7 +84,7 @@ def list_keys(
 def _expiry(text: str) -> float:
     """Days from now, or a date, in seconds since 1970. Raises InvalidArgumentError, also for what is over."""
     days, now_s = text.removesuffix("d"), time.time()
-    if text.endswith("d") and days.isdecimal():
+    if text.endswith("d") and is_digits(days, 6):
         expires_s = now_s + int(days) * 86_400
     else:
         try:

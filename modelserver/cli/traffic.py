@@ -8,6 +8,7 @@ import typer
 
 from modelserver.cli.client import DEFAULT_URL, ServerClient
 from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError
 
 Parts = Annotated[list[str] | None, typer.Option("--weight", help="VERSION=WEIGHT. Repeat for each version.")]
@@ -63,7 +64,7 @@ def _parts(flag: str, texts: list[str]) -> dict[str, float]:
     for text in texts:
         version, _, number = text.partition("=")
         try:
-            parts[version.strip()] = float(number)
+            parts[version.strip()] = parse_float(number)
         except ValueError:
             raise InvalidArgumentError(f"{flag} expects VERSION=NUMBER, got '{text}'") from None
     return parts

@@ -12,6 +12,7 @@ from modelserver.cli.client import DEFAULT_URL
 from modelserver.cli.convert import Data, LabelOutput, sample_options
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.steps import Steps
+from modelserver.core.numerals import parse_int
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _run(options: TuneOptions, repository: Path | None, flags: list[str], report
 def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
     """Raises InvalidArgumentError."""
     try:
-        numbers = tuple(sorted({int(part) for part in text.split(",")})) if text else ()
+        numbers = tuple(sorted({parse_int(part) for part in text.split(",")})) if text else ()
     except ValueError:
         numbers = (least - 1,)
     if any(number < least for number in numbers):

@@ -12,7 +12,7 @@ from modelserver.config.schema import ModelConfig, ModelInput
 
 AUTO_WARMUP = "auto_warmup"
 
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
 
 Range = tuple[int, int]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError
 
 _FLAG = "--model-load-gpu-limit"
@@ -18,7 +19,7 @@ def parse_gpu_limits(texts: Sequence[str]) -> Mapping[int, float]:
     for text in texts:
         device, _, share = text.partition(":")
         try:
-            fraction = float(share)
+            fraction = parse_float(share)
         except ValueError:
             fraction = -1.0
         if not (device.isascii() and device.isdecimal() and 0 <= fraction <= 1):

@@ -11,7 +11,7 @@ from modelserver.flags import nearest_hint
 
 _FLAG = "--host-policy"
 _KEYS = ("numa-node", "cpu-cores")
-_CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

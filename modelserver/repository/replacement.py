@@ -10,6 +10,10 @@ from pathlib import Path, PurePosixPath
 from modelserver.errors import InvalidArgumentError
 from modelserver.repository.holding import Holding
 
+# What file systems take: of a name, and of a path below a directory of the server's choice.
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 2048
+
 
 class ReplacementDirectory(Holding):
     """A temporary model directory, removed when nobody holds it any more."""
@@ -53,5 +57,11 @@ def contained_path(path: str) -> PurePosixPath:
         raise InvalidArgumentError(
             f"invalid file override path {path!r}: expected '<version>/<file>' inside the model directory, "
             "without empty, '.' or '..' parts"
+        )
+    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
+    if max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES:
+        raise InvalidArgumentError(
+            f"invalid file override path '{path:.100}...': a path has {_MAX_PATH_BYTES} bytes at most, and each name "
+            f"in it {_MAX_NAME_BYTES}; shorten it"
         )
     return PurePosixPath(*parts)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, log
 from typing import Any
 
+from modelserver.core.numerals import is_digits
 from modelserver.core.request import InferRequest
 from modelserver.errors import InvalidArgumentError
 from modelserver.telemetry.shadow_counts import ShadowCounts
@@ -86,7 +87,7 @@ def _numbers(name: str, value: Any, most: float) -> dict[int, float]:
     numbers: dict[int, float] = {}
     for key, number in value.items():
         text = str(key)
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
+        if not (is_digits(text)):
             raise InvalidArgumentError(f"traffic: '{name}' is by the numbers of versions, got '{text:.40}'")
         if not _is_number(number) or not 0 <= number <= most:
             raise InvalidArgumentError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from modelserver.core.numerals import is_digits
 from modelserver.core.request import InferRequest
 from modelserver.scheduling.batch import Batch, FormBatch
 from modelserver.scheduling.bucket import BucketKey
@@ -33,7 +34,7 @@ class Hold:
 def hold_from(environ: Mapping[str, str]) -> Hold | None:
     """What the environment asks for; None for nothing, also where a variable holds no number."""
     numbers = [environ.get(variable, "") for variable in (_VARIABLE, _BACKLOG_VARIABLE)]
-    num_requests, num_backlogged = (int(text) if text.isdecimal() else 0 for text in numbers)
+    num_requests, num_backlogged = (int(text) if is_digits(text) else 0 for text in numbers)
     return Hold(num_requests, num_backlogged) if num_requests or num_backlogged else None
 
 

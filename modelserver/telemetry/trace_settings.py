@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from modelserver.core.numerals import parse_int
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.flags import nearest_hint
 
@@ -92,7 +93,7 @@ def parse_number(name: str, value: Sequence[str] | str) -> int:
     """A number as the protocol writes it: a string. Raises InvalidArgumentError."""
     text = value if isinstance(value, str) else value[0] if len(value) == 1 else None
     try:
-        number = int(text) if text is not None else None
+        number = parse_int(text) if text is not None else None
     except ValueError:
         number = None
     if number is None:
@@ -161,7 +162,7 @@ def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
 
 def _flag_number(text: str, key: str, value: str) -> int:
     try:
-        number = int(value)
+        number = parse_int(value)
     except ValueError:
         number = None
     lowest = {"rate": 1, "count": -1, "log-frequency": 0}.get(key, 1)

@@ -276,6 +276,13 @@ def test_file_overrides_stay_inside(control: ProtocolClient, root: Path, path: s
     assert not list(root.parent.rglob("evil*"))
 
 
+@pytest.mark.parametrize("path", ["1/" + "x" * 256, "x" * 256 + "/model.py", "1/" + "é" * 128, "1" + "/sub" * 600])
+def test_file_overrides_have_names_that_files_can_have(control: ProtocolClient, path: str) -> None:
+    refused = _refused(control.load, "sent", config=json.dumps(ADD_CONFIG), files={f"file:{path}": b"x"})
+    assert refused.code is ErrorCode.INVALID_ARGUMENT
+    assert "255" in refused.message
+
+
 def test_file_overrides_need_a_config(explicit: RunningServer) -> None:
     content = base64.b64encode(b"x").decode()
     status, text = _post(explicit, "sent/load", {"parameters": {"file:1/model.py": content}})
@@ -294,6 +301,7 @@ def _post(server: RunningServer, path: str, document: object) -> tuple[int, str]
         ("echo/load", {"colour": "blue"}, "colour"),
         ("echo/load", {"config": 7}, "config"),
         ("echo/load", {"config": "{}", "file:1/x": "not base64!"}, "file:1/x"),
+        ("echo/load", {"config": '{"max_batch_size": 1,\n"max_batch_size": 2}'}, "line 2: the field 'max_batch_size'"),
         ("echo/unload", {"unload_dependants": True}, "unload_dependants"),
         ("echo/unload", {"unload_dependents": "yes"}, "unload_dependents"),
     ],

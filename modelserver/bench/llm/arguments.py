@@ -13,6 +13,7 @@ from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions, Tar
 from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import LoadOptions, Mode, ReportOptions
 from modelserver.core.documents import parse_json
+from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import nearest_hint
 
@@ -125,7 +126,7 @@ def llm_options(
 def _length(text: str, flag: str) -> Length:
     mean, colon, deviation = text.partition(":")
     try:
-        length = Length(float(mean), float(deviation) if colon else 0.0)
+        length = Length(parse_float(mean), parse_float(deviation) if colon else 0.0)
     except ValueError:
         raise InvalidArgumentError(f"{flag} expects <mean> or <mean>:<stddev>, got '{text}'") from None
     if not (0 <= length.mean < math.inf and 0 <= length.deviation < math.inf):
@@ -149,7 +150,7 @@ def _target(text: str) -> tuple[Target, float]:
         known = ", ".join(target.value for target in Target)
         raise InvalidArgumentError(f"--goodput knows {known}, got '{name}'{nearest_hint(name, _TARGETS)}")
     try:
-        limit_ms = float(limit)
+        limit_ms = parse_float(limit)
     except ValueError:
         limit_ms = math.nan
     if not 0 < limit_ms < math.inf:

@@ -10,6 +10,7 @@ from math import prod
 from google.protobuf.message import DecodeError
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.numerals import is_digits
 from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.parameters import CLASSIFICATION, REGION, class_count, region_slice
@@ -81,7 +82,7 @@ def decode_version(version: str) -> int | None:
     """A model version from the wire; None for the empty string, which leaves the choice to the server."""
     if not version:
         return None
-    if version.isascii() and version.isdigit() and len(version) < 19:
+    if is_digits(version):
         return int(version)
     raise InvalidArgumentError(f"model version must be a number, or empty for the server's choice; got '{version}'")
 

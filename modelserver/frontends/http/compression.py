@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
+from modelserver.core.numerals import parse_float
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, UnsupportedError
 
@@ -61,7 +62,7 @@ def _weight(parameters: str) -> float:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "q":
             try:
-                return float(value)
+                return parse_float(value)
             except ValueError:
                 return 0.0
     return 1.0

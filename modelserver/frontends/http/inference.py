@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from modelserver.access import Access
+from modelserver.core.numerals import is_digits
 from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
@@ -36,7 +37,7 @@ def parse_version(name: str, version: str | None) -> int | None:
     """A path's version segment. Raises NotFoundError for what is not a number, since versions are numbers."""
     if version is None:
         return None
-    if not (version.isascii() and version.isdigit() and len(version) < 19):
+    if not is_digits(version):
         raise NotFoundError(
             f"Request for unknown model: '{name}' version '{version:.40}' is not found; versions are numbers"
         )
@@ -87,7 +88,7 @@ class InferHead:
         if text is None:
             self.json_len = None
         else:
-            self.json_len = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+            self.json_len = int(text) if is_digits(text) else -1
         names = (self.forwarded is not None, self.trace_parent, access.callers_by, self.patience_ns)
         is_special = self.is_encoded or self.accepts_events or any(names)
         self.is_plain = not is_special and (self.json_len is None or self.json_len > 0)

@@ -16,7 +16,7 @@ class BinaryType:
     def __init__(self, name: str) -> None:
         """`name`: such as application/vnd.sagemaker-triton.binary+json."""
         self._name = name
-        self._pattern = re.compile(re.escape(name) + r"\s*;\s*json-header-size=(\d{1,18})", re.IGNORECASE)
+        self._pattern = re.compile(re.escape(name) + r"\s*;\s*json-header-size=([0-9]{1,18})", re.IGNORECASE)
 
     def read(self, content_type: str) -> str | None:
         """The size that a request's content type gives; None for any other type."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching
+from modelserver.core.numerals import is_digits
 
 # The parameter that says how many threads one execution uses.
 THREAD_PARAMETERS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
@@ -40,7 +41,7 @@ def read_candidate(config: ModelConfig) -> Candidate:
         num_instances=config.instance_group[0].count if config.instance_group else 1,
         max_batch_size=config.max_batch_size,
         delay_us=batching.max_queue_delay_microseconds if batching is not None else None,
-        num_threads=int(threads) if threads is not None and threads.isdecimal() else None,
+        num_threads=int(threads) if threads is not None and is_digits(threads) else None,
     )
 
 
