@@ -84,7 +84,7 @@ class MemoryTransport(asyncio.Transport):
         """There is nothing to wait for."""
 
 
-class ConstantFrontend:
+class ConstantFrontend(Frontend):
     """Answers every request with the same, so that what is left is the wire."""
 
     def __init__(self, response: HttpResponse) -> None:

@@ -50,6 +50,23 @@ class ApiGroup(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a frontend says of a request by its head, before its body has come: that the body may come.
+
+    `caller` is the name of the key that came with it, for shares of what bodies may take; empty without one. With
+    `max_body_bytes` the body is held to less than the server's own limit.
+    """
+
+    caller: str = ""
+    max_body_bytes: int | None = None
+
+
+EVERYBODY = Admitted()
+# Of a request that needs no key on a server with keys: it has no use for a body.
+WITHOUT_KEY = Admitted(max_body_bytes=64 * 1024)
+
+
+@dataclass(frozen=True, slots=True)
 class Restriction:
     """Calls of these groups need the header `key`, in lower case, with the value `secret`."""
 

@@ -17,6 +17,7 @@ from modelserver.caller_limits import CallerLimits, parse_limits_flag
 from modelserver.config.gpu_limits import parse_gpu_limits
 from modelserver.config.host_policies import HostPolicy, parse_host_policies
 from modelserver.config.rate_limit_resources import ResourceLimit, parse_resource_limits
+from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
 from modelserver.flags import (
     BOOL_EXPECTATION,
@@ -76,6 +77,7 @@ class ServerOptions:
     busy_poll_percent: int = field(default=10, metadata=flag(PORTS, "Of a core, at most, for looking whether a client that was answered at once sends again, before the event loop sleeps: a lone client is then answered in half the time. 0: it sleeps at once; 100: as long as requests follow each other within 50 us.", minimum=0, maximum=100, is_ours=True))
     max_concurrent_streams: int = field(default=1000, metadata=flag(PORTS, "Requests that an HTTP/2 connection may have in flight; further ones wait at the client.", minimum=1, maximum=_INT_MAX, is_ours=True))
     http_idle_timeout: int = field(default=75, metadata=flag(PORTS, "Seconds after which an HTTP/1.1 connection without a request is closed.", minimum=1, is_ours=True))
+    min_body_rate: int = field(default=1024, metadata=flag(PORTS, "Bytes a second that the body of a request, or a message of a gRPC call, must bring on average over a minute while it is received; a slower one is given up. 0: any pace will do, but for pauses of 30 s.", minimum=0, maximum=_INT_MAX, is_ours=True))
     tls_cert: str = field(default="", metadata=flag(PORTS, "Certificate of the server, in PEM form and followed by those between it and the authority's: TLS on every port, that of the metrics too. Read again when it changes.", metavar="FILE", is_ours=True))
     tls_key: str = field(default="", metadata=flag(PORTS, "Private key of --tls-cert.", metavar="FILE", is_ours=True))
     tls_client_ca: str = field(default="", metadata=flag(PORTS, "Certificates of the authorities one of which must have signed every client's certificate.", metavar="FILE", is_ours=True))
@@ -394,7 +396,7 @@ def _check_clouds(options: ServerOptions) -> None:
     if not text:
         return
     low, dash, high = text.partition("-")
-    if not dash or not low.isdecimal() or not high.isdecimal() or int(low) > int(high):
+    if not dash or not is_digits(low) or not is_digits(high) or int(low) > int(high):
         raise InvalidArgumentError(f"--sagemaker-safe-port-range expects LOW-HIGH, such as 9000-9999, got '{text}'")
     for name in ("http", "grpc", "metrics"):
         port = getattr(options, f"{name}_port")

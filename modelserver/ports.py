@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from modelserver.core.numerals import is_digits
 from modelserver.dataplane import DataPlane
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.grpc.codec import GrpcLimits
@@ -74,7 +75,7 @@ def wire_limits(options: ServerOptions) -> WireLimits:
         max_connections=options.max_connections,
         max_body_bytes=options.http_max_input_size,
         max_message_bytes=options.grpc_max_request_size,
-        times=TimeLimits(http1_idle_s=options.http_idle_timeout),
+        times=TimeLimits(http1_idle_s=options.http_idle_timeout, body_rate=options.min_body_rate),
         http2=Http2Limits(max_concurrent_streams=options.max_concurrent_streams),
         keepalive=KeepaliveLimits(
             ping_after_s=options.grpc_keepalive_time / 1000,
@@ -127,7 +128,7 @@ def _vertex_ai_port(options: ServerOptions) -> int:
     """The flag's, or, where it is left at its default, the one that Vertex AI names in AIP_HTTP_PORT."""
     text = os.environ.get("AIP_HTTP_PORT", "")
     default = next(option.default for option in option_table() if option.name == "vertex_ai_port")
-    return int(text) if options.vertex_ai_port == default and text.isdecimal() else options.vertex_ai_port
+    return int(text) if options.vertex_ai_port == default and is_digits(text) else options.vertex_ai_port
 
 
 def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:

@@ -79,7 +79,7 @@ class ServerFrontends:
 
     def _sagemaker(self) -> HttpFrontend:
         model = os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
-        return keyed_cloud(sagemaker_frontend(self._http(), *self._cloud_planes(), model), self._keys, "/ping")
+        return keyed_cloud(sagemaker_frontend(self._http(), *self._cloud_planes(), model), self._keys)
 
     def _vertex_ai(self) -> HttpFrontend:
         paths = [os.environ.get(f"AIP_{name}_ROUTE", "").rstrip("/") for name in ("HEALTH", "PREDICT")]
@@ -96,4 +96,4 @@ class ServerFrontends:
             predict_path=predict_path,
             model=self._options.vertex_ai_default_model,
         )
-        return keyed_cloud(frontend, self._keys, health_path)
+        return keyed_cloud(frontend, self._keys)

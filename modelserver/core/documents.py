@@ -39,17 +39,17 @@ class _RepeatedNameError(Exception):
 
 def parse_json(text: str | bytes, where: str) -> Any:
     """The document. Raises RepeatedFieldError, which begins with `where`, and ValueError for what is not JSON."""
-    return _parse_json(text, where)
+    return _parse_json(text, where, None)
 
 
 def check_fields(text: str | bytes, where: str) -> None:
     """Look for repeated fields in JSON that another reader takes. Raises as `parse_json` does."""
-    _parse_json(text, where, parse_int=str, parse_float=str)
+    _parse_json(text, where, str)
 
 
-def _parse_json(text: str | bytes, where: str, **numbers: Callable[[str], Any]) -> Any:
+def _parse_json(text: str | bytes, where: str, parse_number: Callable[[str], Any] | None) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_fields, **numbers)
+        return json.loads(text, object_pairs_hook=_fields, parse_int=parse_number, parse_float=parse_number)
     except _RepeatedNameError:
         decoded = text if isinstance(text, str) else text.decode(json.detect_encoding(text))
         raise _repeated(decoded, where) from None
@@ -64,8 +64,8 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
     class Loader(yaml.SafeLoader):
         """Looks at the fields as they are written: those that a merge (`<<`) brings may be replaced."""
 
-        def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-            node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)
             _check_mapping(node, where)
             return node
 

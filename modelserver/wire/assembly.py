@@ -1,9 +1,54 @@
-"""The memory that all requests together may take up while they are received."""
+"""The memory that all requests together may take up while they are received, and who gives way when it is short."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable
+from ipaddress import IPv6Address
+from typing import Final, Protocol
+
 # So much of each request is free: it is the large ones that are held to the budget.
-FREE_BYTES = 1024 * 1024
+FREE_BYTES: Final = 1024 * 1024
+# A request that comes more slowly than this gives way first, whoever sends it.
+SLOW_BYTES_PER_S: Final = 64 * 1024
+# The pace of a request is that of the last one or two of these periods.
+_PERIOD_S: Final = 2.0
+_LEAST_S: Final = 0.1
+# The part of an IPv6 address that one client has to itself.
+_HOST_BITS: Final = 64
+
+
+class Holder(Protocol):
+    """A request that is being received, as the budget sees it."""
+
+    def give_up(self) -> None:
+        """Another request needs the memory: forget what has come, and fail soon."""
+
+
+class _Account:
+    """What one request has taken, and how fast it comes."""
+
+    __slots__ = ("_base", "_mark", "_mark_s", "_since_s", "holder", "num_bytes", "owner")
+
+    def __init__(self, holder: Holder, owner: str, now_s: float) -> None:
+        self.holder = holder
+        self.owner = owner
+        self.num_bytes = 0
+        # The pace is measured from the older of two marks, so that it never looks at a moment only. It begins with what
+        # was free: the first byte beyond that says nothing of the pace.
+        self._since_s = self._mark_s = now_s
+        self._base = self._mark = -FREE_BYTES
+
+    def add(self, num_bytes: int, now_s: float) -> None:
+        if now_s - self._mark_s >= _PERIOD_S:
+            self._since_s, self._base = self._mark_s, self._mark
+            self._mark_s, self._mark = now_s, self.num_bytes
+        self.num_bytes += num_bytes
+
+    def pace(self, now_s: float) -> float:
+        """Bytes a second, lately. That of a request that has stopped falls by itself."""
+        return (self.num_bytes - self._base) / max(_LEAST_S, now_s - self._since_s)
 
 
 class AssemblyBudget:
@@ -11,28 +56,94 @@ class AssemblyBudget:
 
     A request charges what has arrived of it, not what it announced: a promise costs nothing, and so takes
     nothing away from others. Whatever was charged is released when the request is complete or given up.
-    One request at a time may go over the budget, so that a lone one may be as large as its own limit says.
+
+    When the budget is short, requests give way, one after the other: first those that come slowly, the slowest first;
+    then the slowest of an owner who has more than an equal share. Owners are keys, or the addresses of clients without
+    one. A request that would have to give way itself, because it is too large for what there is, is exempt if no other
+    is, or if it is faster than the other: so a lone one may be as large as its own limit says. What is exempt takes
+    nothing away from others.
     """
 
-    __slots__ = ("_exempt", "_max_bytes", "num_bytes")
+    __slots__ = ("_accounts", "_clock", "_exempt", "_max_bytes", "_owners", "num_bytes")
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
-        self._exempt: object = None
+        self._clock = clock
+        self._accounts: dict[Holder, _Account] = {}
+        # What those that are not exempt have taken, and the same by owner.
         self.num_bytes = 0
+        self._owners: Counter[str] = Counter()
+        self._exempt: _Account | None = None
 
-    def charge(self, num_bytes: int, holder: object) -> bool:
-        """Whether `holder` may have so much more; it is taken if so."""
-        if self.num_bytes + num_bytes > self._max_bytes and self._exempt is not holder:
-            if self._exempt is not None:
-                return False
-            self._exempt = holder
+    def charge(self, num_bytes: int, holder: Holder, owner: str = "") -> bool:
+        """Whether `holder` may have so much more; it is taken if so, else all that it had is released."""
+        now_s = self._clock()
+        account = self._accounts.get(holder)
+        if account is None:
+            account = self._accounts[holder] = _Account(holder, owner, now_s)
+        account.add(num_bytes, now_s)
+        if account is self._exempt:
+            return True
         self.num_bytes += num_bytes
+        self._owners[owner] += num_bytes
+        while self.num_bytes > self._max_bytes:
+            # One that is larger than all of the budget would gain nothing from what others give up.
+            last = account if account.num_bytes > self._max_bytes else self._choose(now_s)
+            if last is not account:
+                self._give_up(last)
+            elif not self._make_exempt(account, now_s):
+                self.release(holder)
+                return False
         return True
 
-    def release(self, num_bytes: int, holder: object) -> None:
-        """Give back all that `holder` has charged."""
-        assert num_bytes <= self.num_bytes, "more is released than was charged"
-        self.num_bytes -= num_bytes
-        if self._exempt is holder:
+    def release(self, holder: Holder) -> None:
+        """Give back all that `holder` has charged, if anything."""
+        account = self._accounts.pop(holder, None)
+        if account is None:
+            return
+        if account is self._exempt:
             self._exempt = None
+        else:
+            self._discount(account)
+
+    def _discount(self, account: _Account) -> None:
+        self.num_bytes -= account.num_bytes
+        self._owners[account.owner] -= account.num_bytes
+        if not self._owners[account.owner]:
+            del self._owners[account.owner]
+
+    def _choose(self, now_s: float) -> _Account:
+        """The request that gives way."""
+        paces = [(account.pace(now_s), account) for account in self._accounts.values() if account is not self._exempt]
+        chosen = [entry for entry in paces if entry[0] < SLOW_BYTES_PER_S]
+        if not chosen:
+            share = self._max_bytes / len(self._owners)
+            chosen = [entry for entry in paces if self._owners[entry[1].owner] > share]
+        return min(chosen, key=lambda entry: entry[0])[1]
+
+    def _make_exempt(self, account: _Account, now_s: float) -> bool:
+        other = self._exempt
+        if other is not None:
+            if other.pace(now_s) >= account.pace(now_s):
+                return False
+            self._give_up(other)
+        self._discount(account)
+        self._exempt = account
+        return True
+
+    def _give_up(self, account: _Account) -> None:
+        self.release(account.holder)
+        account.holder.give_up()
+
+
+def owner_of(caller: str, peer: str) -> str:
+    """Whose request it is: of the key of that name, or without one of the client at that address and port."""
+    if caller:
+        return f"key {caller}"
+    host = peer.rpartition(":")[0].strip("[]")
+    if ":" not in host:
+        return host
+    try:
+        return str(IPv6Address(int(IPv6Address(host)) >> _HOST_BITS << _HOST_BITS))
+    except ValueError:
+        return host

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from modelserver.core.tensor import Buffer
@@ -15,13 +17,16 @@ MIN_DIRECT_BYTES = 32 * 1024
 MAX_PROMISED_BYTES = 64 * 1024 * 1024
 
 
+_SHORT = "the server is receiving too many large requests at once, and others came faster than this; try again later"
+
+
 class BodyCollector:
     """One body that comes in pieces: `add`, or `room` and `filled`, until `finish`; `drop` if it never ends.
 
     A body of announced length that does not come in one piece is collected in a buffer of that size, which is
     placed so that the tensors behind the `header_length` bytes of JSON of an infer request are aligned. As soon
-    as the body is known to be over `max_bytes`, or the `budget` of all bodies is used up, there is an `error`,
-    and what still comes is dropped.
+    as the body is known to be over `max_bytes`, or must give way where the `budget` of all bodies is short, there is an
+    `error`, and what still comes is dropped.
     """
 
     __slots__ = (
@@ -31,15 +36,22 @@ class BodyCollector:
         "_content_length",
         "_header_length",
         "_max_bytes",
-        "_num_charged",
+        "_owner",
         "error",
         "is_complete",
         "num_bytes",
+        "on_given_up",
     )
 
     def __init__(
-        self, content_length: int | None, header_length: int, max_bytes: int, budget: AssemblyBudget | None = None
+        self,
+        content_length: int | None,
+        header_length: int,
+        max_bytes: int,
+        budget: AssemblyBudget | None = None,
+        owner: str = "",
     ) -> None:
+        """`owner` is whose share of the budget the body counts to."""
         self.is_complete = False
         self.error: ServerError | None = None
         self.num_bytes = 0
@@ -47,7 +59,9 @@ class BodyCollector:
         self._header_length = header_length
         self._max_bytes = max_bytes
         self._budget = budget
-        self._num_charged = 0
+        self._owner = owner
+        # Called when another body needs the memory of this one, which has an `error` then; not within a call of ours.
+        self.on_given_up: Callable[[], None] | None = None
         self._chunks: list[bytes] = []
         self._buffer: memoryview | None = None
         self.expect(content_length or 0)
@@ -85,7 +99,10 @@ class BodyCollector:
 
     def filled(self, num_bytes: int) -> None:
         """So many bytes of `room` were received."""
-        self._count(num_bytes)
+        if self.error is None:
+            self._count(num_bytes)
+        else:
+            self.num_bytes += num_bytes
 
     @property
     def is_full(self) -> bool:
@@ -123,15 +140,20 @@ class BodyCollector:
         self._buffer = buffer
         return buffer[self.num_bytes :]
 
+    def give_up(self) -> None:
+        """Called by the budget."""
+        on_given_up = self.on_given_up
+        self._fail(UnavailableError(_SHORT))
+        if on_given_up is not None:
+            on_given_up()
+
     def _count(self, num_bytes: int) -> None:
+        before = max(self.num_bytes, FREE_BYTES)
         self.num_bytes += num_bytes
-        if self._budget is None or self.num_bytes <= FREE_BYTES:
+        if self._budget is None or self.num_bytes <= before:
             return
-        num_uncharged = self.num_bytes - FREE_BYTES - self._num_charged
-        if self._budget.charge(num_uncharged, self):
-            self._num_charged += num_uncharged
-        else:
-            self._fail(UnavailableError("the server is receiving too many large requests at once; try again later"))
+        if not self._budget.charge(self.num_bytes - before, self, self._owner):
+            self._fail(UnavailableError(_SHORT))
 
     def _fail(self, error: ServerError) -> None:
         if self.error is None:
@@ -139,9 +161,9 @@ class BodyCollector:
             self.drop()
 
     def _release(self) -> None:
+        self.on_given_up = None
         if self._budget is not None:
-            self._budget.release(self._num_charged, self)
-            self._num_charged = 0
+            self._budget.release(self)
 
 
 def _aligned_buffer(num_bytes: int, header_length: int) -> memoryview:

@@ -73,7 +73,7 @@ class WireContext:
     is_draining: bool = False
 
     def __post_init__(self) -> None:
-        self.assembly = AssemblyBudget(self.limits.max_assembly_bytes)
+        self.assembly = AssemblyBudget(self.limits.max_assembly_bytes, lambda: self.loop.time())
         self.bulk = BulkTurns(self.loop)
         self.deadlines = DeadlineWheel(self.loop)
         self.lookout = Lookout(self.loop, self.limits.busy_poll_percent)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from modelserver.frontends.http.exchange import HttpExchange
+from modelserver.frontends.http.exchange import Frontend, HttpExchange
 from modelserver.frontends.http.status import message_response
 
 
-class NoHttp:
+class NoHttp(Frontend):
     """Tells whoever asks by HTTP where to ask."""
 
     def handle(self, exchange: HttpExchange) -> None:

@@ -175,3 +175,20 @@ def test_keys_are_told_by_name_only(layout: str, keys: KeyFile, lines: Lines, tm
     assert rows["200"]["key"] == "tenant"
     assert "key" not in rows["401"]
     assert all(text not in record.getMessage() for record in lines.records)
+
+
+def test_what_is_refused_by_its_head_has_a_line_too(layout: str, keys: KeyFile, lines: Lines, tmp_path: Path) -> None:
+    """Large enough that it is not all there when the head is."""
+    write_identity(tmp_path, "one")
+    with running_server(tmp_path, access_log=True, api_keys_file=str(keys.path)) as running:
+        lines.records.clear()
+        body = bytes(3 << 20)
+        url = f"http://{running.http_url}{PATHS['http']}"
+        assert httpx.post(url, content=body, headers={"x-api-key": "wrong"}).status_code == 401
+        with grpc.insecure_channel(running.grpc_url) as channel, pytest.raises(grpc.RpcError):
+            channel.unary_unary(PATHS["grpc"])(body, timeout=30)
+        until_true(lambda: len(lines.records) >= 2, "two lines")
+    rows = {record.fields["status"]: record.fields for record in lines.records}  # type: ignore[attr-defined]
+    assert set(rows) == {"401", "UNAUTHENTICATED"}
+    assert [rows[status]["path"] for status in ("401", "UNAUTHENTICATED")] == [PATHS["http"], PATHS["grpc"]]
+    assert all("127.0.0.1" in row["peer"] for row in rows.values())

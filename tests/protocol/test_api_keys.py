@@ -18,8 +18,7 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
 from modelserver.api_keys import SCOPE_OF, Scope
-from modelserver.frontends.grpc.restricted import group_of as group_of_method
-from modelserver.frontends.http.restricted import group_of as group_of_route
+from modelserver.frontends.http.router import Route
 from modelserver.pb import grpc_service_pb2 as pb
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -70,30 +69,25 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _routes(served: RunningServer) -> list[tuple[str, str, str]]:
-    """Method, pattern and path of every route, read from a frontend of the kind that serves."""
+def _routes(served: RunningServer) -> list[tuple[Route, str]]:
+    """Every route, and a path of it, route, read from a frontend of the kind that serves."""
     from modelserver.frontends.http.routes import HttpFrontend
 
-    router = HttpFrontend(served.server.dataplane, served.server.controlplane)._router
-    found = []
-    for pattern in router._patterns:
-        # A model that there is not: nothing is loaded or unloaded by the walk.
-        path = re.sub("{.*?}", "x", pattern.replace("{version}", "1"))
-        match = router.find(path)
-        assert match is not None, path
-        found += [(method, pattern, path) for method in match[0]]
-    return found
+    routes = HttpFrontend(served.server.dataplane, served.server.controlplane).routes
+    # A model that there is not: nothing is loaded or unloaded by the walk.
+    return [(route, re.sub("{.*?}", "x", route.pattern.replace("{version}", "1"))) for route in routes]
 
 
 def test_every_route_needs_a_key_of_its_scope_but_liveness_and_readiness(
     served: RunningServer, keys: KeyFile, http: httpx.Client
 ) -> None:
     still_open, scopes = set(), set()
-    for method, pattern, path in _routes(served):
+    for route, path in _routes(served):
+        method = route.method
         answer = http.request(method, path)
         if answer.status_code != 401:
             assert answer.status_code == 200, path
-            still_open.add(pattern)
+            still_open.add(route.pattern)
             continue
         assert answer.headers["www-authenticate"] == "Bearer"
         is_openai = not path.startswith("/v2")
@@ -102,7 +96,7 @@ def test_every_route_needs_a_key_of_its_scope_but_liveness_and_readiness(
         if is_openai:
             assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
         assert http.request(method, path, headers=bearer("msk_wrong")).status_code == 401
-        needed = SCOPE_OF[group_of_route(pattern)]
+        needed = SCOPE_OF[route.group]
         scopes.add(needed)
         for scope in Scope:
             status = http.request(method, path, headers=bearer(keys.texts[scope.value])).status_code
@@ -131,7 +125,7 @@ def test_every_method_needs_a_key_of_its_scope_but_liveness_and_readiness(
             still_open.add(path.rpartition("/")[2])
         else:
             assert _ask(channel, path, "msk_wrong", is_stream=is_stream) is grpc.StatusCode.UNAUTHENTICATED
-        needed = SCOPE_OF[group_of_method(path)]
+        needed = SCOPE_OF[method.needs]
         for scope in Scope:
             code = _ask(channel, path, keys.texts[scope.value], is_stream=is_stream)
             is_denied = scope is not needed and not path.endswith(("/ServerLive", "/ServerReady"))

@@ -25,7 +25,7 @@ from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.pb import grpc_service_pb2 as pb
 
-STATES = ("never_loaded", "ready", "generates", "unloaded", "failed", "loading", "unknown")
+STATES = ("never_loaded", "ready", "generates", "unloaded", "failed", "loading", "infer")
 TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
 # Of a load that another test holds, these would wait for its end.
 _CONTROL = re.compile(r"/(load|unload)$|Repository")
@@ -74,7 +74,7 @@ def lazy(layout: str, keys: KeyFile, tmp_path_factory: pytest.TempPathFactory) -
     """Its model falls asleep again at once."""
     root: Path = tmp_path_factory.mktemp("lazy")
     write_identity(root, "asleep", more='parameters { key: "keep_alive" value { string_value: "0" } }')
-    options: dict[str, Any] = {"model_control_mode": "explicit", "load_on_demand": True}
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_on_demand": True, "allow_client_shm": True}
     with running_server(root, api_keys_file=str(keys.path), **options) as running:
         yield running
 

@@ -13,8 +13,6 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
 from modelserver.access import ApiGroup
-from modelserver.frontends.grpc.restricted import group_of as group_of_method
-from modelserver.frontends.http.restricted import group_of as group_of_route
 
 KEY, METADATA_KEY = "admin-key", "triton-grpc-protocol-admin-key"
 GUARDED = (
@@ -38,26 +36,20 @@ def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         yield running
 
 
-def _routes(served: RunningServer) -> list[tuple[str, str]]:
-    """Method and path of every route, read from a frontend of the kind that serves."""
+def _routes(served: RunningServer) -> list[tuple[str, str, ApiGroup]]:
+    """Method, path and group of every route, read from a frontend of the kind that serves."""
     from modelserver.frontends.http.routes import HttpFrontend
 
     server = served.server
-    router = HttpFrontend(server.dataplane, server.controlplane)._router
-    found = []
-    for pattern in router._patterns:
-        path = re.sub("{.*?}", "x", pattern.replace("{name}", "echo").replace("{version}", "1"))
-        match = router.find(path)
-        assert match is not None, path
-        found += [(method, pattern, path) for method in match[0]]
-    return found
+    routes = HttpFrontend(server.dataplane, server.controlplane).routes
+    paths = [route.pattern.replace("{name}", "echo").replace("{version}", "1") for route in routes]
+    return [(route.method, re.sub("{.*?}", "x", path), route.group) for route, path in zip(routes, paths, strict=True)]
 
 
 def test_every_route_is_refused_without_the_header_unless_it_is_of_health(served: RunningServer) -> None:
     seen = set()
     with httpx.Client(base_url=f"http://{served.http_url}") as client:
-        for method, pattern, path in _routes(served):
-            group = group_of_route(pattern)
+        for method, path, group in _routes(served):
             seen.add(group)
             answer = client.request(method, path)
             if group is ApiGroup.HEALTH:
@@ -82,7 +74,7 @@ def test_every_method_is_refused_without_the_key_unless_it_is_of_health(served: 
     seen = set()
     with grpc.insecure_channel(served.grpc_url) as channel:
         for path, method in served.call(methods).items():
-            group = group_of_method(path)
+            group = method.needs
             seen.add(group)
             for value, is_right in ((None, False), ("wrong", False), ("s=ecret", True)):
                 metadata = [] if value is None else [(METADATA_KEY, value)]

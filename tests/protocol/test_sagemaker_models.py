@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from support.keys import KeyFile
 from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
+from modelserver.api_keys import Scope
 from modelserver.ports import SAGEMAKER
 
 DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}]}
@@ -179,3 +181,30 @@ def test_models_come_only_where_requests_may_load(tmp_path: Path) -> None:
         assert client.post("/models", json=document).status_code == 403
         answer = client.post("/models", json=document, headers={"key": "secret"})
         assert (answer.status_code, "--model-control-mode=explicit" in answer.json()["error"]) == (503, True)
+
+
+def test_scopes_are_those_of_the_routes_whatever_a_model_is_called(tmp_path: Path) -> None:
+    """A key for inference is none for control, also of a model whose name ends a path as inference does."""
+    (tmp_path / "repository").mkdir()
+    keys = KeyFile(tmp_path / "keys.yaml")
+    headers = {scope: {"x-api-key": keys.add(scope.value, scope)} for scope in (Scope.INFER, Scope.ADMIN)}
+    options: dict[str, Any] = {"allow_sagemaker": True, "sagemaker_port": 0, "model_control_mode": "explicit"}
+    with running_server(tmp_path / "repository", api_keys_file=str(keys.path), **options) as running:
+        agent = Agent(running, tmp_path / "models")
+        with agent.client as client:
+            for name in ("invoke", "models"):
+                write_identity(agent.archive(name), "inner")
+                client.headers = httpx.Headers(headers[Scope.ADMIN])
+                assert agent.load(name).status_code == 200
+                assert agent.invoke(name).status_code == 403
+                client.headers = httpx.Headers(headers[Scope.INFER])
+                for path in (f"/models/{name}", f"/models/{name}/", f"/models/%{ord(name[0]):x}{name[1:]}"):
+                    assert client.delete(path).status_code == 403, path
+                    assert client.get(path).status_code == 403, path
+                assert agent.load(name).status_code == 403
+                assert agent.invoke(name).status_code == 200
+            client.headers = httpx.Headers(headers[Scope.ADMIN])
+            assert client.delete("/models/invoke").status_code == 200
+            client.headers = httpx.Headers()
+            assert client.get("/ping").status_code == 200
+            assert client.get("/nothing").status_code == 401

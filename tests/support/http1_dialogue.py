@@ -10,6 +10,7 @@ from typing import Any
 from support.memory_transport import MemoryTransport, receive
 
 from modelserver.core.tensor import Buffer
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation, WireCounts
 from modelserver.wire.context import WireContext
@@ -29,7 +30,7 @@ def later(_exchange: HttpExchange) -> None:
     """The test answers."""
 
 
-class Frontend:
+class Frontend(HttpFrontend):
     """Answers by a function; keeps every exchange."""
 
     def __init__(self, answer: Answer = path_back) -> None:

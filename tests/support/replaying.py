@@ -11,6 +11,7 @@ from pathlib import Path
 
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.telemetry.wire import WireCounts
@@ -32,7 +33,7 @@ def recording(protocol: str, name: str) -> bytes:
     return bytes.fromhex((RECORDINGS / protocol / f"{name}.hex").read_text())
 
 
-class ReplayHttp:
+class ReplayHttp(HttpFrontend):
     """Answers every request with what it was; `requests` are method, path, query and body of all."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
 
 SERVICE = "/test.Wire/"
@@ -133,7 +134,7 @@ async def _deaf(call: StreamCall) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-class HttpHandlers:
+class HttpHandlers(HttpFrontend):
     """`/`, `/echo`, `/head`, `/size/<n>`, `/pieces/<n>/<size>`, `/hold`; 404 for all else."""
 
     def __init__(self) -> None:

@@ -119,16 +119,35 @@ def test_what_came_beyond_the_free_bytes_is_charged_to_the_budget() -> None:
 
 def test_over_the_budget_a_body_is_refused_and_its_memory_given_back() -> None:
     budget = AssemblyBudget(1000)
-    budget.charge(1001, "the one that may go over")
-    budget.release(801, None)
+    exempt = BodyCollector(None, 0, 1 << 30, budget)
+    exempt.add(bytes(FREE_BYTES + 100_000))
     collector = BodyCollector(None, 0, 1 << 30, budget)
     collector.add(bytes(FREE_BYTES + 700))
     collector.add(bytes(400))
     assert isinstance(collector.error, UnavailableError)
     assert collector.room() is None
-    assert budget.num_bytes == 200
+    assert budget.num_bytes == 0
     collector.add(bytes(400))
-    assert budget.num_bytes == 200
+    assert budget.num_bytes == 0
+    assert exempt.error is None
+
+
+def test_a_body_gives_way_to_a_faster_one_and_takes_no_more() -> None:
+    told = []
+    budget = AssemblyBudget(1_000_000)
+    first, second = (BodyCollector(FREE_BYTES + 900_000, 0, 1 << 30, budget) for _ in range(2))
+    first.on_given_up = lambda: told.append(first.error)
+    first.add(bytes(FREE_BYTES + 200_000))
+    room = first.room()
+    assert room is not None
+    second.add(bytes(FREE_BYTES + 850_000))
+    (error,) = told
+    assert isinstance(error, UnavailableError)
+    assert first.error is error
+    assert (second.error, budget.num_bytes) == (None, 850_000)
+    first.filled(100)
+    first.add(bytes(100))
+    assert (first.room(), budget.num_bytes) == (None, 850_000)
 
 
 def test_a_body_that_never_ends_is_given_up() -> None:

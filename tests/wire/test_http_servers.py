@@ -47,7 +47,7 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(globals(), "make_server", request.param)
 
 
-class FunctionFrontend:
+class FunctionFrontend(Frontend):
     """Answers by a function; keeps every exchange."""
 
     def __init__(self, answer: Callable[[HttpExchange], None]) -> None:

@@ -20,6 +20,7 @@ from support.loops import on_both_loops
 
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.telemetry.wire import Protocol, WireCounts
 from modelserver.wire import port as port_module
@@ -31,7 +32,7 @@ from modelserver.wire.tls import TlsFiles
 HOST = "127.0.0.1"
 
 
-class Http:
+class Http(HttpFrontend):
     """Answers each request with its path, or when it is told to."""
 
     def __init__(self, holds: bool = False) -> None:

@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from modelserver.access import Admitted
 from modelserver.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc.call import Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.call import CheckHead, Metadata, Method, Parts, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.status import STATUS_OF, Status
 from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
 
@@ -28,10 +29,30 @@ def with_access_log(
 
 
 def _logged(path: str, method: Method, keys: KeyRing | None) -> Method:
+    check_head = None if method.check_head is None else _logged_check(path, method.check_head)
     if method.unary is not None:
-        return Method(unary=_logged_unary(path, method.unary, keys))
+        return replace(method, unary=_logged_unary(path, method.unary, keys), check_head=check_head)
     assert method.stream is not None, "a method is one or the other"
-    return Method(stream=_logged_stream(path, method.stream, keys))
+    return replace(method, stream=_logged_stream(path, method.stream, keys), check_head=check_head)
+
+
+def _logged_check(path: str, check: CheckHead) -> CheckHead:
+    """A call that is refused by its head has its line, too."""
+
+    def check_head(metadata: Metadata, peer: str) -> Admitted:
+        entry = AccessEntry(
+            "gRPC", _METHOD, path, peer=peer, num_bytes_in=0, trace_parent=str(metadata.get("traceparent", ""))
+        )
+        token = ACCESS.set(entry)
+        try:
+            return check(metadata, peer)
+        except RpcError as error:
+            entry.write(_name(error.status), 0)
+            raise
+        finally:
+            ACCESS.reset(token)
+
+    return check_head
 
 
 def _find_caller(keys: KeyRing | None, call: UnaryCall | StreamCall) -> None:

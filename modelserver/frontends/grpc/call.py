@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from modelserver.access import Admitted, ApiGroup
 from modelserver.core.tensor import Buffer
 
 Metadata = Mapping[str, str | bytes]
@@ -73,12 +74,32 @@ class RpcError(Exception):
         self.message = message
 
 
+# Called with a call's metadata and the address of its client, before its message comes. Raises RpcError.
+CheckHead = Callable[[Metadata, str], Admitted]
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An entry of the method table: a unary handler (called, answers by callback) or a streaming one (awaited)."""
+    """An entry of the method table: a unary handler (called, answers by callback) or a streaming one (awaited).
+
+    `group` says what a caller needs, as of the routes of HTTP; our own methods all have one. `check_head` refuses calls
+    by their heads; the handler decides by itself later, as keys may change meanwhile.
+    """
 
     unary: Callable[[UnaryCall], None] | None = None
     stream: Callable[[StreamCall], Awaitable[Any]] | None = None
+    group: ApiGroup | None = None
+    check_head: CheckHead | None = None
+
+    @property
+    def needs(self) -> ApiGroup:
+        """The group. A method of ours without one is our own mistake, found at the start."""
+        assert self.group is not None, "every method is in a group"
+        return self.group
+
+    def of(self, group: ApiGroup) -> Method:
+        """The same method in that group."""
+        return replace(self, group=group)
 
 
 class Frontend(Protocol):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from modelserver.access import KEY_HEADERS
+from modelserver.access import KEY_HEADERS, WITHOUT_KEY, Admitted
 from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.frontends.grpc.call import Metadata, Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.edge import fail
-from modelserver.frontends.grpc.restricted import group_of
 from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
 from modelserver.frontends.grpc.status import status_of
 from modelserver.keyed_planes import check_scope, keyed_planes
+from modelserver.telemetry.audit import PEER
 
 if TYPE_CHECKING:
     from modelserver.controlplane import AnyControlPlane
@@ -49,25 +50,41 @@ class KeyedGrpcFrontend(GrpcFrontend):
 
 def keyed(methods: Mapping[str, Method], keys: KeyRing) -> dict[str, Method]:
     """The methods with a guard before each that needs one."""
-    return {path: method if path in OPEN_METHODS else _guarded(path, method, keys) for path, method in methods.items()}
+    return {
+        path: _open(method) if path in OPEN_METHODS else _guarded(path, method, keys)
+        for path, method in methods.items()
+    }
 
 
 def _guarded(path: str, method: Method, keys: KeyRing) -> Method:
     unary, stream = method.unary, method.stream
-    scope = SCOPE_OF[group_of(path)]
+    scope = SCOPE_OF[method.needs]
     is_optional = path in OPEN_UNLESS_KEYED
+    check_other = method.check_head
 
-    def caller_of(call: UnaryCall | StreamCall) -> ApiKey | None:
-        if is_optional and all(call.metadata.get(name) is None for name in KEY_HEADERS):
+    def caller_of(metadata: Metadata) -> ApiKey | None:
+        if is_optional and all(metadata.get(name) is None for name in KEY_HEADERS):
             return None
-        caller = keys.caller(call.metadata)
+        caller = keys.caller(metadata)
         check_scope(caller, scope, path)
         return caller
+
+    def check_head(metadata: Metadata, peer: str) -> Admitted:
+        token = PEER.set(peer)
+        try:
+            caller = caller_of(metadata)
+        except ServerError as error:
+            raise RpcError(*status_of(error)) from None
+        finally:
+            PEER.reset(token)
+        if check_other is not None:
+            check_other(metadata, peer)
+        return WITHOUT_KEY if caller is None else Admitted(caller.name)
 
     def check(call: UnaryCall) -> None:
         assert unary is not None, "a method is one or the other"
         try:
-            caller = caller_of(call)
+            caller = caller_of(call.metadata)
         except ServerError as error:
             fail(call, error)
             return
@@ -80,10 +97,17 @@ def _guarded(path: str, method: Method, keys: KeyRing) -> Method:
     async def check_stream(call: StreamCall) -> None:
         assert stream is not None, "a method is one or the other"
         try:
-            caller = caller_of(call)
+            caller = caller_of(call.metadata)
         except ServerError as error:
             raise RpcError(*status_of(error)) from None
         CALLER.set(caller)  # of the call's own Task
         await stream(call)
 
-    return Method(unary=check) if unary is not None else Method(stream=check_stream)
+    if unary is not None:
+        return replace(method, unary=check, check_head=check_head)
+    return replace(method, stream=check_stream, check_head=check_head)
+
+
+def _open(method: Method) -> Method:
+    """The method of load balancers, whose messages are next to empty."""
+    return replace(method, check_head=lambda _metadata, _peer: WITHOUT_KEY)

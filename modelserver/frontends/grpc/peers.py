@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from modelserver.api_keys import SCOPE_OF, Scope
 from modelserver.frontends.grpc.call import Method, UnaryCall
-from modelserver.frontends.grpc.restricted import group_of
 from modelserver.telemetry.audit import PEER
 
 
 def with_peers(methods: Mapping[str, Method]) -> dict[str, Method]:
     """The methods; calls of those of control know where they come from. All of these are unary."""
     return {
-        path: _knowing_peer(method) if SCOPE_OF[group_of(path)] is Scope.ADMIN else method
+        path: _knowing_peer(method) if SCOPE_OF[method.needs] is Scope.ADMIN else method
         for path, method in methods.items()
     }
 
@@ -29,4 +29,4 @@ def _knowing_peer(method: Method) -> Method:
         finally:
             PEER.reset(token)
 
-    return Method(unary=known)
+    return replace(method, unary=known)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from modelserver.access import ApiGroup
 from modelserver.config.message import config_to_message
 from modelserver.core.request import forward, set_context
 from modelserver.errors import InvalidArgumentError, NotFoundError
@@ -76,8 +77,16 @@ class GrpcFrontend:
                 reflection_pb2.DESCRIPTOR,
             ),
         )
-        own = {f"/{SERVICE}/{name}": method for name, method in self._own_methods().items()}
-        methods = {**own, **health.methods, **reflection.methods}
+        own = {
+            f"/{SERVICE}/{name}": method.of(group)
+            for group, methods in self._own_methods().items()
+            for name, method in methods.items()
+        }
+        methods = {
+            **own,
+            **{path: method.of(ApiGroup.HEALTH) for path, method in health.methods.items()},
+            **{path: method.of(ApiGroup.METADATA) for path, method in reflection.methods.items()},
+        }
         guarded = with_peers(self._guard(restricted(methods, limits.access)))
         self.methods: Mapping[str, Method] = with_access_log(guarded, is_logged=limits.access.is_logged)
 
@@ -95,23 +104,34 @@ class GrpcFrontend:
         """What the client sent before it could know is taken."""
         asyncio.get_running_loop().call_later(_LAST_REQUESTS_S, stream.drain)
 
-    def _own_methods(self) -> Mapping[str, Method]:
+    def _own_methods(self) -> Mapping[ApiGroup, Mapping[str, Method]]:
+        """By the group, which says what a caller needs, and the name."""
+        regions, settings = Regions(self._dataplane), Settings(self._dataplane, self._controlplane)
         return {
-            "ServerLive": answered(pb.ServerLiveRequest, self._server_live),
-            "ServerReady": answered(pb.ServerReadyRequest, self._server_ready),
-            "ModelReady": answered(pb.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": answered(pb.ServerMetadataRequest, self._server_metadata),
-            "ModelMetadata": answered(pb.ModelMetadataRequest, self._model_metadata),
-            "ModelConfig": answered(pb.ModelConfigRequest, self._model_config),
-            "ModelStatistics": answered(pb.ModelStatisticsRequest, self._model_statistics),
-            "ModelInfer": Method(unary=self._model_infer),
-            "ModelStreamInfer": streamed(self._model_stream_infer),
-            "RepositoryIndex": answered(pb.RepositoryIndexRequest, self._repository_index),
-            "RepositoryModelLoad": awaited(pb.RepositoryModelLoadRequest, self._load, self._tasks),
-            "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
-            "RepositoryModelTraffic": awaited(pb.RepositoryModelTrafficRequest, self._traffic, self._tasks),
-            **Regions(self._dataplane).methods(),
-            **Settings(self._dataplane, self._controlplane).methods(),
+            ApiGroup.HEALTH: {
+                "ServerLive": answered(pb.ServerLiveRequest, self._server_live),
+                "ServerReady": answered(pb.ServerReadyRequest, self._server_ready),
+                "ModelReady": answered(pb.ModelReadyRequest, self._model_ready),
+            },
+            ApiGroup.METADATA: {
+                "ServerMetadata": answered(pb.ServerMetadataRequest, self._server_metadata),
+                "ModelMetadata": answered(pb.ModelMetadataRequest, self._model_metadata),
+            },
+            ApiGroup.MODEL_CONFIG: {"ModelConfig": answered(pb.ModelConfigRequest, self._model_config)},
+            ApiGroup.STATISTICS: {"ModelStatistics": answered(pb.ModelStatisticsRequest, self._model_statistics)},
+            ApiGroup.INFERENCE: {
+                "ModelInfer": Method(unary=self._model_infer),
+                "ModelStreamInfer": streamed(self._model_stream_infer),
+            },
+            ApiGroup.MODEL_REPOSITORY: {
+                "RepositoryIndex": answered(pb.RepositoryIndexRequest, self._repository_index),
+                "RepositoryModelLoad": awaited(pb.RepositoryModelLoadRequest, self._load, self._tasks),
+                "RepositoryModelUnload": awaited(pb.RepositoryModelUnloadRequest, self._unload, self._tasks),
+                "RepositoryModelTraffic": awaited(pb.RepositoryModelTrafficRequest, self._traffic, self._tasks),
+            },
+            ApiGroup.SHARED_MEMORY: regions.methods(),
+            ApiGroup.LOGGING: {"LogSettings": settings.log},
+            ApiGroup.TRACE: {"TraceSetting": settings.trace},
         }
 
     # Inference.

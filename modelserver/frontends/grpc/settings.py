@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,8 @@ class Settings:
     def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane) -> None:
         self._dataplane = dataplane
         self._controlplane = controlplane
-
-    def methods(self) -> Mapping[str, Method]:
-        """By name within the service."""
-        return {
-            "LogSettings": answered(pb.LogSettingsRequest, self._log),
-            "TraceSetting": answered(pb.TraceSettingRequest, self._trace),
-        }
+        self.log: Method = answered(pb.LogSettingsRequest, self._log)
+        self.trace: Method = answered(pb.TraceSettingRequest, self._trace)
 
     def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         """A setting without values is one that shall no longer be set."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from modelserver.access import Admitted
 from modelserver.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
 
 
@@ -19,7 +20,7 @@ def with_access_log(frontend: Frontend, *, is_logged: bool, keys: KeyRing | None
     return LoggedFrontend(frontend, keys) if is_logged else frontend
 
 
-class LoggedFrontend:
+class LoggedFrontend(Frontend):
     """Stands before a frontend."""
 
     def __init__(self, frontend: Frontend, keys: KeyRing | None = None) -> None:
@@ -45,6 +46,25 @@ class LoggedFrontend:
             self._frontend.handle(_LoggedExchange(exchange, entry))
         finally:
             ACCESS.reset(token)
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """A request that is refused by its head has its line, too."""
+        entry = AccessEntry(
+            "HTTP",
+            head.method,
+            head.path,
+            peer=peer,
+            num_bytes_in=0,
+            trace_parent=head.headers.get("traceparent", ""),
+        )
+        token = ACCESS.set(entry)
+        try:
+            checked = self._frontend.check_head(head, peer)
+        finally:
+            ACCESS.reset(token)
+        if isinstance(checked, HttpResponse):
+            entry.write(str(checked.status), sum(map(num_bytes, checked.body)))
+        return checked
 
 
 class _LoggedExchange(HttpExchange):

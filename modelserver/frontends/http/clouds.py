@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import quote
 
+from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
+from modelserver.frontends.http.router import Route, Router, allowed_methods, route_for
 from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.frontends.http.status import error_response, message_response
 
@@ -25,7 +27,7 @@ _READY = "/v2/health/ready"
 _READS = re.compile(r"/v2(/models(/[^/]+(/versions/[^/]+)?)?)?|.*/(ready|live|config|stats|status)")
 
 
-class CloudFrontend:
+class CloudFrontend(Frontend):
     """`GET health_path` is readiness; `POST predict_path` asks `model`, or the only one that there is."""
 
     def __init__(
@@ -41,12 +43,15 @@ class CloudFrontend:
         has_redirect: bool = False,
     ) -> None:
         """`model_source` is how an operator names the model. With `has_redirect` a header may name another v2 path."""
-        # Answers what is below /models, where there is such a thing.
-        self.multi_model: MultiModel | None = None
         self._http = http
         self._dataplane = dataplane
-        self._routes = {health_path: "GET", predict_path: "POST"}
-        self._health_path = health_path
+        self._paths = (health_path, predict_path)
+        self.router = Router(
+            (
+                Route("GET", health_path, self._health, ApiGroup.HEALTH, is_open=True),
+                Route("POST", predict_path, self._predict, ApiGroup.INFERENCE),
+            )
+        )
         self._model = model
         self._model_source = model_source
         self._binary_type = binary_type
@@ -61,32 +66,41 @@ class CloudFrontend:
         if refusal is not None:
             exchange.respond(refusal)
 
+    def add(self, routes: tuple[Route, ...]) -> None:
+        """Serve more paths than health and prediction."""
+        self.router = Router((*self.router.routes, *routes))
+
     def _route(self, exchange: HttpExchange) -> HttpResponse | None:
         head = exchange.head
-        path = head.path.rstrip("/") or "/"
-        method = self._routes.get(path)
-        if method is None:
-            if self.multi_model is not None and self.multi_model.answer(exchange, path):
-                return None
-            raise NotFoundError(f"Not Found: there is no path '{path:.200}'; this port has {', '.join(self._routes)}")
-        if head.method != method and not (method == "GET" and head.method == "HEAD"):
-            return message_response(405, f"Method Not Allowed: {head.method:.20} on {path}, use {method}")
-        if path == self._health_path:
-            self._forward(exchange, head.method, _READY)
-            return None
-        target = head.headers.get(_REDIRECT) if self._has_redirect else None
+        found = self.router.find(head.path)
+        if found is None:
+            raise NotFoundError(
+                f"Not Found: there is no path '{head.path:.200}'; this port has {', '.join(self._paths)}"
+            )
+        routes, arguments = found
+        route = route_for(routes, head.method)
+        if route is None:
+            allowed = ", ".join(allowed_methods(routes))
+            return message_response(405, f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}")
+        route.call(exchange, **arguments)
+        return None
+
+    def _health(self, exchange: HttpExchange) -> None:
+        self._forward(exchange, exchange.head.method, _READY)
+
+    def _predict(self, exchange: HttpExchange) -> None:
+        target = exchange.head.headers.get(_REDIRECT) if self._has_redirect else None
         if target is None:
             self.invoke(exchange, self._only_model())
-        else:
-            target = "/" + unquote(target).lstrip("/")
-            if target != "/v2" and not target.startswith("/v2/"):
-                raise InvalidArgumentError(f"the header {_REDIRECT} must name a path of v2, got '{target:.200}'")
-            self._forward(exchange, self._method_of(target), target)
-        return None
+            return
+        target = "/" + target.lstrip("/")
+        if target != "/v2" and not target.startswith("/v2/"):
+            raise InvalidArgumentError(f"the header {_REDIRECT} must name a path of v2, got '{target:.200}'")
+        self._forward(exchange, self._method_of(target), target)
 
     def invoke(self, exchange: HttpExchange, model: str) -> None:
         """Let `model` answer."""
-        self._forward(exchange, "POST", f"/v2/models/{model}/infer")
+        self._forward(exchange, "POST", f"/v2/models/{quote(model, safe='')}/infer")
 
     def _only_model(self) -> str:
         if self._model:
@@ -120,7 +134,7 @@ def sagemaker_frontend(
         model_source="the environment variable SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         binary_type=SAGEMAKER_TYPE,
     )
-    frontend.multi_model = MultiModel(controlplane, http.limits, frontend.invoke)
+    frontend.add(MultiModel(controlplane, http.limits, frontend.invoke).routes())
     return frontend
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelserver.access import Cors
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.access import WITHOUT_KEY, Admitted, Cors
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.frontends.http.status import message_response
 
@@ -27,7 +27,7 @@ def with_cors(frontend: Frontend, rules: Cors) -> Frontend:
     return CorsFrontend(frontend, rules) if rules.origins else frontend
 
 
-class CorsFrontend:
+class CorsFrontend(Frontend):
     """Stands before a frontend. Calls that no page makes have no Origin, and pass as they are."""
 
     def __init__(self, frontend: Frontend, rules: Cors) -> None:
@@ -42,10 +42,20 @@ class CorsFrontend:
             self._frontend.handle(exchange)
             return
         allowed = self._rules.allowed(origin)
-        if head.method == "OPTIONS" and _ASKED_METHOD in head.headers:
+        if _is_preflight(head):
             exchange.respond(self._preflight(origin, allowed, head.headers.get(_ASKED_HEADERS)))
         else:
             self._frontend.handle(_CorsExchange(exchange, self._readable(allowed)))
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """A refusal can be read by the page, as any answer."""
+        origin = head.headers.get("origin")
+        if origin is not None and _is_preflight(head):
+            return WITHOUT_KEY
+        checked = self._frontend.check_head(head, peer)
+        if origin is not None and isinstance(checked, HttpResponse):
+            checked.headers = [*checked.headers, *self._readable(self._rules.allowed(origin))]
+        return checked
 
     def _preflight(self, origin: str, allowed: str | None, asked_headers: str | None) -> HttpResponse:
         if allowed is None:
@@ -76,6 +86,10 @@ class CorsFrontend:
         if self._rules.allows_credentials:
             granted.append(("Access-Control-Allow-Credentials", "true"))
         return granted
+
+
+def _is_preflight(head: HttpHead) -> bool:
+    return head.method == "OPTIONS" and _ASKED_METHOD in head.headers
 
 
 class _CorsExchange(RelayedExchange):

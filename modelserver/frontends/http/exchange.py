@@ -13,16 +13,17 @@ from typing import Any, Protocol
 
 import msgspec
 
+from modelserver.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
 
 
 class HttpHead:
     """The request line and headers. Equal requests of a connection may share one: never change it.
 
-    `path` is percent-decoded and has no query; header names are lower case, and `names` has those that came otherwise,
-    as HTTP/1.1 allows, as they came. `memo` is the frontend's: what it derived from this head (a route, a parsed
-    header), so that it need not do so again. `shorthand` is that of whoever passes requests on: what stands for this
-    head there.
+    `path` has no query, and is not decoded, lest an encoded slash separate segments; header names are lower case, and
+    `names` has those that came otherwise, as HTTP/1.1 allows, as they came. `memo` is the frontend's: what it derived
+    from this head (a route, a parsed header), so that it need not do so again. `shorthand` is that of whoever passes
+    requests on: what stands for this head there.
     """
 
     __slots__ = ("headers", "memo", "method", "names", "path", "query", "shorthand")
@@ -98,3 +99,11 @@ class Frontend(Protocol):
     """What a wire needs of a frontend: it answers every exchange, now or later, and does not raise."""
 
     def handle(self, exchange: HttpExchange) -> None: ...
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:  # noqa: ARG002  # most admit everybody
+        """Whether the body of a request may come, or the answer to one that is refused by its head.
+
+        Wires ask before they collect a body that did not come with the head. `handle` decides by itself later: keys
+        may change meanwhile, and whole requests are not asked about.
+        """
+        return EVERYBODY

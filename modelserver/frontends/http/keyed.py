@@ -6,24 +6,23 @@ Known paths need a scope, too; unknown ones are not told apart from those withou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from modelserver.access import WITHOUT_KEY, Admitted
 from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
 from modelserver.errors import ModelAsleepError, ServerError
+from modelserver.frontends.http.clouds import CloudFrontend
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.restricted import group_of
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.frontends.openai import errors as openai_errors
 from modelserver.keyed_planes import check_scope, keyed_planes
+from modelserver.telemetry.audit import PEER
 
 if TYPE_CHECKING:
     from modelserver.controlplane import AnyControlPlane
     from modelserver.dataplane import AnyDataPlane
-
-# What load balancers ask, who have no key: whether the server lives, and is ready; nothing of a model.
-OPEN_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/health", "/ping"})
 
 
 def http_frontend(
@@ -58,25 +57,46 @@ class KeyedHttpFrontend(HttpFrontend):
     def handle(self, exchange: HttpExchange) -> None:
         head = exchange.head
         try:
-            caller = None if head.path.rstrip("/") in OPEN_PATHS else self._keys.caller(head.headers)
+            caller = None if self._is_open(head) else self._keys.caller(head.headers)
         except ServerError as error:
             exchange.respond(_refusal(error, head))
             return
         _as_caller(caller, super().handle, exchange)
 
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """Refuses a request without a key for its route."""
+        found = self._find(head)
+        if found is not None and found[0].is_open:
+            return WITHOUT_KEY
+        try:
+            caller = _caller_of(self._keys, None if found is None else SCOPE_OF[found[0].group], head, peer)
+        except ServerError as error:
+            return _refusal(error, head)
+        token = CALLER.set(caller)
+        try:
+            checked = super().check_head(head, peer)
+        finally:
+            CALLER.reset(token)
+        return checked if isinstance(checked, HttpResponse) else Admitted(caller.name)
+
+    def _is_open(self, head: HttpHead) -> bool:
+        """Whether load balancers ask it, who have no key: whether the server lives and is ready; nothing of a model."""
+        found = None if head.memo is not None else self._find(head)
+        return found is not None and found[0].is_open
+
     def _guard(self, route: Route) -> Route:
-        if route.pattern in OPEN_PATHS:
+        if route.is_open:
             return route
-        return Route(route.method, route.pattern, _answering(_scoped(route.call, SCOPE_OF[group_of(route.pattern)])))
+        return route.calling(_answering(_scoped(route.call, SCOPE_OF[route.group])))
 
 
-class KeyedFrontend:
-    """Another frontend, such as that of the metrics, behind keys. `scope_of` says what a path needs.
+class KeyedFrontend(Frontend):
+    """Another frontend, such as that of the metrics, behind keys. `scope_of` says what a request needs.
 
-    A path of no scope needs no key; what a rerouted request needs, its own frontend sees to.
+    A request of no scope needs no key; what a rerouted request needs, its own frontend sees to.
     """
 
-    def __init__(self, frontend: Frontend, keys: KeyRing, scope_of: Callable[[str], Scope | None]) -> None:
+    def __init__(self, frontend: Frontend, keys: KeyRing, scope_of: Callable[[HttpHead], Scope | None]) -> None:
         self._frontend = frontend
         self._keys = keys
         self._scope_of = scope_of
@@ -86,7 +106,7 @@ class KeyedFrontend:
         head = exchange.head
         caller = None
         try:
-            scope = self._scope_of(head.path.rstrip("/"))
+            scope = self._scope_of(head)
             if scope is not None:
                 caller = self._keys.caller(head.headers)
                 _check_scope(caller, scope, head)
@@ -95,24 +115,46 @@ class KeyedFrontend:
             return
         _as_caller(caller, self._frontend.handle, exchange)
 
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """Refuses a request without a key of the scope."""
+        scope = self._scope_of(head)
+        if scope is None:
+            return WITHOUT_KEY
+        try:
+            return Admitted(_caller_of(self._keys, scope, head, peer).name)
+        except ServerError as error:
+            return _refusal(error, head)
+
 
 def keyed_metrics(frontend: Frontend, keys: KeyRing | None) -> Frontend:
     """The metrics, for keys of that scope."""
     return frontend if keys is None else KeyedFrontend(frontend, keys, lambda _: Scope.METRICS)
 
 
-def keyed_cloud(frontend: Frontend, keys: KeyRing | None, health_path: str) -> Frontend:
-    """The endpoints of a cloud: its health needs no key, control of models the scope admin, all else infer."""
+def keyed_cloud(frontend: CloudFrontend, keys: KeyRing | None) -> Frontend:
+    """The endpoints of a cloud, by the groups of their routes. A path that is not there needs a key, too."""
     if keys is None:
         return frontend
 
-    def scope_of(path: str) -> Scope | None:
-        if path == health_path:
-            return None
-        is_control = path == "/models" or (path.startswith("/models/") and not path.endswith("/invoke"))
-        return Scope.ADMIN if is_control else Scope.INFER
+    def scope_of(head: HttpHead) -> Scope | None:
+        route = frontend.router.route(head.method, head.path)
+        if route is None:
+            return Scope.INFER
+        return None if route.is_open else SCOPE_OF[route.group]
 
     return KeyedFrontend(frontend, keys, scope_of)
+
+
+def _caller_of(keys: KeyRing, scope: Scope | None, head: HttpHead, peer: str) -> ApiKey:
+    """Whose key a head has, of that scope. Raises ServerError; who asks for control is recorded with the address."""
+    token = PEER.set(peer)
+    try:
+        caller = keys.caller(head.headers)
+        if scope is not None:
+            _check_scope(caller, scope, head)
+    finally:
+        PEER.reset(token)
+    return caller
 
 
 def _as_caller(caller: ApiKey | None, handle: Callable[[HttpExchange], None], exchange: HttpExchange) -> None:

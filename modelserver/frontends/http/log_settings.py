@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
@@ -32,9 +33,9 @@ class LogRoutes:
 
     def routes(self) -> tuple[Route, ...]:
         return (
-            Route("GET", "/v2/logging", self.read),
-            Route("POST", "/v2/logging", self.update),
-            Route("GET", "/v2/logging/lines", self.lines),
+            Route("GET", "/v2/logging", self.read, ApiGroup.LOGGING),
+            Route("POST", "/v2/logging", self.update, ApiGroup.LOGGING),
+            Route("GET", "/v2/logging/lines", self.lines, ApiGroup.LOGGING),
         )
 
     def read(self, exchange: HttpExchange) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.core import Metric
 
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.telemetry.exposition import (
     OPENMETRICS_CONTENT_TYPE,
     TEXT_CONTENT_TYPE,
@@ -18,7 +18,7 @@ from modelserver.telemetry.exposition import (
 PATH = "/metrics"
 
 
-class MetricsFrontend:
+class MetricsFrontend(Frontend):
     """Serves what `collect` makes; called on the event loop thread."""
 
     def __init__(self, collect: Callable[[], Sequence[Metric]]) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from modelserver.api_keys import SCOPE_OF, Scope
 from modelserver.frontends.http.exchange import HttpExchange
-from modelserver.frontends.http.restricted import group_of
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.telemetry.audit import PEER
 
 
 def with_peer(route: Route) -> Route:
     """The route; if it is one of control, its calls know where they come from."""
-    if SCOPE_OF[group_of(route.pattern)] is not Scope.ADMIN:
+    if SCOPE_OF[route.group] is not Scope.ADMIN:
         return route
-    return Route(route.method, route.pattern, knowing_peer(route.call))
+    return route.calling(knowing_peer(route.call))
 
 
 def knowing_peer(call: RouteCall) -> RouteCall:

@@ -6,6 +6,7 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
+from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
@@ -30,7 +31,7 @@ class Regions:
     def routes(self) -> tuple[Route, ...]:
         """Both kinds, of one region and of all."""
         return tuple(
-            Route(method, f"/v2/{kind}sharedmemory{region}/{verb}", call)
+            Route(method, f"/v2/{kind}sharedmemory{region}/{verb}", call, ApiGroup.SHARED_MEMORY)
             for kind, verbs in (
                 ("system", (self.status, self.unregister, self.register)),
                 ("cuda", (self.cuda_status, self.cuda_unregister, self.cuda_register)),

@@ -1,17 +1,23 @@
-"""Path and method -> handler, by one table of patterns compiled into a tree. Knows nothing of what handlers do."""
+"""Path and method -> route, by one table of patterns compiled into a tree. Knows nothing of what handlers do.
+
+Paths are matched as they came, segment by segment, and each segment is decoded by itself: an encoded slash is a part of
+a name and never separates segments, as for a proxy that stands before us and has rules for paths.
+"""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from urllib.parse import unquote
+
+from modelserver.access import ApiGroup
 
 # A handler is called with the exchange and the values of the pattern's `{name}` segments.
 RouteCall = Callable[..., None]
 Arguments = dict[str, str]
-Match = tuple[Mapping[str, RouteCall], Arguments]
 
 _RECENT_PATHS = 1024
 _MAX_PATH_LEN = 2048
@@ -20,11 +26,24 @@ _MAX_HINT_LEN = 200  # a nearest route is looked for only when the path is not a
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One entry of the table, such as `Route("GET", "/v2/models/{name}", call)`."""
+    """One entry of the table, such as `Route("GET", "/v2/models/{name}", call, ApiGroup.METADATA)`.
+
+    `group` says what a caller needs: a header, where the operator restricts the group, and the scope of a key, where
+    there are keys. A route that `is_open` needs no key: load balancers ask it.
+    """
 
     method: str
     pattern: str
     call: RouteCall
+    group: ApiGroup
+    is_open: bool = False
+
+    def calling(self, call: RouteCall) -> Route:
+        """The same route with another call, such as one that looks at something first."""
+        return replace(self, call=call)
+
+
+Match = tuple[Mapping[str, Route], Arguments]
 
 
 @dataclass(slots=True)
@@ -34,7 +53,7 @@ class _Node:
     literals: dict[str, _Node] = field(default_factory=dict)
     variable: _Node | None = None
     variable_name: str = ""
-    methods: dict[str, RouteCall] = field(default_factory=dict)
+    routes: dict[str, Route] = field(default_factory=dict)
 
 
 class Router:
@@ -59,15 +78,23 @@ class Router:
                 node.variable, node.variable_name = _Node(), segment[1:-1]
             assert node.variable_name == segment[1:-1], f"{route.pattern}: two names for one segment"
             node = node.variable
-        assert route.method not in node.methods, f"{route.method} {route.pattern}: the route is there twice"
-        node.methods[route.method] = route.call
+        assert route.method not in node.routes, f"{route.method} {route.pattern}: the route is there twice"
+        node.routes[route.method] = route
 
     def find(self, path: str) -> Match | None:
-        """The calls by method that serve `path`, and the values in it; None when no pattern matches."""
+        """The routes by method that serve `path`, not decoded, and the values in it; None when no pattern matches."""
         return self._recent(path) if len(path) <= _MAX_PATH_LEN else None
 
+    def route(self, method: str, path: str) -> Route | None:
+        """The one route for a request; None where there is none."""
+        found = self.find(path)
+        return None if found is None else route_for(found[0], method)
+
     def _search(self, path: str) -> Match | None:
-        return _find(self._root, path.removesuffix("/").split("/")[1:], 0)
+        segments = path.removesuffix("/").split("/")[1:]
+        if "%" in path:
+            segments = [unquote(segment) for segment in segments]
+        return _find(self._root, segments, 0)
 
     def nearest(self, path: str) -> str | None:
         """The path that `path` may have meant, for an error message: one of the same API, with the same names in it.
@@ -103,22 +130,22 @@ def _with_names(pattern: str, segments: list[str]) -> str:
     return "/" + "/".join(given or one if one.startswith("{") else one for one, given in pairs)
 
 
-def allowed_methods(calls: Mapping[str, RouteCall]) -> list[str]:
-    """The methods of a route as the Allow header lists them."""
-    methods = set(calls)
+def allowed_methods(routes: Mapping[str, Route]) -> list[str]:
+    """The methods of a path as the Allow header lists them."""
+    methods = set(routes)
     if "GET" in methods:
         methods.add("HEAD")
     return sorted(methods)
 
 
-def call_for(calls: Mapping[str, RouteCall], method: str) -> RouteCall | None:
-    """The call that serves `method`; the wire drops the body of an answer to HEAD."""
-    return calls.get("GET" if method == "HEAD" else method)
+def route_for(routes: Mapping[str, Route], method: str) -> Route | None:
+    """The route that serves `method`; the wire drops the body of an answer to HEAD."""
+    return routes.get("GET" if method == "HEAD" else method)
 
 
 def _find(node: _Node, segments: list[str], index: int) -> Match | None:
     if index == len(segments):
-        return (node.methods, {}) if node.methods else None
+        return (node.routes, {}) if node.routes else None
     segment = segments[index]
     literal = node.literals.get(segment)
     if literal is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from modelserver.access import EVERYBODY, Admitted, ApiGroup
 from modelserver.config.message import config_to_json
 from modelserver.errors import ModelAsleepError, NotFoundError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
+from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
 from modelserver.frontends.http.limits import HttpLimits
@@ -18,7 +19,7 @@ from modelserver.frontends.http.overview import Overview
 from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.regions import Regions
 from modelserver.frontends.http.restricted import restricted
-from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, call_for
+from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, route_for
 from modelserver.frontends.http.status import bare_response, json_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
 from modelserver.frontends.http.traffic import TrafficRoutes
@@ -50,7 +51,7 @@ _MODEL = "/v2/models/{name}"
 _VERSION = "/v2/models/{name}/versions/{version}"
 
 
-class HttpFrontend:
+class HttpFrontend(Frontend):
     """Answers exchanges of KServe v2 with Triton's extensions and OpenAI's API. Called from the event loop thread."""
 
     def __init__(
@@ -76,7 +77,7 @@ class HttpFrontend:
             *TrafficRoutes(controlplane, self.limits).routes(),
             *LogRoutes(controlplane, self.limits).routes(),
             *TraceRoutes(dataplane, self.limits).routes(),
-            *(() if metrics is None else (Route("GET", "/metrics", metrics.handle),)),
+            *(() if metrics is None else (Route("GET", "/metrics", metrics.handle, ApiGroup.STATISTICS),)),
         )
         every = (*restricted(routes, self.limits.access), *OpenAi(dataplane, controlplane, self.limits).routes())
         self._router = Router(tuple(with_peer(self._guard(route)) for route in every))
@@ -92,27 +93,28 @@ class HttpFrontend:
 
     def _table(self, inference: Inference, control: Control) -> tuple[Route, ...]:
         return (
-            Route("POST", f"{_MODEL}/infer", inference.infer),
-            Route("POST", f"{_VERSION}/infer", inference.infer),
-            Route("GET", "/v2", self._server_metadata),
-            Route("GET", "/v2/health/live", self._live),
-            Route("GET", "/v2/health/ready", self._ready),
-            Route("GET", "/v2/models", self._models),
-            Route("GET", "/v2/models/stats", self._statistics),
-            Route("GET", _MODEL, self._model_metadata),
-            Route("GET", _VERSION, self._model_metadata),
-            Route("GET", f"{_MODEL}/ready", self._model_ready),
-            Route("GET", f"{_VERSION}/ready", self._model_ready),
-            Route("GET", f"{_MODEL}/config", self._model_config),
-            Route("GET", f"{_VERSION}/config", self._model_config),
-            Route("GET", f"{_MODEL}/stats", self._statistics),
-            Route("GET", f"{_VERSION}/stats", self._statistics),
-            Route("POST", "/v2/models/stats/reset", self._reset_statistics),
-            Route("POST", f"{_MODEL}/stats/reset", self._reset_statistics),
-            Route("POST", f"{_VERSION}/stats/reset", self._reset_statistics),
-            Route("GET", "/v2/overview", self._overview),
-            Route("POST", "/v2/repository/index", control.index),
-            Route("POST", "/v2/repository/{repository}/index", control.index),
+            Route("POST", f"{_MODEL}/infer", inference.infer, ApiGroup.INFERENCE),
+            Route("POST", f"{_VERSION}/infer", inference.infer, ApiGroup.INFERENCE),
+            Route("GET", "/v2", self._server_metadata, ApiGroup.METADATA),
+            Route("GET", "/v2/health/live", self._live, ApiGroup.HEALTH, is_open=True),
+            Route("GET", "/v2/health/ready", self._ready, ApiGroup.HEALTH, is_open=True),
+            Route("GET", "/v2/models", self._models, ApiGroup.METADATA),
+            Route("GET", "/v2/models/stats", self._statistics, ApiGroup.STATISTICS),
+            Route("GET", _MODEL, self._model_metadata, ApiGroup.METADATA),
+            Route("GET", _VERSION, self._model_metadata, ApiGroup.METADATA),
+            Route("GET", f"{_MODEL}/ready", self._model_ready, ApiGroup.HEALTH),
+            Route("GET", f"{_VERSION}/ready", self._model_ready, ApiGroup.HEALTH),
+            Route("GET", f"{_MODEL}/config", self._model_config, ApiGroup.MODEL_CONFIG),
+            Route("GET", f"{_VERSION}/config", self._model_config, ApiGroup.MODEL_CONFIG),
+            Route("GET", f"{_MODEL}/stats", self._statistics, ApiGroup.STATISTICS),
+            Route("GET", f"{_VERSION}/stats", self._statistics, ApiGroup.STATISTICS),
+            # Resetting changes what everybody sees: it is control.
+            Route("POST", "/v2/models/stats/reset", self._reset_statistics, ApiGroup.MODEL_REPOSITORY),
+            Route("POST", f"{_MODEL}/stats/reset", self._reset_statistics, ApiGroup.MODEL_REPOSITORY),
+            Route("POST", f"{_VERSION}/stats/reset", self._reset_statistics, ApiGroup.MODEL_REPOSITORY),
+            Route("GET", "/v2/overview", self._overview, ApiGroup.STATISTICS),
+            Route("POST", "/v2/repository/index", control.index, ApiGroup.MODEL_REPOSITORY),
+            Route("POST", "/v2/repository/{repository}/index", control.index, ApiGroup.MODEL_REPOSITORY),
             *_control_routes("load", control.load),
             *_control_routes("unload", control.unload),
         )
@@ -129,18 +131,39 @@ class HttpFrontend:
             found = self._router.find(head.path)
             if found is None:
                 raise self._unknown(head.path)
-            calls, arguments = found
-            call = call_for(calls, head.method)
-            if call is not None:
-                call(exchange, **arguments)
+            routes, arguments = found
+            route = route_for(routes, head.method)
+            if route is not None:
+                route.call(exchange, **arguments)
                 return
-            response = _not_allowed(head, ", ".join(allowed_methods(calls)))
+            response = _not_allowed(head, ", ".join(allowed_methods(routes)))
         except ModelAsleepError as asleep:
             self._waking.retry(exchange, asleep, self.handle)
             return
         except Exception as error:
             response = openai_errors.error_at(head.path, error)
         exchange.respond(response)
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """Refuses a request for a restricted route that comes without its header."""
+        access = self.limits.access
+        found = self._find(head) if access.restrictions else None
+        if found is None:
+            return EVERYBODY
+        route, arguments = found
+        restriction = access.restriction(route.group)
+        if restriction is None or restriction.allows(head.headers):
+            return EVERYBODY
+        refused = _HeadExchange(head, peer)
+        route.call(refused, **arguments)
+        assert refused.response is not None, "the guard of a restricted route answers at once"
+        return refused.response
+
+    def _find(self, head: HttpHead) -> tuple[Route, dict[str, str]] | None:
+        """The route of a request, and the values in its path; None where an error answers it."""
+        found = self._router.find(head.path)
+        route = None if found is None else route_for(found[0], head.method)
+        return None if found is None or route is None else (route, found[1])
 
     def _unknown(self, path: str) -> NotFoundError:
         nearest = self._router.nearest(path)
@@ -194,6 +217,29 @@ class HttpFrontend:
         exchange.respond(json_response(self._view.document()))
 
 
+class _HeadExchange(HttpExchange):
+    """A request that is refused by its head, and what is answered."""
+
+    __slots__ = ("_peer", "response")
+
+    def __init__(self, head: HttpHead, peer: str) -> None:
+        self.head = head
+        self.body = b""
+        self.on_disconnect = None
+        self.response: HttpResponse | None = None
+        self._peer = peer
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    def respond(self, response: HttpResponse) -> None:
+        self.response = response
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:  # noqa: ARG002  # never called
+        raise AssertionError("a refusal is a whole answer")
+
+
 def _not_allowed(head: HttpHead, allowed: str) -> HttpResponse:
     message = f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}"
     response = openai_errors.refusal_at(head.path, 405, message, "method_not_allowed")
@@ -204,7 +250,7 @@ def _not_allowed(head: HttpHead, allowed: str) -> HttpResponse:
 def _control_routes(verb: str, call: RouteCall) -> tuple[Route, ...]:
     """For a model or, which Triton does not know, one version of it; each with and without its repository's name."""
     return tuple(
-        Route("POST", f"{repository}/models/{{name}}{version}/{verb}", call)
+        Route("POST", f"{repository}/models/{{name}}{version}/{verb}", call, ApiGroup.MODEL_REPOSITORY)
         for repository in ("/v2/repository", "/v2/repository/{repository}")
         for version in ("", "/versions/{version}")
     )
@@ -212,7 +258,7 @@ def _control_routes(verb: str, call: RouteCall) -> tuple[Route, ...]:
 
 def _generate_routes(generate: Generate) -> tuple[Route, ...]:
     return tuple(
-        Route("POST", f"{owner}/{verb}", call)
+        Route("POST", f"{owner}/{verb}", call, ApiGroup.INFERENCE)
         for owner in (_MODEL, _VERSION)
         for verb, call in (("generate", generate.generate), ("generate_stream", generate.generate_stream))
     )

@@ -11,15 +11,15 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import Access, ApiGroup
+from modelserver.access import ApiGroup
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.peers import knowing_peer
+from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.relayed import RelayedExchange
-from modelserver.frontends.http.restricted import guarded
-from modelserver.frontends.http.router import Route, Router, allowed_methods, call_for
+from modelserver.frontends.http.restricted import restricted
+from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import error_response, json_response, message_response
 
 if TYPE_CHECKING:
@@ -48,33 +48,19 @@ class MultiModel:
         self._limits = limits
         self._invoke = invoke
         self._tasks: set[asyncio.Task[None]] = set()
-        self._router = Router(
-            (
-                *_restricted(
-                    limits.access,
-                    Route("GET", "/models", self._list),
-                    Route("POST", "/models", self._load),
-                    Route("GET", "/models/{name}", self._show),
-                    Route("DELETE", "/models/{name}", self._unload),
-                ),
-                Route("POST", "/models/{name}/invoke", self._ask),
-            )
-        )
 
-    def answer(self, exchange: HttpExchange, path: str) -> bool:
-        """Answer, now or later; False if `path` is none of these. Raises ServerError for what is wrong at once."""
-        found = self._router.find(path)
-        if found is None:
-            return False
-        calls, arguments = found
-        call = call_for(calls, exchange.head.method)
-        if call is not None:
-            call(exchange, **arguments)
-        else:
-            allowed = ", ".join(allowed_methods(calls))
-            message = f"Method Not Allowed: {exchange.head.method:.20} on {path:.200}, use {allowed}"
-            exchange.respond(message_response(405, message))
-        return True
+    def routes(self) -> tuple[Route, ...]:
+        """What asks a model is restricted where the model answers."""
+        control = (
+            Route("GET", "/models", self._list, ApiGroup.MODEL_REPOSITORY),
+            Route("POST", "/models", self._load, ApiGroup.MODEL_REPOSITORY),
+            Route("GET", "/models/{name}", self._show, ApiGroup.MODEL_REPOSITORY),
+            Route("DELETE", "/models/{name}", self._unload, ApiGroup.MODEL_REPOSITORY),
+        )
+        return (
+            *(with_peer(route) for route in restricted(control, self._limits.access)),
+            Route("POST", "/models/{name}/invoke", self._ask, ApiGroup.INFERENCE),
+        )
 
     def _list(self, exchange: HttpExchange) -> None:
         rows = [_document(name, url) for name, url in self._controlplane.archives().items()]
@@ -132,11 +118,6 @@ async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None]) 
     except Exception as error:
         response = error_response(error)
     exchange.respond(response)
-
-
-def _restricted(access: Access, *routes: Route) -> tuple[Route, ...]:
-    found = guarded(routes, access.restriction(ApiGroup.MODEL_REPOSITORY))
-    return tuple(Route(route.method, route.pattern, knowing_peer(route.call)) for route in found)
 
 
 def _document(name: str, url: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
@@ -24,7 +25,7 @@ class TraceRoutes:
 
     def routes(self) -> tuple[Route, ...]:
         return tuple(
-            Route(method, pattern, call)
+            Route(method, pattern, call, ApiGroup.TRACE)
             for pattern in ("/v2/trace/setting", "/v2/models/{name}/trace/setting")
             for method, call in (("GET", self.read), ("POST", self.update))
         )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from modelserver.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
@@ -29,9 +30,9 @@ class TrafficRoutes:
 
     def routes(self) -> tuple[Route, ...]:
         return (
-            Route("GET", _PATH, self._show),
-            Route("POST", _PATH, self._set),
-            Route("DELETE", _PATH, self._remove),
+            Route("GET", _PATH, self._show, ApiGroup.MODEL_REPOSITORY),
+            Route("POST", _PATH, self._set, ApiGroup.MODEL_REPOSITORY),
+            Route("DELETE", _PATH, self._remove, ApiGroup.MODEL_REPOSITORY),
         )
 
     def _show(self, exchange: HttpExchange, name: str) -> None:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import Restriction
+from modelserver.access import ApiGroup, Restriction
 from modelserver.errors import ModelAsleepError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.restricted import group_of
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.frontends.http.status import json_response
 from modelserver.frontends.openai.call import CallEdge
@@ -54,25 +53,28 @@ class OpenAi:
         """The routes, those of restricted groups with a guard before them."""
         tokens = Tokens(self._dataplane, self._limits)
         handler = self._edge.handler
+        calls = {
+            "/v1/completions": Completions(self._dataplane, self._limits).serve,
+            "/v1/chat/completions": Chat(self._dataplane, self._limits).serve,
+            "/v1/embeddings": Embeddings(self._dataplane, self._limits).serve,
+            "/tokenize": tokens.tokenize,
+            "/detokenize": tokens.detokenize,
+        }
         routes = (
-            Route("GET", "/v1/models", self._models),
-            Route("GET", "/v1/models/{id}", self._model),
-            Route("POST", "/v1/models/{id}/load", self._load),
-            Route("POST", "/v1/models/{id}/unload", self._unload),
-            Route("POST", "/v1/completions", handler(Completions(self._dataplane, self._limits).serve)),
-            Route("POST", "/v1/chat/completions", handler(Chat(self._dataplane, self._limits).serve)),
-            Route("POST", "/v1/embeddings", handler(Embeddings(self._dataplane, self._limits).serve)),
-            Route("POST", "/tokenize", handler(tokens.tokenize)),
-            Route("POST", "/detokenize", handler(tokens.detokenize)),
-            Route("GET", "/health", self._health),
-            Route("GET", "/ping", self._health),
-            Route("POST", "/ping", self._health),
-            Route("GET", "/version", self._version),
+            Route("GET", "/v1/models", self._models, ApiGroup.METADATA),
+            Route("GET", "/v1/models/{id}", self._model, ApiGroup.METADATA),
+            Route("POST", "/v1/models/{id}/load", self._load, ApiGroup.MODEL_REPOSITORY),
+            Route("POST", "/v1/models/{id}/unload", self._unload, ApiGroup.MODEL_REPOSITORY),
+            *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
+            Route("GET", "/health", self._health, ApiGroup.HEALTH, is_open=True),
+            Route("GET", "/ping", self._health, ApiGroup.HEALTH, is_open=True),
+            Route("POST", "/ping", self._health, ApiGroup.HEALTH, is_open=True),
+            Route("GET", "/version", self._version, ApiGroup.METADATA),
         )
-        return tuple(Route(route.method, route.pattern, self._guarded(route)) for route in routes)
+        return tuple(route.calling(self._guarded(route)) for route in routes)
 
     def _guarded(self, route: Route) -> RouteCall:
-        restriction = self._access.restriction(group_of(route.pattern))
+        restriction = self._access.restriction(route.group)
         return _answering_errors(route.call) if restriction is None else _checked(route.call, restriction)
 
     def _models(self, exchange: HttpExchange) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 import httptools
 
+from modelserver.core.numerals import is_digits
 from modelserver.frontends.http.exchange import HttpHead
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.limits import HeadLimits, WireLimits
@@ -209,7 +209,7 @@ def _check_framing(headers: Mapping[str, str], *, is_http_1_0: bool) -> None:
 
 
 def _split_target(target: str, headers: dict[str, str]) -> tuple[str, str]:
-    """The decoded path and the query. One in absolute form decides on the host (RFC 9112, 3.2.2)."""
+    """The path, as it came, and the query. One in absolute form decides on the host (RFC 9112, 3.2.2)."""
     if not target.startswith("/") and target != "*":
         absolute = _ABSOLUTE_FORM.fullmatch(target)
         if absolute is None or not _HOST.fullmatch(absolute[1]):
@@ -217,7 +217,7 @@ def _split_target(target: str, headers: dict[str, str]) -> tuple[str, str]:
         headers["host"] = absolute[1]
         target = (absolute[2] or "/") + absolute[3]
     path, _, query = target.partition("?")
-    return (unquote(path) if "%" in path else path), query
+    return path, query
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
@@ -229,4 +229,4 @@ def content_length(headers: Mapping[str, str]) -> int | None:
 def json_length(headers: Mapping[str, str]) -> int:
     """Where an infer request's tensors begin; only a hint, the frontend checks it."""
     text = headers.get("inference-header-content-length", "")
-    return int(text) if text.isdecimal() and len(text) < 19 else 0
+    return int(text) if is_digits(text) else 0

@@ -14,10 +14,10 @@ class Incoming:
 
     __slots__ = ("_chunks", "_num_chunk_bytes", "collector", "is_invited", "request")
 
-    def __init__(self, request: RequestHead, max_bytes: int, budget: AssemblyBudget) -> None:
+    def __init__(self, request: RequestHead, max_bytes: int, budget: AssemblyBudget, owner: str = "") -> None:
         length = None if request.is_chunked else request.content_length
         self.request = request
-        self.collector = BodyCollector(length, request.json_length, max_bytes, budget)
+        self.collector = BodyCollector(length, request.json_length, max_bytes, budget, owner)
         self._chunks = ChunkedBody(self.collector) if request.is_chunked else None
         self._num_chunk_bytes = 0
         # A client that asked first sends its body when it is told to.

@@ -15,6 +15,7 @@ from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResp
 from modelserver.frontends.http.status import message_response
 from modelserver.frontends.openai.errors import error_at
 from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES
 from modelserver.wire.context import WireContext
 from modelserver.wire.http1.head import END_OF_HEAD, ForeignError, RefusedError, RequestHead, check_beginning
@@ -261,9 +262,36 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
 
     def _begin_body(self, request: RequestHead, data: bytes, at: int) -> int:
         """The body is not complete, or not plain. Returns where it ends in `data`."""
-        self._incoming = Incoming(request, self._context.limits.max_body_bytes, self._context.assembly)
+        incoming = self._admit(request)
+        return len(data) if incoming is None else self._feed(data, at)
+
+    def _admit(self, request: RequestHead) -> Incoming | None:
+        """Begin to receive a body, unless the frontend refuses the request by its head."""
+        context, peer = self._context, self.peer
+        max_bytes = context.limits.max_body_bytes
+        checked = self._frontend.check_head(request.http, peer)
+        if isinstance(checked, HttpResponse):
+            self._max_dropped = max(_MAX_DROPPED_BYTES, max_bytes)
+            self._end_with(checked)
+            return None
+        if checked.max_body_bytes is not None:
+            max_bytes = min(max_bytes, checked.max_body_bytes)
+        incoming = Incoming(request, max_bytes, context.assembly, owner_of(checked.caller, peer))
+        incoming.collector.on_given_up = self._give_up_soon
+        self._incoming = incoming
         self._progress.restart()
-        return self._feed(data, at)
+        return incoming
+
+    def _give_up_soon(self) -> None:
+        """The budget of large bodies has taken the memory; another connection is at work now."""
+        self._context.loop.call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        incoming = self._incoming
+        if incoming is not None and incoming.collector.error is not None:
+            self._outgoing.is_collecting = True
+            self._go_on(incoming)
+            self._settle()
 
     def _feed(self, data: bytes, at: int) -> int:
         """Give the body that is being received what is its own; returns where it ends in `data`."""
@@ -317,9 +345,11 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._head_since_s = None
         body_end = min(body_at + request.content_length, nbytes)
         rest = self._rest = view[body_end:nbytes].tobytes()
-        incoming = self._incoming = Incoming(request, self._context.limits.max_body_bytes, self._context.assembly)
+        incoming = self._admit(request)
+        if incoming is None:
+            self._settle()
+            return
         incoming.is_invited = True
-        self._progress.restart()
         incoming.collector.add(view[body_at:body_end])
         self._go_on(incoming)
         self._rest = b""
@@ -353,6 +383,10 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     def _refuse(self, response: HttpResponse, violation: Violation) -> None:
         """Answer what is no request, behind the answers that are due, and close."""
         self._context.counts.violated(Protocol.HTTP1, violation)
+        self._end_with(response)
+
+    def _end_with(self, response: HttpResponse) -> None:
+        """Answer what is not read on, behind the answers that are due, and close."""
         if self._incoming is not None:
             self._incoming.collector.drop()
         self._incoming = self._room = None
@@ -380,7 +414,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._memo = HeadMemo(self._context.limits)
 
 
-class _NoFrontend:
+class _NoFrontend(Frontend):
     """Of a port that serves no HTTP: says so."""
 
     def handle(self, exchange: HttpExchange) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.frontends.grpc.status import Status
 from modelserver.telemetry.wire import Violation
+from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.status import trailers_only
 from modelserver.wire.http2.frame import END_STREAM, ConnectionFault, ErrorCode, protocol_fault
 from modelserver.wire.http2.head import HeadReader, MalformedError, check_trailers
@@ -121,7 +122,7 @@ class Admission:
         except MalformedError:
             self._connection.refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
             return None
-        return find_route(self._connection.context, head)
+        return find_route(self._connection.context, head, peer_of(self._connection.transport))
 
     def _remember(self, block: bytes, route: Route) -> None:
         if len(block) <= _MAX_KNOWN_BYTES:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from modelserver.access import Admitted
 from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.wire.address import peer_of
+from modelserver.wire.assembly import owner_of
 from modelserver.wire.context import DISMISSAL, WireContext
 from modelserver.wire.http2.closing import Closing
 from modelserver.wire.http2.conduct import Conduct
@@ -232,8 +235,12 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     # Streams.
 
-    def new_assembly(self) -> MessageAssembly:
-        return MessageAssembly(self.context.assembly, self.context.limits.max_message_bytes)
+    def new_assembly(self, admitted: Admitted) -> MessageAssembly:
+        """For messages of a call whose head was admitted so."""
+        max_bytes = self.context.limits.max_message_bytes
+        if admitted.max_body_bytes is not None:
+            max_bytes = min(max_bytes, admitted.max_body_bytes)
+        return MessageAssembly(self.context.assembly, max_bytes, owner_of(admitted.caller, peer_of(self.transport)))
 
     def is_idle(self, stream_id: int) -> bool:
         """Whether nothing may come on the stream, because it was never opened. After a GOAWAY that cannot be told."""

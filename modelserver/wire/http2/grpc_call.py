@@ -17,7 +17,7 @@ from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
 from modelserver.wire.http2.frame import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, pack_u32, window_update
 from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, end_call, internal_error, refuse
 from modelserver.wire.http2.hpack import literal
-from modelserver.wire.http2.message import PREFIX_BYTES, MessageAssembly
+from modelserver.wire.http2.message import PREFIX_BYTES, BudgetSpentError, MessageAssembly
 from modelserver.wire.http2.stream import (
     ABANDONED,
     ANSWERED,
@@ -139,7 +139,16 @@ class GrpcCall(UnaryCall, Http2Stream):
         assembly = self._assembly
         if assembly is None:
             self.phase = RECEIVING
-            assembly = self._assembly = self.connection.new_assembly()
+            route = self.route
+            if route.check_head is not None:
+                # The head may have been known for long: whose key it has may have been taken back.
+                try:
+                    route.check_head(route.head.metadata, self.peer)
+                except RpcError as error:
+                    refuse(self, error)
+                    return
+            assembly = self._assembly = self.connection.new_assembly(route.admitted)
+            assembly.on_given_up = self.give_up_soon
         try:
             num_taken = assembly.add(data)
         except RpcError as error:
@@ -167,6 +176,7 @@ class GrpcCall(UnaryCall, Http2Stream):
             return
         is_compressed = assembly.is_compressed
         message = assembly.take()
+        assembly.on_given_up = None  # it refers to this call
         if is_compressed:
             self._inflate(message)
         else:
@@ -224,6 +234,10 @@ class GrpcCall(UnaryCall, Http2Stream):
 
     # Ends that are not answers.
 
+    def tell_short(self) -> None:
+        if self.is_open and self.phase == RECEIVING:
+            refuse(self, BudgetSpentError())
+
     def expire(self) -> None:
         if self.phase == ANSWERED:  # and the client does not take the answer
             self.connection.reset(self, ErrorCode.CANCEL)
@@ -254,6 +268,7 @@ class GrpcCall(UnaryCall, Http2Stream):
         if self.deadline_ns is not None:
             self.connection.context.deadlines.remove(self, self.deadline_ns)
         if self._assembly is not None:
+            self._assembly.on_given_up = None
             self._assembly.drop()
 
 

@@ -15,6 +15,7 @@ from modelserver.wire.http2.frame import pack_u32
 from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, end_call, internal_error, refuse
 from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.inbox import Inbox
+from modelserver.wire.http2.message import BudgetSpentError
 from modelserver.wire.http2.outgoing import Outgoing
 from modelserver.wire.http2.stream import ABANDONED, ANSWERED, DONE, RUNNING, STREAM_SLOTS, Http2Stream
 
@@ -173,7 +174,15 @@ class GrpcStream(Http2Stream):
     def is_within_message(self) -> bool:
         return self._inbox.is_within_message
 
+    @property
+    def awaits_body(self) -> bool:
+        return not self.is_ended and self.is_open and self._inbox.awaits_rest
+
     # Ends that are not the handler's.
+
+    def tell_short(self) -> None:
+        if self.is_open:
+            self._break(BudgetSpentError())
 
     def _break(self, error: RpcError) -> None:
         """The client sent what is no message."""

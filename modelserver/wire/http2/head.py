@@ -184,6 +184,8 @@ def read_request_head(fields: tuple[Field, ...]) -> RequestHead:
     num_pseudo = _check_pseudo(fields, by_name)
     _check_fields(fields, num_pseudo)
     authority = by_name.get(b":authority") or by_name.get(b"host", b"")
+    if by_name.get(b"host", authority).lower() != authority.lower():
+        raise MalformedError("host differs from :authority")  # RFC 9113, 8.3.1
     head = RequestHead(
         fields,
         method=by_name[b":method"],

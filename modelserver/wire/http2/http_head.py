@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 from modelserver.frontends.http.exchange import HttpHead
 from modelserver.wire.http2.static_table import Field
 
@@ -19,4 +17,4 @@ def make_http_head(method: bytes, path: bytes, authority: bytes, fields: tuple[F
         if name in headers:
             value = f"{headers[name]}{'; ' if name == 'cookie' else ', '}{value}"
         headers[name] = value
-    return HttpHead(method.decode("ascii"), unquote(target) if "%" in target else target, headers, query)
+    return HttpHead(method.decode("ascii"), target, headers, query)

@@ -44,7 +44,8 @@ class Inbox:
 
     def __init__(self, stream: Http2Stream) -> None:
         self._stream = stream
-        self._assembly = stream.connection.new_assembly()
+        self._assembly = stream.connection.new_assembly(stream.route.admitted)
+        self._assembly.on_given_up = stream.give_up_soon
         self._arrived: deque[_Arrived] = deque()
         self._num_waiting_bytes = 0
         self._unread = bytearray()
@@ -119,6 +120,11 @@ class Inbox:
     def is_within_message(self) -> bool:
         """Whether a part of a message has come."""
         return self._assembly.is_begun
+
+    @property
+    def awaits_rest(self) -> bool:
+        """Whether the rest of a message is the client's to send: it has a window for all of it."""
+        return self._assembly.is_begun and self._assembly.num_missing <= self._stream.receive_window
 
     def drop(self) -> None:
         """Nobody takes messages any more."""

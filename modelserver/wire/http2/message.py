@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,13 @@ pack_prefix: Final = _PREFIX.pack
 
 
 class BudgetSpentError(RpcError):
-    """Too many large messages are being received at once."""
+    """Too many large messages are being received at once, and this one gives way."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Status.RESOURCE_EXHAUSTED,
+            "no memory is left for this message: too many large requests arrive at once, and others came faster",
+        )
 
 
 class MessageAssembly:
@@ -36,10 +43,27 @@ class MessageAssembly:
     that is where its last tensor ends, and so that tensor is aligned for its datatype.
     """
 
-    __slots__ = ("_budget", "_buffer", "_charged", "_max_bytes", "_num_bytes", "_prefix", "is_compressed", "size")
+    __slots__ = (
+        "_budget",
+        "_buffer",
+        "_charged",
+        "_is_given_up",
+        "_max_bytes",
+        "_num_bytes",
+        "_owner",
+        "_prefix",
+        "is_compressed",
+        "on_given_up",
+        "size",
+    )
 
-    def __init__(self, budget: AssemblyBudget, max_bytes: int) -> None:
+    def __init__(self, budget: AssemblyBudget, max_bytes: int, owner: str = "") -> None:
+        """`owner` is whose share of the budget messages count to."""
         self._budget = budget
+        self._owner = owner
+        self._is_given_up = False
+        # Called when another request needs the memory; from then on nothing can be added.
+        self.on_given_up: Callable[[], None] | None = None
         self._max_bytes = max_bytes
         self._prefix = b""
         self.size: int | None = None
@@ -67,6 +91,8 @@ class MessageAssembly:
 
         Raises RpcError for a message that is too large or whose prefix is none, before memory is allocated.
         """
+        if self._is_given_up:
+            raise BudgetSpentError
         start = 0
         if self.size is None:
             start = self._add_prefix(data)
@@ -84,6 +110,8 @@ class MessageAssembly:
 
     def filled(self, num_bytes: int) -> None:
         """So many bytes were received into `room`. Raises RpcError as `add` does."""
+        if self._is_given_up:
+            raise BudgetSpentError
         self._charge(self._num_bytes + num_bytes)
         self._num_bytes += num_bytes
 
@@ -95,12 +123,20 @@ class MessageAssembly:
 
     def drop(self) -> None:
         """Forget what is there, and give its share of the budget back."""
-        self._budget.release(self._charged, self)
-        self._charged = 0
+        if self._charged:
+            self._budget.release(self)
+            self._charged = 0
         self._prefix = b""
         self.size = None
         self._buffer = b""
         self._num_bytes = 0
+
+    def give_up(self) -> None:
+        """Called by the budget."""
+        self._is_given_up = True
+        self.drop()
+        if self.on_given_up is not None:
+            self.on_given_up()
 
     def _add_prefix(self, data: memoryview) -> int:
         missing = PREFIX_BYTES - len(self._prefix)
@@ -141,12 +177,9 @@ class MessageAssembly:
         due = num_bytes - FREE_BYTES - self._charged
         if due <= 0:
             return
-        if not self._budget.charge(due, self):
-            raise BudgetSpentError(
-                Status.RESOURCE_EXHAUSTED,
-                f"no memory is left for a message of {self.size} bytes: too many large requests arrive at once",
-            )
         self._charged += due
+        if not self._budget.charge(due, self, self._owner):
+            raise BudgetSpentError
 
 
 def too_large(size: int, max_bytes: int) -> RpcError:

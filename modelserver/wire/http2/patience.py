@@ -11,7 +11,7 @@ from modelserver.wire.cut import cut
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much
 from modelserver.wire.http2.greeting import FIRST_SETTINGS
 from modelserver.wire.http2.keepalive import Keepalive, Pulse
-from modelserver.wire.http2.stream import RECEIVING, Http2Stream
+from modelserver.wire.http2.stream import Http2Stream
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
@@ -134,7 +134,7 @@ class Patience:
         slow: list[Http2Stream] = []
         bodies: dict[int, _Progress] = {}
         for stream in connection.streams.values():
-            if stream.is_ended or stream.phase > RECEIVING:
+            if not stream.awaits_body:
                 continue
             num_bytes = stream.num_received - connection.receiver.num_missing(stream)
             progress = bodies[stream.id] = self._bodies.get(stream.id) or _Progress(num_bytes, now_s)

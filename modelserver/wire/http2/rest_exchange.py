@@ -12,7 +12,8 @@ from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, Resp
 from modelserver.frontends.openai.errors import error_at, refusal_at
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
-from modelserver.wire.body import BodyCollector
+from modelserver.wire.assembly import owner_of
+from modelserver.wire.body import MIN_DIRECT_BYTES, BodyCollector
 from modelserver.wire.http1.answer import BODYLESS
 from modelserver.wire.http1.head import json_length
 from modelserver.wire.http2.frame import END_STREAM, ErrorCode, window_update
@@ -71,6 +72,8 @@ class RestExchange(HttpExchange, Http2Stream):
         return peer_of(self.connection.transport)
 
     def receive(self, data: memoryview) -> None:
+        if self._collector is None and self._is_refused():
+            return
         collector = self._collect()
         if self.phase != RECEIVING:
             return  # it was answered before it was complete
@@ -110,13 +113,29 @@ class RestExchange(HttpExchange, Http2Stream):
         collector = self._collector
         if collector is None:
             context = self.connection.context
-            limit = context.limits.max_body_bytes
+            limit, admitted = context.limits.max_body_bytes, self.route.admitted
+            if admitted.max_body_bytes is not None:
+                limit = min(limit, admitted.max_body_bytes)
             header_length = json_length(self.head.headers)
-            collector = BodyCollector(self.route.content_length, header_length, limit, context.assembly)
+            owner = owner_of(admitted.caller, self.peer)
+            collector = BodyCollector(self.route.content_length, header_length, limit, context.assembly, owner)
+            collector.on_given_up = self.give_up_soon
             self._collector = collector
             if collector.error is not None:
                 self._refuse(collector.error)
         return collector
+
+    def _is_refused(self) -> bool:
+        """Whether a large body is refused after all: its head may have been known for long, and its key taken back."""
+        length, http = self.route.content_length, self.connection.context.http
+        if self.phase != RECEIVING or http is None or (length is not None and length < MIN_DIRECT_BYTES):
+            return False
+        checked = http.check_head(self.head, self.peer)
+        if not isinstance(checked, HttpResponse):
+            return False
+        self.phase = RUNNING
+        self.respond(checked)
+        return True
 
     def _refuse(self, error: ServerError) -> None:
         too_large = isinstance(error, PayloadTooLargeError)
@@ -210,6 +229,11 @@ class RestExchange(HttpExchange, Http2Stream):
             self.connection.settle_abandoned()
 
     # Ends that are not answers.
+
+    def tell_short(self) -> None:
+        collector = self._collector
+        if self.phase == RECEIVING and collector is not None and collector.error is not None:
+            self._refuse(collector.error)
 
     def cancel(self) -> None:
         on_disconnect, self.on_disconnect = self.on_disconnect, None

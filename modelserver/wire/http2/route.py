@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from modelserver.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.call import CheckHead
 from modelserver.wire.http2.head import RequestHead
 
 if TYPE_CHECKING:
@@ -27,10 +29,11 @@ class Route:
     """What was derived from a head, for all requests that have it. Never changed.
 
     `open` makes the stream, and `handle` is the handler, which gets it (or what it stands for). A head that
-    leads to no handler has a `Refusal` instead. `encoding` compresses answers, unless it is None.
+    leads to no handler has a `Refusal` instead. `encoding` compresses answers, unless it is None. `admitted` is what
+    the frontend said of the head; `check_head` says of a gRPC call whether that still holds.
     """
 
-    __slots__ = ("content_length", "encoding", "handle", "head", "open", "timeout_ns")
+    __slots__ = ("admitted", "check_head", "content_length", "encoding", "handle", "head", "open", "timeout_ns")
 
     def __init__(
         self,
@@ -38,11 +41,15 @@ class Route:
         open_stream: Callable[[Http2Connection, int, Route], Http2Stream],
         handle: Callable[[Any], Any],
         encoding: bytes | None = None,
+        admitted: Admitted = EVERYBODY,
+        check_head: CheckHead | None = None,
     ) -> None:
         self.head = head
         self.open = open_stream
         self.handle = handle
         self.encoding = encoding
+        self.admitted = admitted
+        self.check_head = check_head
         # Copied: these are read for each request.
         self.content_length = head.content_length
         self.timeout_ns = head.timeout_ns

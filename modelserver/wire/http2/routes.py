@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from modelserver.access import EVERYBODY
+from modelserver.frontends.grpc.call import RpcError
 from modelserver.frontends.grpc.status import Status
+from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.openai.errors import refusal_at
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.context import WireContext
@@ -23,23 +26,26 @@ _NO_GRPC: Final = "this port serves HTTP only; gRPC is served on another one (--
 _NO_HTTP: Final = "this port serves gRPC only (application/grpc); HTTP is served on another one (--http-port)"
 
 
-def find_route(context: WireContext, head: RequestHead) -> Route | Refusal:
-    """Where the request goes, or the answer to one that leads nowhere."""
+def find_route(context: WireContext, head: RequestHead, peer: str) -> Route | Refusal:
+    """Where the request of the client at `peer` goes, or the answer to one that leads nowhere or may not go there."""
     if head.is_grpc:
-        return _find_method(context, head)
+        return _find_method(context, head, peer)
     if head.content_type.startswith(_GRPC_LIKE):
         return _refusal(415, f"content-type {head.content_type[:60]!r} is not supported: gRPC's is application/grpc")
     if context.http is None:
         return _refusal(415, _NO_HTTP)
+    checked = context.http.check_head(head.http, peer)
+    if isinstance(checked, HttpResponse):
+        return _answer(checked)
     max_bytes = context.limits.max_body_bytes
     if head.content_length is not None and head.content_length > max_bytes:
         context.counts.violated(Protocol.HTTP2, Violation.BODY_TOO_LARGE)
         text = f"the request body is over the limit of {max_bytes} bytes; raise it with --http-max-input-size"
         return _refusal(413, text, head.path.decode("latin-1"), "request_too_large")
-    return Route(head, RestExchange, context.http.handle)
+    return Route(head, RestExchange, context.http.handle, admitted=checked)
 
 
-def _find_method(context: WireContext, head: RequestHead) -> Route | Refusal:
+def _find_method(context: WireContext, head: RequestHead, peer: str) -> Route | Refusal:
     if head.problem is not None:
         status, text = head.problem
         return Refusal(trailers_only(status, text, head.http_status))
@@ -51,15 +57,26 @@ def _find_method(context: WireContext, head: RequestHead) -> Route | Refusal:
         return Refusal(trailers_only(Status.UNIMPLEMENTED, f"Method not found! There is no '{path:.200}'"))
     if head.timeout_ns == 0:
         return Refusal(trailers_only(Status.DEADLINE_EXCEEDED, DEADLINE_TEXT))
+    admitted, check_head = EVERYBODY, method.check_head
+    if check_head is not None:
+        try:
+            admitted = check_head(head.metadata, peer)
+        except RpcError as error:
+            return Refusal(trailers_only(error.status, error.message))
     compresses = context.limits.grpc_compression != "none"
     encoding = choose_encoding(head.accept_encodings) if compresses else None
     if method.unary is not None:
-        return Route(head, GrpcCall if encoding is None else CompressingCall, method.unary, encoding)
+        kind = GrpcCall if encoding is None else CompressingCall
+        return Route(head, kind, method.unary, encoding, admitted, check_head)
     assert method.stream is not None, "a method is unary or a stream"
-    return Route(head, GrpcStream, method.stream, encoding)
+    return Route(head, GrpcStream, method.stream, encoding, admitted, check_head)
 
 
 def _refusal(status: int, text: str, path: str = "", code: str | None = None) -> Refusal:
-    response = refusal_at(path, status, text, code)
+    return _answer(refusal_at(path, status, text, code))
+
+
+def _answer(response: HttpResponse) -> Refusal:
+    status = response.status
     block = answer_block(status, tuple(response.headers))
     return Refusal(block + length_field(sum(map(len, response.body))), response.body)

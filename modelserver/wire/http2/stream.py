@@ -71,6 +71,14 @@ class Http2Stream:
         """The client has sent all."""
         raise NotImplementedError
 
+    def give_up_soon(self) -> None:
+        """The budget of large requests has taken the memory of this one; another may be at work now."""
+        self.connection.context.loop.call_soon(self.tell_short)
+
+    def tell_short(self) -> None:
+        """Tell the client that there is no memory for what it sends, unless that was overtaken."""
+        raise NotImplementedError
+
     def cancel(self) -> None:
         """Nobody waits for the answer any more: stop the handler, which is running. The stream is closed already."""
         raise NotImplementedError
@@ -95,6 +103,11 @@ class Http2Stream:
     def is_within_message(self) -> bool:
         """Whether what was received last goes on."""
         return True
+
+    @property
+    def awaits_body(self) -> bool:
+        """Whether the client is to go on sending now, for the request or a message that has begun."""
+        return not self.is_ended and self.phase <= RECEIVING
 
     def check_length(self, *, is_complete: bool) -> None:
         """Raises ConnectionFault when what came differs from the announced content-length (RFC 9113, 8.1.1)."""

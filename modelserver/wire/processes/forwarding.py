@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
+from modelserver.access import Admitted
 from modelserver.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.access_log import with_access_log
@@ -18,7 +20,7 @@ from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.servicer import INFER_PATH, SERVICE
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.load_report import ASKING_HEADER
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
@@ -45,7 +47,7 @@ _LOCAL_METHODS = frozenset({INFER_PATH, f"/{SERVICE}/ModelStreamInfer"})
 _RAW_HEADER = "inference-header-content-length"
 
 
-class HttpForwarder:
+class HttpForwarder(HttpFrontend):
     """Lets `local` decode and answer inference, and the core the rest."""
 
     def __init__(self, local: HttpFrontend, calls: ForwardedCalls) -> None:
@@ -56,10 +58,19 @@ class HttpForwarder:
         """Answer `exchange`, now or later; never raises."""
         head = exchange.head
         # Only the local frontend leaves a memo: it was asked with this very head before.
-        if head.memo is not None or (head.path.endswith(("/infer", "/infer/")) and not _needs_model(head.headers)):
+        if head.memo is not None or (_is_inference(head) and not _needs_model(head.headers)):
             self._local.handle(exchange)
         else:
             self._calls.http(exchange)
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """Of every request, also of those that the core answers: their bodies come here."""
+        return self._local.check_head(head, peer)
+
+
+def _is_inference(head: HttpHead) -> bool:
+    """Whether the path can only be that of inference, as no other route for POST ends so. GET asks for a model."""
+    return head.method == "POST" and head.path.endswith(("/infer", "/infer/"))
 
 
 def _needs_model(headers: Mapping[str, str]) -> bool:
@@ -94,10 +105,10 @@ class GrpcForwarder:
         if short is not None:
             own[INFER_PATH] = short.grpc(own[INFER_PATH])
         forwarded = {path: calls.grpc(path, method) for path, method in local.methods.items() if not _is_local(path)}
-        self.methods: Mapping[str, Method] = {
-            **own,
-            **with_access_log(forwarded, is_logged=is_logged, keys=keys),
-        }
+        logged = with_access_log(forwarded, is_logged=is_logged, keys=keys)
+        # Messages come here, also those that the core answers: `local` looks at their heads.
+        checked = {path: replace(method, check_head=own[path].check_head) for path, method in logged.items()}
+        self.methods: Mapping[str, Method] = {**own, **checked}
 
     def drain(self) -> None:
         """Streams of inference end when what is in flight is answered; the core ends its own."""

@@ -7,13 +7,14 @@ numbers that is more work than to decode them, most of all where calls repeat th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Final
 
 import msgspec
 
-from modelserver.access import Access, ApiGroup
+from modelserver.access import Access, Admitted, ApiGroup
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.http.compression import choose_encoding
@@ -89,7 +90,7 @@ class ShortCalls:
             call.on_cancel = partial(cancel, number)
             send(ShortCall(number, call.deadline_ns, bytes(message)))
 
-        return Method(unary=forward)
+        return replace(infer, unary=forward)
 
     def http(self, other: HttpFrontend) -> HttpFrontend:
         """A frontend that has the core answer short infer calls, and `other` the rest."""
@@ -142,7 +143,7 @@ class ShortCalls:
         return head
 
 
-class _ShortHttp:
+class _ShortHttp(HttpFrontend):
     """Tells short infer calls from all other requests."""
 
     def __init__(self, calls: ShortCalls, other: HttpFrontend) -> None:
@@ -158,6 +159,9 @@ class _ShortHttp:
             self._forward(exchange, shorthand.text)
         else:
             self._other.handle(exchange)
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        return self._other.check_head(head, peer)
 
 
 def is_open(access: Access) -> bool:

@@ -208,7 +208,7 @@ class _App:
                 return
         if body.error is None:
             query = scope["query_string"].decode("latin-1")
-            head = HttpHead(scope["method"], scope["path"], headers, query)
+            head = HttpHead(scope["method"], scope["raw_path"].decode("latin-1"), headers, query)
             await _Exchange(head, body.body(), connection, send, self).run(self._frontend)
             return
         # The connection stays open and the rest of the body is dropped as it comes: a client that

@@ -61,7 +61,7 @@ def test_a_rest_request() -> None:
     assert not head.is_grpc
     assert head.http_status == 200
     assert head.content_length == 12
-    assert (head.http.method, head.http.path, head.http.query) == ("POST", "/v2/models/a b/infer", "x=%20&y")
+    assert (head.http.method, head.http.path, head.http.query) == ("POST", "/v2/models/a%20b/infer", "x=%20&y")
     assert head.http.headers == {
         "host": "host:1",
         "content-type": "application/json",
@@ -143,7 +143,7 @@ def test_what_is_no_request_is_malformed(fields: tuple[Field, ...]) -> None:
         ((b"te", b"trailers"),),
         ((b"content-length", b"0"),),
         ((b"!#$%&'*+-.^_`|~09az", b"a"),),
-        ((b"host", b"other"),),
+        ((b"host", b"HOST:1"),),
         ((b"a", b"1"), (b"a", b"2")),
     ],
 )
@@ -163,7 +163,14 @@ def test_the_host_stands_in_for_a_missing_authority() -> None:
 
 
 def test_the_authority_is_the_host() -> None:
-    assert read_request_head((*PSEUDO, (b"host", b"other"))).http.headers == {"host": "host:1"}
+    assert read_request_head((*PSEUDO, (b"host", b"Host:1"))).http.headers == {"host": "host:1"}
+
+
+@pytest.mark.parametrize("host", [b"other", b"host:2", b"host", b""])
+def test_a_host_unlike_the_authority_is_malformed(host: bytes) -> None:
+    """A proxy may have looked at the one, and we at the other (RFC 9113, 8.3.1)."""
+    with pytest.raises(MalformedError, match="host differs"):
+        read_request_head((*PSEUDO, (b"host", host)))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])

@@ -133,13 +133,27 @@ def test_messages_share_a_budget_beyond_their_first_part() -> None:
         found.add(memoryview(prefixed(bytes(4 * MIB)))[: 5 + FREE_BYTES])
     assert budget.num_bytes == 0
     first.add(memoryview(bytes(MIB + 1)))
+    second.add(memoryview(b"x"))
+    assert budget.num_bytes == 1, "the first is exempt, and takes nothing away from others"
     with pytest.raises(BudgetSpentError):
-        second.add(memoryview(b"x"))
-    room = second.room()
-    assert room is not None
-    with pytest.raises(BudgetSpentError):
-        second.filled(1)
+        second.add(memoryview(bytes(MIB)))
     second.drop()
-    assert budget.num_bytes == MIB + 1
+    assert budget.num_bytes == 0
     first.drop()
     assert budget.num_bytes == 0
+
+
+def test_a_message_gives_way_to_a_faster_one_and_takes_no_more() -> None:
+    told = []
+    budget = AssemblyBudget(MIB)
+    first, second = assembly(budget), assembly(budget)
+    first.on_given_up = lambda: told.append(first)
+    for found, num_bytes in ((first, 200_000), (second, 900_000)):
+        found.add(memoryview(prefixed(bytes(4 * MIB)))[: 5 + FREE_BYTES])
+        found.add(memoryview(bytes(num_bytes)))
+    assert told == [first]
+    assert budget.num_bytes == 900_000
+    for take in (lambda: first.add(memoryview(b"x")), lambda: first.filled(1)):
+        with pytest.raises(BudgetSpentError):
+            take()
+    assert first.room() is None

@@ -20,6 +20,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.status import Status
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.wire.processes.window import WINDOW_PIECES
@@ -90,7 +91,7 @@ async def test_files_of_megabytes_reach_the_control_plane() -> None:
         assert control.asked == [("load", "new", parameters)]
 
 
-class Replier:
+class Replier(HttpFrontend):
     """A frontend whose answers a test gives."""
 
     def __init__(self) -> None:

@@ -19,6 +19,7 @@ from modelserver.errors import ServerError
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import INFER_PATH
 from modelserver.frontends.grpc.status import Status
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.wire.processes.short_calls import MAX_SHORT_BYTES, MAX_SHORT_TEXT_BYTES, is_open
@@ -27,7 +28,7 @@ PATH = "/v2/models/echo/infer"
 TEXT = json_body("INPUT", "FP32", [2], [1, 2])
 
 
-class Asked:
+class Asked(HttpFrontend):
     """A frontend of either protocol that keeps what it is asked, and answers nothing by itself."""
 
     def __init__(self) -> None:
