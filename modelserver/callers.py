@@ -166,7 +166,7 @@ class MeteredStream(RelayStream):
 
 
 def count_tokens(response: InferResponse, counted: dict[int, int]) -> None:
-    """Bring up to date what a language model has written by choice, and under -1 read, as far as a response tells.
+    """Add what a response of a language model says it has written, by choice, and under -1 what it has read.
 
     Where it has text and no number, four bytes of text are a token; other models have none.
     """
@@ -182,7 +182,7 @@ def count_tokens(response: InferResponse, counted: dict[int, int]) -> None:
         return
     for row, number in enumerate(numbers):
         choice = int(choices[row]) if row < len(choices) else row
-        counted[choice] = max(counted.get(choice, 0), int(number))
+        counted[choice] = counted.get(choice, 0) + int(number)
 
 
 def _nothing() -> None:

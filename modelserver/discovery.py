@@ -3,7 +3,7 @@
 Nothing heavy is imported before a model asks for it: what must be known earlier about the bundled backends
 is in one table. Looked up in this order: the model's own directory (only when the caller passes it), the
 `--backend-directory`s (`<name>.py`, `<name>/__init__.py` or `<name>/model.py`), the bundled
-`modelserver_backends`, entry points in the group `modelserver.backends`.
+`modelserver_backends`, entry points in the group `modelserver.backends`, Triton's names of bundled ones.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ _BUNDLED = {
     # Last, because models of others have a config.json too.
     "llm": _Bundled(("model.json", "config.json"), "torch", "llm"),
 }
+# Triton's names of backends whose models a bundled one serves, unless a backend of that name is installed.
+_ALIASES = {"vllm": "llm"}
 
 # Two loads may want the same backend at once; its module must be executed once.
 _import_lock = threading.RLock()
@@ -92,6 +94,8 @@ def find_backend(
         return _checked(name, module_name, _import_module(name, module_name))
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         return _checked(name, f"entry point {entry_point.value}", _load_entry_point(name, entry_point))
+    if name in _ALIASES:
+        return find_backend(_ALIASES[name])
     raise _unknown_backend(name, backend_directories, directories)
 
 
@@ -129,6 +133,10 @@ def _all_listings(backend_directories: Sequence[Path]) -> Iterator[BackendListin
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         distribution = entry_point.dist.name if entry_point.dist is not None else entry_point.value
         yield BackendListing(entry_point.name, f"entry point of {distribution}")
+    for alias, name in _ALIASES.items():
+        bundled = _BUNDLED[name]
+        missing = bundled.library if bundled.library and importlib.util.find_spec(bundled.library) is None else None
+        yield BackendListing(alias, f"bundled, as {name}", missing, bundled.extra if missing else None)
 
 
 @functools.cache

@@ -60,6 +60,14 @@ def test_every_bundled_directory_is_in_the_table() -> None:
     assert {path.parent.name for path in root.glob("*/__init__.py")} == set(discovery._BUNDLED)
 
 
+def test_tritons_vllm_is_another_name_unless_one_is_installed(tmp_path: Path) -> None:
+    assert find_backend("vllm") is find_backend("llm")
+    assert "vllm" in [listing.name for listing in list_backends()]
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "model.py").write_text("class TritonPythonModel: pass")
+    assert find_backend("vllm", backend_directories=[tmp_path]) is not find_backend("llm")
+
+
 @pytest.mark.parametrize("package", [True, False])
 def test_a_backend_directory_comes_before_the_bundled_ones(tmp_path: Path, package: bool) -> None:
     write_backend(tmp_path, "identity", package=package)

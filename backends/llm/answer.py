@@ -17,6 +17,12 @@ from .plan import TokenLogprobs
 from .text.tokenizer import Tokenizer
 
 
+# The `finish_reason` of a choice that goes on, as Triton's vLLM backend writes it.
+_UNFINISHED = "None"
+# Stands for minus infinity, which JSON cannot express.
+_LOWEST_LOGPROB = -9999.0
+
+
 @dataclass(slots=True)
 class ChoiceNews:
     """What is new of a choice and not sent: of one output of the engine, or of several when its reader is slow."""
@@ -38,7 +44,11 @@ class ChoiceNews:
 
 
 class AnswerWriter:
-    """Writes the responses of one request. `prefix` stands before the text of each choice."""
+    """Writes the responses of one request. `prefix` stands before the text of each choice.
+
+    `has_logprobs`: the sampling parameters ask for log-probabilities; else the output `logprobs` is null, as in
+    Triton's vLLM backend.
+    """
 
     def __init__(
         self,
@@ -48,13 +58,15 @@ class AnswerWriter:
         *,
         prefix: str,
         has_index: bool,
+        has_logprobs: bool = False,
     ) -> None:
         self._wants = wants
         self._tokenizer = tokenizer
         self._prompt_token_ids = prompt_token_ids
         self._prefix = prefix
         self._has_index = has_index or "index" in wants
-        self._has_tokens = not {"token_ids", "logprobs"}.isdisjoint(wants)
+        self._has_logprobs = has_logprobs
+        self._has_tokens = not {"token_ids", "logprobs", "token_logprobs"}.isdisjoint(wants)
 
     def is_worth_sending(self, news: ChoiceNews) -> bool:
         """Whether it says anything: a token may be half a character, and nobody may ask for tokens."""
@@ -74,13 +86,17 @@ class AnswerWriter:
         if self._has_index:
             tensors.append(numbers("index", [choice.choice for choice in news]))
         if "finish_reason" in wants:
-            reasons = [output.finish_reason.value if output.finish_reason is not None else "" for output in outputs]
+            reasons = [
+                output.finish_reason.value if output.finish_reason is not None else _UNFINISHED for output in outputs
+            ]
             tensors.append(texts("finish_reason", reasons))
         if "stop_reason" in wants:
             tensors.append(documents("stop_reason", [output.stop_reason for output in outputs]))
         if "cumulative_logprob" in wants:
             tensors.append(numbers("cumulative_logprob", [output.cumulative_logprob or 0.0 for output in outputs]))
         if "logprobs" in wants:
+            tensors.append(documents("logprobs", [self._by_token_id(choice) for choice in news]))
+        if "token_logprobs" in wants:
             entries = [
                 [
                     self._entry(token_id, logprobs)
@@ -88,13 +104,13 @@ class AnswerWriter:
                 ]
                 for choice in news
             ]
-            tensors.append(documents("logprobs", entries))
+            tensors.append(documents("token_logprobs", entries))
         if "prompt_logprobs" in wants and news[0].prompt_logprobs is not None:
             tensors.append(documents("prompt_logprobs", [self._prompt_entries(news[0].prompt_logprobs)]))
         if "num_input_tokens" in wants:
             tensors.append(numbers("num_input_tokens", [len(self._prompt_token_ids)]))
         if "num_output_tokens" in wants:
-            tensors.append(numbers("num_output_tokens", [output.num_output_tokens for output in outputs]))
+            tensors.append(numbers("num_output_tokens", [len(choice.token_ids) for choice in news]))
         if "num_cached_tokens" in wants:
             tensors.append(numbers("num_cached_tokens", [output.num_cached_tokens for output in outputs]))
         if "token_ids" in wants and len(news) == 1:
@@ -107,6 +123,26 @@ class AnswerWriter:
             None if logprob is None else self._entry(token_id, logprob)
             for token_id, logprob in zip(self._prompt_token_ids, logprobs, strict=False)
         ]
+
+    def _by_token_id(self, choice: ChoiceNews) -> list[dict[str, dict[str, Any]]] | None:
+        """The tokens of a choice in the form of Triton's vLLM backend: the chosen one first, then the best ones."""
+        if not self._has_logprobs:
+            return None
+        found = []
+        for token_id, logprobs in zip(choice.token_ids, choice.logprobs, strict=True):
+            ranked = [(token_id, logprobs.logprob, logprobs.rank)]
+            ranked += [(other, logprob, rank) for rank, (other, logprob) in enumerate(logprobs.top, 1)]
+            found.append(
+                {
+                    str(one): {
+                        "logprob": max(logprob, _LOWEST_LOGPROB),
+                        "rank": rank,
+                        "decoded_token": self._tokenizer.token_text(one),
+                    }
+                    for one, logprob, rank in ranked
+                }
+            )
+        return found
 
     def _entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
         top = [self._token(other, logprob) for other, logprob in logprobs.top]

@@ -55,6 +55,7 @@ class Call:
     has_special_tokens: bool | None
     dimensions: int | None
     truncation: int | None
+    has_logprobs: bool = False  # the sampling parameters ask for log-probabilities
 
     def longest(self, max_model_len: int) -> int | None:
         """How many tokens of the text are embedded; None: it may not be cut. InvalidArgumentError for what is none."""
@@ -82,15 +83,15 @@ def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -
     excludes_input = _flag(request, "exclude_input_in_output")
     if excludes_input is False and is_streamed:
         raise InvalidArgumentError(
-            "input 'exclude_input_in_output' cannot be false when 'stream' is true: only what is new is streamed"
+            "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
         )
     has_input = not is_streamed and text is not None if excludes_input is None else not excludes_input
     if operation is not Operation.GENERATE:
         if is_streamed:
             raise InvalidArgumentError(f"input 'stream' cannot be true with the operation '{operation.value}'")
-        params, priority, cache_salt = SamplingParams(), 0, ""
+        params, priority, cache_salt, has_logprobs = SamplingParams(), 0, "", False
     else:
-        params, priority, cache_salt = _sampling(request, wants)
+        params, priority, cache_salt, has_logprobs = _sampling(request, wants)
     truncation = _number(request, "truncate_prompt_tokens")
     if truncation is not None and operation is not Operation.EMBED:
         raise InvalidArgumentError(
@@ -110,6 +111,7 @@ def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -
         _flag(request, "add_special_tokens"),
         _number(request, "dimensions"),
         truncation,
+        has_logprobs,
     )
 
 
@@ -183,24 +185,27 @@ def _chat_flag(document: Mapping[str, Any], key: str, *, default: bool) -> bool:
     return value
 
 
-def _sampling(request: InferRequest, wants: set[str]) -> tuple[SamplingParams, int, str]:
-    """Sampling parameters, priority and cache salt; log-probabilities are computed only where they are wanted."""
+def _sampling(request: InferRequest, wants: set[str]) -> tuple[SamplingParams, int, str, bool]:
+    """Sampling parameters, priority, cache salt, and whether the parameters ask for log-probabilities, which are
+    computed only where an output wants them."""
     values = {name: value for name, value in request.parameters.items() if _is_parameter(name)}
     if "sampling_parameters" in request.inputs:
         values |= _object(request, "sampling_parameters")
     if values.pop("lora_name", None) is not None:
-        raise UnsupportedError("parameter 'lora_name': this version has no LoRA adapters; remove it")
+        raise UnsupportedError("LoRA feature is not enabled. Remove the parameter 'lora_name'.")
     priority = integer("priority", values.pop("priority", request.priority))
     if abs(priority) > _MAX_INT32:
         raise InvalidArgumentError(f"parameter 'priority' must be an integer of 32 bits, got {priority}")
     cache_salt = string("cache_salt", values.pop("cache_salt", None) or "")
     params = SamplingParams.from_json(values)
-    has_logprobs = not wants.isdisjoint(("logprobs", "cumulative_logprob"))
-    logprobs = (params.logprobs or 0) if has_logprobs else None
+    has_logprobs = params.logprobs is not None
+    computes_logprobs = not wants.isdisjoint(("token_logprobs", "cumulative_logprob"))
+    computes_logprobs |= has_logprobs and "logprobs" in wants
+    logprobs = (params.logprobs or 0) if computes_logprobs else None
     prompt_logprobs = (params.prompt_logprobs or 0) if "prompt_logprobs" in wants else None
     if (logprobs, prompt_logprobs) != (params.logprobs, params.prompt_logprobs):
         params = replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-    return params, priority, cache_salt
+    return params, priority, cache_salt, has_logprobs
 
 
 def _is_parameter(name: str) -> bool:

@@ -38,6 +38,7 @@ _OTHER_PARAMETERS = frozenset(
         "reload_mode",
         "REPORT_CUSTOM_METRICS",
         "ENABLE_VLLM_HEALTH_CHECK",
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
     }
 )
 
@@ -62,6 +63,7 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     if path.is_file() and path.name != CONFIG_JSON:
         described = _read(what, path)
         directory = _named_directory(what, path, described)
+        _check_tokenizer(what, path, described, directory)
         described = {name: value for name, value in described.items() if name not in ("model", "tokenizer")}
     elif context.config.default_model_filename and not path.exists():
         raise NotFoundError(f"{what}: no file {path}")
@@ -117,6 +119,18 @@ def _named_directory(what: str, path: Path, described: Mapping[str, Any]) -> Pat
             f"there (hf download {name} --local-dir DIRECTORY), and name the directory"
         )
     return directory
+
+
+def _check_tokenizer(what: str, path: Path, described: Mapping[str, Any], directory: Path) -> None:
+    """vLLM takes a tokenizer from another place; here it is the checkpoint's own."""
+    name = described.get("tokenizer")
+    if name in (None, described.get("model")):
+        return
+    if not isinstance(name, str) or (path.parent / Path(name).expanduser()).resolve() != directory.resolve():
+        raise ConfigError(
+            f"{what}: {path}: 'tokenizer': expected the directory of 'model', or nothing, got {name!r:.80}; copy "
+            "tokenizer.json and tokenizer_config.json into the checkpoint's directory"
+        )
 
 
 def _check_files(what: str, directory: Path) -> None:

@@ -20,12 +20,15 @@ from modelserver.backend import (
     ModelTransactionPolicy,
 )
 
+# What Triton calls this backend.
+VLLM = "vllm"
 # Name of an input that asks for an output -> that output.
 RETURNS: Mapping[str, str] = {
     "return_finish_reason": "finish_reason",
     "return_stop_reason": "stop_reason",
     "return_cumulative_logprob": "cumulative_logprob",
     "return_logprobs": "logprobs",
+    "return_token_logprobs": "token_logprobs",
     "return_prompt_logprobs": "prompt_logprobs",
     "return_num_input_tokens": "num_input_tokens",
     "return_num_output_tokens": "num_output_tokens",
@@ -51,6 +54,7 @@ OUTPUTS: Mapping[str, Datatype] = {
     "stop_reason": Datatype.BYTES,
     "cumulative_logprob": Datatype.FP32,
     "logprobs": Datatype.BYTES,
+    "token_logprobs": Datatype.BYTES,
     "prompt_logprobs": Datatype.BYTES,
     "num_input_tokens": Datatype.UINT32,
     "num_output_tokens": Datatype.UINT32,
@@ -74,7 +78,7 @@ _ENCODER_INPUTS = (
 )
 _ENCODER_OUTPUTS = ("embedding", "num_input_tokens", "token_ids", "token_strs", "max_model_len")
 # Outputs that come with another one, and so need no input of their own.
-COMPANIONS: Mapping[str, str] = {"finish_reason": "stop_reason", "token_ids": "choice_token_ids"}
+COMPANIONS: Mapping[str, str] = {"token_ids": "choice_token_ids"}
 
 
 class Operation(enum.Enum):
@@ -90,10 +94,14 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None, is
     """The config with the contract's tensors and one instance that finds its own device; decoupled, unless it is an
     encoder's, which answers once.
 
-    A config may list fewer tensors, and then has these only. `max_model_len`, if known, becomes a parameter, which
+    A config may list fewer tensors, and then has these only; with `backend: "vllm"` those that it leaves out are added,
+    and batching and transaction policy are set, as Triton's vLLM backend does. `max_model_len`, if known, becomes a parameter, which
     frontends read. Raises ConfigError for what cannot be: batches, tensors that the contract does not have.
     """
     what = f"model '{config.name}'"
+    is_vllm = config.backend == VLLM
+    if is_vllm:
+        config = replace(config, max_batch_size=0, model_transaction_policy=None)
     if config.max_batch_size:
         raise ConfigError(
             f"{what}: max_batch_size: expected 0, got {config.max_batch_size}: a language model forms its batches step "
@@ -107,12 +115,24 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None, is
         )
     known_inputs = {name: _INPUTS[name] for name in _ENCODER_INPUTS} if is_encoder else _INPUTS
     known_outputs = {name: OUTPUTS[name] for name in _ENCODER_OUTPUTS} if is_encoder else OUTPUTS
-    inputs = config.input or tuple(
-        ModelInput(name, datatype, dims=(size,), optional=True) for name, (datatype, size) in known_inputs.items()
-    )
-    outputs = config.output or tuple(
-        ModelOutput(name, datatype, dims=(-1,)) for name, datatype in known_outputs.items()
-    )
+    inputs, outputs = config.input, config.output
+    if not inputs or is_vllm:
+        listed_names = {listed.name for listed in inputs}
+        inputs = (
+            *(replace(listed, optional=True) for listed in inputs),
+            *(
+                ModelInput(name, datatype, dims=(size,), optional=True)
+                for name, (datatype, size) in known_inputs.items()
+                if name not in listed_names
+            ),
+        )
+    if not outputs or is_vllm:
+        listed_names = {offered.name for offered in outputs}
+        outputs += tuple(
+            ModelOutput(name, datatype, dims=(-1,))
+            for name, datatype in known_outputs.items()
+            if name not in listed_names
+        )
     input_datatypes = {name: datatype for name, (datatype, _) in known_inputs.items()}
     for listed in inputs:
         _check_datatype(what, "input", listed, input_datatypes)

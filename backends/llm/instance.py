@@ -172,7 +172,14 @@ class LlmInstance(StepInstance):
         )
         self.engine.add(asked)
         num_choices = call.params.n
-        writer = AnswerWriter(call.wants, self._tokenizer, token_ids, prefix=prefix, has_index=num_choices > 1)
+        writer = AnswerWriter(
+            call.wants,
+            self._tokenizer,
+            token_ids,
+            prefix=prefix,
+            has_index=num_choices > 1,
+            has_logprobs=call.has_logprobs,
+        )
         generation = _Generation(request, sender, asked, writer, num_choices)
         self._by_request[request] = self._by_asked[asked] = generation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -90,6 +91,10 @@ class EngineOptions:
                     given[name] = CONVERTERS[name](name, value)
             elif name in WITHOUT_MEANING:
                 logger.info("engine option %s=%r is vLLM's and means nothing here", name, value)
+            elif name in NEUTRAL:
+                if value is not None and value not in NEUTRAL[name]:
+                    allowed = [json.dumps(one) for one in NEUTRAL[name]]
+                    raise wrong(name, f"{' or '.join([*allowed, 'absent'])}: this server does not support it", value)
             elif name not in others:
                 raise unknown(name, CONVERTERS.keys() | set(others))
         return cls(**given)
@@ -133,22 +138,98 @@ AUTOMATIC = frozenset(
         "quantization",
     }
 )
-# vLLM's engine arguments that model.json files have, and that change nothing here.
+# vLLM's engine arguments that model.json files have, and that change no answer here.
 WITHOUT_MEANING = frozenset(
     {
+        "additional_config",
+        "aggregate_engine_logging",
+        "allowed_local_media_path",
         "async_scheduling",
+        "calculate_kv_scales",
+        "code_revision",
+        "collect_detailed_traces",
+        "compilation_config",
+        "cpu_offload_gb",
+        "disable_async_output_proc",
+        "disable_cascade_attn",
+        "disable_chunked_mm_input",
         "disable_custom_all_reduce",
+        "disable_hybrid_kv_cache_manager",
         "disable_log_requests",
         "disable_log_stats",
+        "disable_mm_preprocessor_cache",
         "distributed_executor_backend",
+        "download_dir",
+        "enable_expert_parallel",
         "enable_log_requests",
+        "enable_sleep_mode",
+        "generation_config",
+        "guided_decoding_backend",
+        "ignore_patterns",
+        "kv_sharing_fast_prefill",
+        "limit_mm_per_prompt",
+        "long_prefill_token_threshold",
+        "max_context_len_to_capture",
+        "max_cpu_loras",
+        "max_log_len",
+        "max_long_partial_prefills",
+        "max_lora_rank",
+        "max_loras",
+        "max_num_partial_prefills",
+        "max_parallel_loading_workers",
         "max_seq_len_to_capture",
+        "mm_processor_cache_gb",
+        "mm_processor_kwargs",
+        "model_impl",
+        "model_loader_extra_config",
+        "num_lookahead_slots",
+        "num_scheduler_steps",
+        "otlp_traces_endpoint",
+        "preemption_mode",
+        "prefix_caching_hash_algo",
+        "ray_workers_use_nsight",
+        "revision",
+        "served_model_name",
+        "show_hidden_metrics_for_version",
+        "speculative_config",
+        "stream_interval",
+        "structured_outputs_config",
         "swap_space",
         "tokenizer_mode",
+        "tokenizer_revision",
         "trust_remote_code",
+        "use_tqdm_on_load",
+        "use_v2_block_manager",
         "worker_use_ray",
     }
 )
+# Those that would change answers, or run code, and what each may be here; null is as good as absent.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "config_format": ("auto", "hf"),
+    "convert": ("auto", "none"),
+    "data_parallel_size": (1,),
+    "disable_sliding_window": (False,),
+    "enable_lora": (False, "false", "False"),
+    "enable_prompt_embeds": (False,),
+    "hf_overrides": ({},),
+    "io_processor_plugin": (),
+    "kv_cache_dtype": ("auto",),
+    "kv_transfer_config": (),
+    "load_format": ("auto", "safetensors"),
+    "logits_processors": ([],),
+    "logprobs_mode": ("raw_logprobs",),
+    "override_generation_config": ({},),
+    "override_pooler_config": ({},),
+    "pipeline_parallel_size": (1,),
+    "rope_scaling": ({},),
+    "rope_theta": (),
+    "runner": ("auto", "generate"),
+    "scheduler_cls": (),
+    "skip_tokenizer_init": (False,),
+    "task": ("auto", "generate"),
+    "worker_cls": ("auto",),
+    "worker_extension_cls": ("",),
+}
 MIN_TOKENS = 2  # a prompt of one, an output of one
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "block_size": (lambda value: 1 <= value <= 4096, "from 1 to 4096"),

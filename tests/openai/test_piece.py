@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,21 @@ def test_what_several_choices_share_is_said_once() -> None:
     )
     assert [(each.choice, each.num_input_tokens, each.num_output_tokens) for each in pieces] == [(0, 7, 1), (1, 7, 2)]
     assert [(each.stop_reason, each.token_ids) for each in pieces] == [(None, [1]), (9, [2, 3])]
+
+
+def test_the_log_probabilities_of_tritons_vllm_backend_are_known() -> None:
+    def told(logprob: float, rank: int, text: str) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": text}
+
+    document = [{"7": told(-3.0, 9, "é"), "5": told(-0.1, 1, "a"), "6": told(-2.0, 2, "b")}, {"8": told(-1.0, 1, "c")}]
+    raw = json.dumps(document).encode()
+    (piece,) = read_pieces(response(text_output=[b"x"], finish_reason=[b"None"], logprobs=[raw]))
+    assert piece.finish_reason == ""
+    assert piece.logprobs is not None
+    first, second = piece.logprobs
+    assert (first["token_id"], first["token"], first["bytes"], first["rank"]) == (7, "é", [195, 169], 9)
+    assert [token["token_id"] for token in first["top"]] == [5, 6]
+    assert (second["token_id"], second["top"]) == (8, [])
 
 
 def test_what_is_no_json_is_the_model_s_fault() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import urllib.request
@@ -54,7 +55,8 @@ def served(layout: str, checkpoints: list[Path], tmp_path_factory: pytest.TempPa
     write_llm(root, "brief", checkpoints[0], kv_cache_memory_bytes=8 << 20, **place)
     write_llm(root, "single", checkpoints[0], kv_cache_memory_bytes=8 << 20, max_num_seqs=1, **place)
     shutil.copytree(checkpoints[1], root / "two" / "1")
-    with running_server(root, model_control_mode="explicit", load_model=("one", "two")) as running:
+    write_vllm_model(root, checkpoints[0])
+    with running_server(root, model_control_mode="explicit", load_model=("one", "two", "vllm_model")) as running:
         yield running
 
 
@@ -62,6 +64,17 @@ def served(layout: str, checkpoints: list[Path], tmp_path_factory: pytest.TempPa
 def client(served: RunningServer, request: pytest.FixtureRequest) -> Iterator[ProtocolClient]:
     with request.param(served) as connected:
         yield connected
+
+
+def write_vllm_model(root: Path, checkpoint: Path) -> None:
+    """A model as the samples of Triton's vLLM backend have it: its config says next to nothing."""
+    (root / "vllm_model" / "1").mkdir(parents=True)
+    described = {"model": str(checkpoint), "gpu_memory_utilization": 0.1, "enforce_eager": True, "max_model_len": 512}
+    (root / "vllm_model" / "1" / "model.json").write_text(json.dumps({**described, "disable_log_stats": False}))
+    (root / "vllm_model" / "config.pbtxt").write_text(
+        'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
+        'parameters: { key: "REPORT_CUSTOM_METRICS" value: { string_value: "true" } }'
+    )
 
 
 def text_of(client: ProtocolClient, model: str = "one", **inputs: Any) -> str:
@@ -82,12 +95,57 @@ def test_outputs_come_if_they_are_asked_for(client: ProtocolClient) -> None:
     }
     answer = client.infer("one", arrays(text_input=PROMPT, sampling_parameters=GREEDY, **asked))
     assert answer["finish_reason"].tolist() == [b"length"]
-    assert answer["stop_reason"].tolist() == [b"null"]
+    assert "stop_reason" not in answer.outputs  # nothing comes unasked
     assert answer["num_output_tokens"].tolist() == [len(answer["token_ids"])] == [12]
     assert answer["num_input_tokens"][0] > 3
     assert answer["cumulative_logprob"][0] < 0
     named = client.infer("one", arrays(text_input=PROMPT, sampling_parameters=GREEDY), outputs=["num_output_tokens"])
     assert list(named.outputs) == ["num_output_tokens"]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_outputs_are_those_of_tritons_vllm_backend(
+    served: RunningServer, is_streamed: bool, logprobs: int | None
+) -> None:
+    parameters = GREEDY if logprobs is None else {**GREEDY, "logprobs": logprobs}
+    asked = {name: True for name in ("return_finish_reason", "return_logprobs", "return_num_output_tokens")}
+    inputs = {"text_input": PROMPT, "sampling_parameters": json.dumps(parameters), "stream": is_streamed, **asked}
+    answers = events(served, "/v2/models/vllm_model/generate_stream", inputs)
+    outputs = {"text_output", "finish_reason", "logprobs", "num_output_tokens"}
+    for answer in answers:
+        assert answer.keys() - {"model_name", "model_version", "id"} == outputs
+    assert [answer["finish_reason"] for answer in answers] == ["None"] * (len(answers) - 1) + ["length"]
+    assert sum(answer["num_output_tokens"] for answer in answers) == 12
+    assert len(answers) > 3 or not is_streamed
+    for answer in answers:
+        entries = json.loads(answer["logprobs"])
+        if logprobs is None:
+            assert entries is None
+            continue
+        assert len(entries) == answer["num_output_tokens"]
+        text = answer["text_output"].removeprefix(PROMPT if not is_streamed else "")
+        best = [next(token for token in entry.values() if token["rank"] == 1) for entry in entries]
+        decoded = "".join(token["decoded_token"] for token in best)
+        assert decoded == text or "\ufffd" in decoded + text  # a token may be half a character
+        for entry in entries:
+            assert 1 <= len(entry) <= logprobs + 1
+            assert all(int(token_id) >= 0 for token_id in entry)
+            assert all(token.keys() == {"logprob", "rank", "decoded_token"} for token in entry.values())
+            assert all(isinstance(token["logprob"], float) for token in entry.values())
+
+
+def test_nothing_comes_unasked(client: ProtocolClient) -> None:
+    answer = client.infer("vllm_model", arrays(text_input=PROMPT, sampling_parameters={**GREEDY, "logprobs": 2}))
+    assert list(answer.outputs) == ["text_output"]
+
+
+def test_a_prompt_cannot_be_streamed_in_tritons_words(served: RunningServer) -> None:
+    inputs = {"text_input": PROMPT, "stream": True, "exclude_input_in_output": False}
+    said = events(served, "/v2/models/vllm_model/generate_stream", inputs)
+    assert said == [
+        {"error": "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."}
+    ]
 
 
 def test_choices_are_entries(client: ProtocolClient) -> None:
@@ -197,7 +255,8 @@ def test_an_unload_lets_streams_finish(served: RunningServer) -> None:
             answers = peer.take(1)
             http.unload("brief")
             answers += peer.rest()
-        assert int.from_bytes(answers[-1].outputs["num_output_tokens"], "little") == 1500
+        counts = [int.from_bytes(answer.outputs["num_output_tokens"], "little") for answer in answers]
+        assert sum(counts) == 1500  # each tells what is new, as in Triton's vLLM backend
         until_true(lambda: not http.is_model_ready("brief"), "it is gone")
 
 

@@ -278,16 +278,15 @@ class Choice:
 
     def endless(self, at):
         self.tokens = self.tokens or ["word"]
-        part = self.part(0, 1, False)
-        return {**part, "num_output_tokens": at + 1}
+        return self.part(0, 1, False)
 
     def part(self, begin, end, is_last):
         tokens = self.tokens[begin:end]
         return {
             "text_output": "".join(tokens),
-            "finish_reason": self.reason if is_last else "",
+            "finish_reason": self.reason if is_last else "None",
             "stop_reason": json.dumps(self.stop_reason if is_last else None),
-            "num_output_tokens": end,
+            "num_output_tokens": end - begin,
             "cumulative_logprob": -0.5 * end + len("".join(self.tokens)) / 1000,
             "logprobs": json.dumps([self.run.entry(token, begin + at) for at, token in enumerate(tokens)]),
             "ids": self.run.model.ids(tokens),

@@ -89,7 +89,7 @@ class Chat:
 
 
 def _request(model: LanguageModel, chat: ChatRequest, *, has_token_ids: bool) -> InferRequest:
-    needed, wanted = generation_inputs(chat.options)
+    needed, wanted = generation_inputs(chat.options, model.inputs)
     needed["messages"] = chat.conversation
     if chat.adds_special_tokens is not None:
         needed["add_special_tokens"] = chat.adds_special_tokens

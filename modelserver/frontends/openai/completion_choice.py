@@ -40,7 +40,7 @@ class CompletionChoice:
             self._is_begun = True
             self._begin()
         self.cumulative_logprob = piece.cumulative_logprob
-        self.num_tokens = piece.num_output_tokens or self.num_tokens
+        self.num_tokens += piece.num_output_tokens or 0
         if self._request.has_text:
             self._texts.append(piece.text)
             self._entries += piece.logprobs or ()

@@ -61,7 +61,7 @@ class Completions:
 
 
 def _request(model: LanguageModel, completion: CompletionRequest, prompt: Prompt) -> InferRequest:
-    needed, wanted = generation_inputs(completion.options)
+    needed, wanted = generation_inputs(completion.options, model.inputs)
     needed["text_input" if isinstance(prompt, str) else "input_ids"] = prompt
     if not completion.adds_special_tokens:
         needed["add_special_tokens"] = False

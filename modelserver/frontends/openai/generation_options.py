@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,12 +51,16 @@ def read_stream_options(fields: Fields) -> tuple[bool, bool, bool]:
     return is_streamed, has_usage, has_usage and is_continuous
 
 
-def generation_inputs(options: GenerationOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The input tensors that say how to generate: those that the model must have, and those it may have."""
+def generation_inputs(options: GenerationOptions, offered: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The input tensors that say how to generate: those that the model must have, and those it may have.
+
+    `offered` are the names of the model's inputs.
+    """
     needed: dict[str, Any] = {}
     wanted: dict[str, Any] = {
         "exclude_input_in_output": True,
         "return_finish_reason": True,
+        "return_stop_reason": True,
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
         "return_num_cached_tokens": True,
@@ -66,7 +71,9 @@ def generation_inputs(options: GenerationOptions) -> tuple[dict[str, Any], dict[
     has_wishes = any(name != "max_tokens" for name in options.sampling)
     (needed if has_wishes else wanted)["sampling_parameters"] = options.sampling
     if options.num_logprobs is not None:
-        needed["return_logprobs"] = True
+        # The bytes of tokens are in `token_logprobs` only, which Triton's vLLM backend does not have.
+        name = "return_token_logprobs"
+        needed[name if name in offered else "return_logprobs"] = True
     if options.num_prompt_logprobs is not None:
         needed["return_prompt_logprobs"] = True
     if options.has_token_ids:

@@ -18,7 +18,8 @@ TokenLogprob = dict[str, Any]
 class Piece:
     """News of one choice: text and tokens since the last piece. What the model does not tell is None or empty.
 
-    `finish_reason` is empty while the choice goes on. The counts are of the whole request and choice so far.
+    `finish_reason` is empty while the choice goes on. `num_output_tokens` counts the new tokens; `num_input_tokens` and
+    `num_cached_tokens` are of the whole request.
     """
 
     choice: int
@@ -37,6 +38,8 @@ class Piece:
 def read_pieces(response: InferResponse) -> list[Piece]:
     """The news in a response without error. Raises InternalError when it is not what a language model sends."""
     columns: dict[str, list[Any]] = {tensor.name: tensor.data.ravel().tolist() for tensor in response.outputs}
+    if "token_logprobs" in columns:
+        columns["logprobs"] = columns.pop("token_logprobs")
     texts = columns.get("text_output")
     if texts is None:
         return []
@@ -76,6 +79,38 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
+def _finish_reason(value: Any) -> str:
+    """Models write "None", as Triton's vLLM backend does, or nothing while a choice goes on."""
+    text = _text(value)
+    return "" if text == "None" else text
+
+
+def _logprobs(value: Any) -> list[TokenLogprob] | None:
+    """Entries as `logprobs.py` describes them, or as Triton's vLLM backend writes them: an object by token id each."""
+    entries: list[TokenLogprob] | None = _json(value)
+    return entries and [entry if "token" in entry else _from_token_ids(entry) for entry in entries]
+
+
+def _from_token_ids(by_token_id: dict[str, dict[str, Any]]) -> TokenLogprob:
+    """The chosen token comes first. It is one of the best ones too, unless its rank is too high for that."""
+    tokens = [
+        {
+            "token_id": int(token_id),
+            "token": told.get("decoded_token") or "",
+            "bytes": list((told.get("decoded_token") or "").encode()),
+            "logprob": told["logprob"],
+            "rank": told.get("rank"),
+        }
+        for token_id, told in by_token_id.items()
+    ]
+    if not tokens:
+        raise InternalError("an entry of the model's output 'logprobs' has no token")
+    top = sorted(tokens, key=lambda token: token["rank"] or 0)
+    if (tokens[0]["rank"] or 0) > len(tokens) - 1:
+        top.remove(tokens[0])
+    return {**tokens[0], "top": top}
+
+
 def _json(value: Any) -> Any:
     if not value or value == b"null":
         return None
@@ -87,9 +122,9 @@ def _json(value: Any) -> Any:
 
 # Of the outputs that are fields of a piece by their name.
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "finish_reason": _text,
+    "finish_reason": _finish_reason,
     "stop_reason": _json,
-    "logprobs": _json,
+    "logprobs": _logprobs,
     "prompt_logprobs": _json,
     "cumulative_logprob": float,
     "num_input_tokens": int,

@@ -13,7 +13,7 @@ class Usage:
     def __init__(self) -> None:
         self._num_inputs: dict[int, int] = {}
         self._num_cached: dict[int, int] = {}
-        self._num_outputs: dict[tuple[int, int], int] = {}
+        self._num_outputs = 0
         # How many of the outputs were reasoning; None of models that do not tell it from the rest.
         self.num_reasoning_tokens: int | None = None
 
@@ -23,17 +23,15 @@ class Usage:
             self._num_inputs[prompt] = piece.num_input_tokens
         if piece.num_cached_tokens is not None:
             self._num_cached[prompt] = piece.num_cached_tokens
-        key = (prompt, piece.choice)
-        if piece.num_output_tokens is not None:
-            self._num_outputs[key] = piece.num_output_tokens
-        else:
+        num_new = piece.num_output_tokens
+        if num_new is None:
             # A model that does not count may still tell its tokens.
-            told = piece.token_ids if piece.token_ids is not None else piece.logprobs
-            self._num_outputs[key] = self._num_outputs.get(key, 0) + len(told or ())
+            num_new = len((piece.token_ids if piece.token_ids is not None else piece.logprobs) or ())
+        self._num_outputs += num_new
 
     def document(self) -> dict[str, Any]:
         """As `usage` of an answer."""
-        num_inputs, num_outputs = sum(self._num_inputs.values()), sum(self._num_outputs.values())
+        num_inputs, num_outputs = sum(self._num_inputs.values()), self._num_outputs
         document: dict[str, Any] = {
             "prompt_tokens": num_inputs,
             "completion_tokens": num_outputs,

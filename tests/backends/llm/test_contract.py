@@ -32,6 +32,20 @@ def test_everything_is_filled_in() -> None:
     assert config.parameters["max_model_len"] == "512"
 
 
+def test_what_a_config_of_tritons_vllm_backend_leaves_out_is_added() -> None:
+    given = ModelConfig(
+        name="m",
+        backend="vllm",
+        max_batch_size=8,
+        input=(ModelInput("text_input", Datatype.BYTES, dims=(1,)),),
+        output=(ModelOutput("text_output", Datatype.BYTES, dims=(-1,)),),
+    )
+    config = complete_config(given)
+    assert (config.backend, config.max_batch_size, config.is_decoupled) == ("vllm", 0, True)
+    assert RETURNS.keys() < {spec.name for spec in config.input if spec.optional}
+    assert sorted(spec.name for spec in config.output) == sorted(OUTPUTS)
+
+
 def test_what_the_config_says_stays() -> None:
     given = ModelConfig(
         name="m",

@@ -68,7 +68,7 @@ def test_streams_bring_what_one_answer_has(instance: LlmInstance) -> None:
     assert len(stream.responses) == 8
     assert stream.text == whole.text
     assert stream.column("token_ids") == whole.column("token_ids")
-    assert stream.column("finish_reason") == [b""] * 7 + [b"length"]
+    assert stream.column("finish_reason") == [b"None"] * 7 + [b"length"]
     assert stream.is_ended
     assert whole.is_ended
 

@@ -53,6 +53,10 @@ def test_auto_and_null_are_the_default() -> None:
         ({"num_threads": 0}, "'num_threads' must be at least 1"),
         ({"seed": 2**63}, "'seed' must be an integer of 64 bits"),
         ({"dtype": 5}, "'dtype' must be a string"),
+        ({"enable_lora": True}, "'enable_lora' must be false"),
+        ({"kv_cache_dtype": "fp8"}, "'kv_cache_dtype' must be \"auto\" or absent: this server does not support it"),
+        ({"worker_cls": "evil.Worker"}, "'worker_cls' must be \"auto\" or absent"),
+        ({"invalid_attribute": True}, "unknown parameter 'invalid_attribute'"),
         (
             {"enable_chunked_prefill": False, "max_model_len": 4096},
             "'max_num_batched_tokens' must be at least the model's length (4096) when enable_chunked_prefill is false",
@@ -67,6 +71,6 @@ def test_what_is_refused(given: dict[str, Any], expected: str) -> None:
 
 def test_others_and_what_means_nothing_here_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    given = {"tool_parser": "hermes", "disable_log_requests": True, "seed": "3"}
+    given = {"tool_parser": "hermes", "disable_log_requests": True, "seed": "3", "kv_cache_dtype": "auto"}
     assert EngineOptions.from_parameters(given, others=("tool_parser",)) == EngineOptions(seed=3)
     assert [record.getMessage() for record in caplog.records if "disable_log_requests" in record.getMessage()]
