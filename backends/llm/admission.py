@@ -16,7 +16,7 @@ def check_request(
     """Raises InvalidArgumentError. `max_model_len`: by the model, its options, and what the KV pool holds."""
     params = request.params
     prompt = request.prompt_token_ids
-    check_length(len(prompt), params.max_tokens, max_model_len)
+    check_length(len(prompt), True, max_tokens=params.max_tokens, max_model_len=max_model_len)
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < vocab_size)
         raise InvalidArgumentError(f"the prompt has token id {wrong}; this model's are 0 to {vocab_size - 1}")
@@ -43,28 +43,35 @@ def max_num_tokens(request: GenerationRequest, max_model_len: int) -> int:
     return len(request.prompt_token_ids) + max_tokens if max_tokens is not None else max_model_len
 
 
-def check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
-    """Whether there is room for a prompt of so many tokens and what is asked for. Raises InvalidArgumentError."""
-    if not num_prompt_tokens:
+def check_length(num_prompt_tokens: int, is_all: bool, *, max_tokens: int | None, max_model_len: int) -> None:
+    """Whether there is room for a prompt of so many tokens and what is asked for. Raises InvalidArgumentError.
+
+    Not `is_all`: more tokens may follow.
+    """
+    if not num_prompt_tokens and is_all:
         raise InvalidArgumentError("the prompt is empty; at least one token is needed")
     if num_prompt_tokens >= max_model_len:
         raise InvalidArgumentError(
-            f"the prompt has {num_prompt_tokens} tokens; this model has room for {max_model_len} tokens, prompt and "
-            f"output together, so a prompt may have {max_model_len - 1}"
+            f"the prompt has {_count(num_prompt_tokens, is_all)} tokens; this model has room for "
+            f"{max_model_len} tokens, prompt and output together, so a prompt may have {max_model_len - 1}"
         )
     if max_tokens is not None and num_prompt_tokens + max_tokens > max_model_len:
         raise InvalidArgumentError(
-            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}; this model has room for "
-            f"{max_model_len} tokens, prompt and output together, so max_tokens may be "
-            f"{max_model_len - num_prompt_tokens} with this prompt"
+            f"the prompt has {_count(num_prompt_tokens, is_all)} tokens and max_tokens is {max_tokens}; this model has "
+            f"room for {max_model_len} tokens, prompt and output together, so max_tokens may be "
+            f"{'' if is_all else 'at most '}{max_model_len - num_prompt_tokens} with this prompt"
         )
 
 
-def check_embedded_length(num_tokens: int, max_model_len: int) -> None:
+def _count(num_tokens: int, is_all: bool) -> str:
+    return str(num_tokens) if is_all else f"at least {num_tokens}"
+
+
+def check_embedded_length(num_tokens: int, is_all: bool, *, max_model_len: int) -> None:
     """Whether a text to embed may have so many tokens. Raises InvalidArgumentError."""
-    if not 1 <= num_tokens <= max_model_len:
+    if num_tokens > max_model_len or (is_all and not num_tokens):
         raise InvalidArgumentError(
-            f"the text to embed has {num_tokens} tokens, and this model takes 1 to {max_model_len}"
+            f"the text to embed has {_count(num_tokens, is_all)} tokens, and this model takes 1 to {max_model_len}"
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,6 @@ from .contract import OUTPUTS
 from .generation import SequenceOutput
 from .plan import TokenLogprobs
 from .text.tokenizer import Tokenizer
-
 
 # The `finish_reason` of a choice that goes on, as Triton's vLLM backend writes it.
 _UNFINISHED = "None"
@@ -94,19 +94,7 @@ class AnswerWriter:
             tensors.append(documents("stop_reason", [output.stop_reason for output in outputs]))
         if "cumulative_logprob" in wants:
             tensors.append(numbers("cumulative_logprob", [output.cumulative_logprob or 0.0 for output in outputs]))
-        if "logprobs" in wants:
-            tensors.append(documents("logprobs", [self._by_token_id(choice) for choice in news]))
-        if "token_logprobs" in wants:
-            entries = [
-                [
-                    self._entry(token_id, logprobs)
-                    for token_id, logprobs in zip(choice.token_ids, choice.logprobs, strict=True)
-                ]
-                for choice in news
-            ]
-            tensors.append(documents("token_logprobs", entries))
-        if "prompt_logprobs" in wants and news[0].prompt_logprobs is not None:
-            tensors.append(documents("prompt_logprobs", [self._prompt_entries(news[0].prompt_logprobs)]))
+        tensors += self._logprobs(news)
         if "num_input_tokens" in wants:
             tensors.append(numbers("num_input_tokens", [len(self._prompt_token_ids)]))
         if "num_output_tokens" in wants:
@@ -117,6 +105,22 @@ class AnswerWriter:
             tensors.append(numbers("token_ids", news[0].token_ids))
         elif "choice_token_ids" in wants:
             tensors.append(documents("choice_token_ids", [[choice.token_ids for choice in news]]))
+
+    def _logprobs(self, news: Sequence[ChoiceNews]) -> Iterator[Tensor]:
+        wants = self._wants
+        if "logprobs" in wants:
+            yield documents("logprobs", [self._by_token_id(choice) for choice in news])
+        if "token_logprobs" in wants:
+            entries = [
+                [
+                    self._entry(token_id, logprobs)
+                    for token_id, logprobs in zip(choice.token_ids, choice.logprobs, strict=True)
+                ]
+                for choice in news
+            ]
+            yield documents("token_logprobs", entries)
+        if "prompt_logprobs" in wants and news[0].prompt_logprobs is not None:
+            yield documents("prompt_logprobs", [self._prompt_entries(news[0].prompt_logprobs)])
 
     def _prompt_entries(self, logprobs: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
         return [
@@ -153,12 +157,13 @@ class AnswerWriter:
         return {"token_id": token_id, "token": raw.decode(errors="replace"), "bytes": list(raw), "logprob": logprob}
 
 
-def tokenized(token_ids: Sequence[int], tokenizer: Tokenizer, max_model_len: int) -> InferResponse:
+def tokenized(token_ids: array[int], tokenizer: Tokenizer, max_model_len: int) -> InferResponse:
     """The answer to who asks for the tokens of a text alone."""
+    ids = np.frombuffer(token_ids, np.int32)
     return InferResponse(
         [
-            numbers("token_ids", token_ids),
-            texts("token_strs", [tokenizer.id_to_token(token_id) or "" for token_id in token_ids]),
+            numbers("token_ids", ids),
+            Tensor("token_strs", OUTPUTS["token_strs"], tokenizer.names[ids]),
             numbers("max_model_len", [max_model_len]),
         ]
     )

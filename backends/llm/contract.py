@@ -95,8 +95,9 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None, is
     encoder's, which answers once.
 
     A config may list fewer tensors, and then has these only; with `backend: "vllm"` those that it leaves out are added,
-    and batching and transaction policy are set, as Triton's vLLM backend does. `max_model_len`, if known, becomes a parameter, which
-    frontends read. Raises ConfigError for what cannot be: batches, tensors that the contract does not have.
+    and batching and transaction policy are set, as Triton's vLLM backend does. `max_model_len`, if known, becomes a
+    parameter, which frontends read. Raises ConfigError for what cannot be: batches, tensors that the contract does not
+    have.
     """
     what = f"model '{config.name}'"
     is_vllm = config.backend == VLLM

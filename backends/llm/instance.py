@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from .generation import GenerationRequest, SequenceOutput
 from .long_texts import LongTexts
 from .measurements import measure
 from .read_request import ReadRequest
-from .text.tokenizer import any_length
+from .text.tokenizer import LengthCheck, any_length, both_checks
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -86,7 +85,7 @@ class LlmInstance(StepInstance):
 
     def add(self, request: InferRequest) -> None:
         if not self._long_texts.add(request, self._read):
-            self._begin(request, request.sender, self._read(request))
+            self._begin(request, request.sender, self._read(request, any_length))
 
     def abort(self, request: InferRequest) -> None:
         if self._long_texts.discard(request):
@@ -132,7 +131,7 @@ class LlmInstance(StepInstance):
         self._long_texts.close()
         self.engine.close()
 
-    def _read(self, request: InferRequest) -> ReadRequest:
+    def _read(self, request: InferRequest, check_left: LengthCheck) -> ReadRequest:
         """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
         call = read_call(request)
         match call.operation:
@@ -140,11 +139,13 @@ class LlmInstance(StepInstance):
                 check = partial(
                     check_length, max_tokens=call.params.max_tokens, max_model_len=self.engine.max_model_len
                 )
-                return ReadRequest(call, *self._prompt(call, check))
+                if call.text == "":
+                    return ReadRequest(call, self._empty_prompt(call), "")
+                return ReadRequest(call, *self._prompt(call, both_checks(check_left, check)))
             case Operation.EMBED:
-                return ReadRequest(call, self._embedded_token_ids(call))
+                return ReadRequest(call, self._embedded_token_ids(call, check_left))
             case Operation.TOKENIZE:
-                return ReadRequest(call, response=self._tokenized(call))
+                return ReadRequest(call, response=self._tokenized(call, check_left))
             case Operation.DETOKENIZE:
                 return ReadRequest(call, response=self._detokenized(call))
 
@@ -212,17 +213,24 @@ class LlmInstance(StepInstance):
             remaining = remaining[-1:]
         generation.sender.finish(generation.writer.response(remaining))
 
-    def _prompt(
-        self, call: Call, check: Callable[[int], None] = any_length, longest: int | None = None
-    ) -> tuple[list[int], str | None]:
+    def _prompt(self, call: Call, check: LengthCheck, longest: int | None = None) -> tuple[list[int], str | None]:
         """Token ids and, unless it was given as tokens, the text of what was asked. `check`: of a text."""
         if call.token_ids is not None:
             return call.token_ids[:longest], None
-        if call.chat is None:
-            text = call.text or ""
-            has_special_tokens = call.has_special_tokens is not False
-            return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
+        text, has_special_tokens = self._text(call)
+        return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
+
+    def _empty_prompt(self, call: Call) -> list[int]:
+        """What an empty text becomes: the tokens that are added to every text, or else that of its beginning."""
+        bos_token_id = self._tokenizer.bos_token_id
+        begin = [] if bos_token_id is None else [bos_token_id]
+        return self._tokenizer.encode("", call.has_special_tokens is not False) or begin
+
+    def _text(self, call: Call) -> tuple[str, bool]:
+        """The text of a call without tokens, and whether the tokenizer adds its special ones."""
         chat = call.chat
+        if chat is None:
+            return call.text or "", call.has_special_tokens is not False
         text = self._tokenizer.apply_chat_template(
             chat.messages,
             tools=chat.tools,
@@ -232,11 +240,11 @@ class LlmInstance(StepInstance):
             variables=chat.variables,
         )
         # A template writes the special tokens itself.
-        has_special_tokens = call.has_special_tokens is True
-        return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
+        return text, call.has_special_tokens is True
 
-    def _tokenized(self, call: Call) -> InferResponse:
-        return tokenized(self._prompt(call)[0], self._tokenizer, self.engine.max_model_len)
+    def _tokenized(self, call: Call, check: LengthCheck) -> InferResponse:
+        token_ids = self._tokenizer.encode_array(*self._text(call), check_length=check)
+        return tokenized(token_ids, self._tokenizer, self.engine.max_model_len)
 
     def _detokenized(self, call: Call) -> InferResponse:
         assert call.token_ids is not None, "the call was checked"
@@ -246,13 +254,13 @@ class LlmInstance(StepInstance):
 
     # Embeddings: computed in a step, without the engine, each text as a whole.
 
-    def _embedded_token_ids(self, call: Call) -> list[int]:
+    def _embedded_token_ids(self, call: Call, check_left: LengthCheck) -> list[int]:
         runner = self.engine.runner
         if call.text is not None:
             call = replace(call, text=runner.head.text(call.text))
         check = partial(check_embedded_length, max_model_len=runner.max_model_len)
-        token_ids, _ = self._prompt(call, check, call.longest(runner.max_model_len))
-        check(len(token_ids))
+        token_ids, _ = self._prompt(call, both_checks(check_left, check), call.longest(runner.max_model_len))
+        check(len(token_ids), True)
         check_token_ids(token_ids, runner.vocab_size)
         check_dimensions(call.dimensions)
         return token_ids

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from threading import Event
 
-from modelserver.backend import InferRequest, InferResponse, InternalError, ResponseSender, ServerError
+from modelserver.backend import CancelledError, InferRequest, InferResponse, InternalError, ResponseSender, ServerError
 
 from .read_request import ReadRequest
-from .text.tokenizer import LONG_TEXT
+from .text.tokenizer import LONG_TEXT, LengthCheck
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ _NUM_THREADS = 2
 class _Reading:
     sender: ResponseSender
     future: Future[ReadRequest]
+    is_left: Event
 
 
 class LongTexts:
@@ -44,11 +46,20 @@ class LongTexts:
     def has_room(self) -> bool:
         return len(self._readings) < self._most
 
-    def add(self, request: InferRequest, read: Callable[[InferRequest], ReadRequest]) -> bool:
-        """Whether the request has a long text. Then `take` gives back what `read` makes of it, on another thread."""
+    def add(self, request: InferRequest, read: Callable[[InferRequest, LengthCheck], ReadRequest]) -> bool:
+        """Whether the request has a long text. Then `take` gives back what `read` makes of it, on another thread.
+
+        `read` asks its second argument between the parts of a text: it raises CancelledError once the client has left.
+        """
         if not _is_long(request):
             return False
-        self._readings[request] = _Reading(request.sender, self._threads.submit(read, request))
+        is_left = Event()
+
+        def check_left(_num_tokens: int, _is_all: bool) -> None:
+            if is_left.is_set():
+                raise CancelledError("the client has left")
+
+        self._readings[request] = _Reading(request.sender, self._threads.submit(read, request, check_left), is_left)
         return True
 
     def take(self, begin: Callable[[InferRequest, ResponseSender, ReadRequest], None], *, is_idle: bool) -> None:
@@ -72,10 +83,13 @@ class LongTexts:
         if reading is None:
             return False
         reading.future.cancel()
+        reading.is_left.set()
         return True
 
     def close(self) -> None:
-        """End the threads, after the texts that they are at."""
+        """End the threads, after the parts of texts that they are at."""
+        for reading in self._readings.values():
+            reading.is_left.set()
         self._readings.clear()
         self._threads.shutdown(cancel_futures=True)
 

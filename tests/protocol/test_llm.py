@@ -109,7 +109,7 @@ def test_the_outputs_are_those_of_tritons_vllm_backend(
     served: RunningServer, is_streamed: bool, logprobs: int | None
 ) -> None:
     parameters = GREEDY if logprobs is None else {**GREEDY, "logprobs": logprobs}
-    asked = {name: True for name in ("return_finish_reason", "return_logprobs", "return_num_output_tokens")}
+    asked = dict.fromkeys(("return_finish_reason", "return_logprobs", "return_num_output_tokens"), True)
     inputs = {"text_input": PROMPT, "sampling_parameters": json.dumps(parameters), "stream": is_streamed, **asked}
     answers = events(served, "/v2/models/vllm_model/generate_stream", inputs)
     outputs = {"text_output", "finish_reason", "logprobs", "num_output_tokens"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from ..measurements import measure
 from ..options import EngineOptions
 from ..read_request import ReadRequest
 from ..sequence import FinishReason
-from ..text.tokenizer import any_length
+from ..text.tokenizer import LengthCheck, any_length, both_checks
 from .answer import embedded
 from .batch_plan import plan_batch
 from .encoder import Encoder
@@ -62,16 +63,16 @@ class EncoderInstance(StepInstance):
 
     def add(self, request: InferRequest) -> None:
         if not self._long_texts.add(request, self._read):
-            self._begin(request, request.sender, self._read(request))
+            self._begin(request, request.sender, self._read(request, any_length))
 
-    def _read(self, request: InferRequest) -> ReadRequest:
+    def _read(self, request: InferRequest, check_left: LengthCheck) -> ReadRequest:
         """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
         call = read_call(request, usual=Operation.EMBED)
         match call.operation:
             case Operation.EMBED:
-                return ReadRequest(call, self._token_ids(call))
+                return ReadRequest(call, self._token_ids(call, check_left))
             case Operation.TOKENIZE:
-                return ReadRequest(call, response=self._tokenized(call))
+                return ReadRequest(call, response=self._tokenized(call, check_left))
             case _:
                 raise InvalidArgumentError(
                     f"input 'operation': this model makes embeddings: it does not {call.operation.value}; expected "
@@ -133,26 +134,29 @@ class EncoderInstance(StepInstance):
     def measure(self) -> list[Measurement]:
         return measure(self.statistics, num_unread=len(self._long_texts))
 
-    def _token_ids(self, call: Call) -> list[int]:
+    def _token_ids(self, call: Call, check_left: LengthCheck) -> list[int]:
         """Checked: the network has an embedding for each, and positions for all."""
         check_dimensions(call.dimensions)
         max_model_len = self.encoder.max_model_len
         check = partial(check_embedded_length, max_model_len=max_model_len)
         longest = call.longest(max_model_len)
-        token_ids = self._encoded(call, longest, check) if call.token_ids is None else call.token_ids[:longest]
-        check(len(token_ids))
+        if call.token_ids is not None:
+            token_ids = call.token_ids[:longest]
+        else:
+            token_ids = self._encoded(call, longest, both_checks(check_left, check)).tolist()
+        check(len(token_ids), True)
         check_token_ids(token_ids, self.encoder.vocab_size)
         return token_ids
 
-    def _encoded(self, call: Call, longest: int | None = None, check: Callable[[int], None] = any_length) -> list[int]:
+    def _encoded(self, call: Call, longest: int | None, check: LengthCheck) -> array[int]:
         if call.text is None:
             raise InvalidArgumentError("input 'messages': this model embeds texts; it has no chat template")
         text = self.encoder.head.text(call.text)
         has_special_tokens = call.has_special_tokens is not False
-        return self.encoder.tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check)
+        return self.encoder.tokenizer.encode_array(text, has_special_tokens, longest=longest, check_length=check)
 
-    def _tokenized(self, call: Call) -> InferResponse:
-        return tokenized(self._encoded(call), self.encoder.tokenizer, self.encoder.max_model_len)
+    def _tokenized(self, call: Call, check: LengthCheck) -> InferResponse:
+        return tokenized(self._encoded(call, None, check), self.encoder.tokenizer, self.encoder.max_model_len)
 
     def _observe(self, batch: list[_Text], start_ns: int) -> None:
         statistics, end_ns = self.statistics, self._clock_ns()

@@ -56,6 +56,7 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_characters()
+BYTE_CHARACTERS = _BYTE_OF_CHARACTER.keys()
 
 
 def _byte_level_bytes(token: str) -> bytes:

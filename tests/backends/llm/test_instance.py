@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -174,8 +175,11 @@ class _Held:
         return getattr(self._tokenizer, name)
 
     def encode(self, *args: Any, **options: Any) -> list[int]:
+        return self.encode_array(*args, **options).tolist()
+
+    def encode_array(self, *args: Any, **options: Any) -> array[int]:
         assert self.is_let.wait(60)
-        return self._tokenizer.encode(*args, **options)
+        return self._tokenizer.encode_array(*args, **options)
 
 
 @pytest.fixture
@@ -209,9 +213,9 @@ def test_nobody_waits_for_a_long_text(instance: LlmInstance, held: _Held) -> Non
     assert errors[:3] == [None, None, None]
     assert recorders[2].column("token_ids") == [2] * 400
     assert errors[3] is not None
-    assert "the prompt has 800 tokens; this model has room for 512" in errors[3].message
+    assert "the prompt has at least 800 tokens; this model has room for 512" in errors[3].message
     assert errors[4] is not None
-    assert "the text to embed has 800 tokens, and this model takes 1 to 512" in errors[4].message
+    assert "the text to embed has at least 800 tokens, and this model takes 1 to 512" in errors[4].message
     assert not dropped.responses
 
 
@@ -223,6 +227,58 @@ def test_a_long_text_that_cannot_be_read_fails_alone(instance: LlmInstance, held
     assert recorder.error is not None
     assert "reading the text failed: TypeError" in recorder.error.message
     assert generated.error is None
+
+
+def test_a_long_text_is_not_read_on_once_its_client_has_left(
+    instance: LlmInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[Any] = []
+    is_reading, goes_on, is_over = Event(), Event(), Event()
+    original = Tokenizer.encode
+
+    def encode(tokenizer: Tokenizer, text: str, *args: Any, check_length: Any, **options: Any) -> list[int]:
+        def check(num_tokens: int, is_all: bool) -> None:
+            parts.append(num_tokens)
+            if num_tokens:
+                is_reading.set()
+                assert goes_on.wait(60)
+            check_length(0, is_all)  # as if it fitted
+
+        try:
+            return original(tokenizer, text, *args, check_length=check, **options)
+        finally:
+            is_over.set()
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    request, recorder = add(instance, text_input="some words, " * 20_000)
+    assert is_reading.wait(60)
+    num_parts = len(parts)
+    instance.abort(request)
+    goes_on.set()
+    assert is_over.wait(60)
+    assert len(parts) == num_parts
+    assert not recorder.responses
+    assert not instance.has_work
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read(instance: LlmInstance) -> None:
+    longest = max(len(instance._tokenizer.token_bytes(token_id)) for token_id in range(instance._tokenizer.vocab_size))
+    _, recorder = add(instance, text_input="x" * (512 * (longest + 20)))
+    _, embedded = add(instance, text_input="a word " * 10_000, operation="embed")
+    finish(instance)
+    assert recorder.error is not None
+    assert "the prompt has at least " in recorder.error.message
+    assert embedded.error is not None
+    assert "the text to embed has at least " in embedded.error.message
+
+
+def test_an_empty_prompt_is_the_beginning_of_a_text(instance: LlmInstance) -> None:
+    _, empty = add(instance, text_input="", return_num_input_tokens=True)
+    finish(instance)
+    assert empty.error is None
+    assert empty.column("num_input_tokens") == [1]
+    with pytest.raises(InvalidArgumentError, match="the prompt is empty"):
+        add(instance, input_ids=[])
 
 
 def test_long_texts_give_what_short_ones_do(instance: LlmInstance) -> None:
