@@ -48,19 +48,29 @@ class DeviceMemory:
         return self._reserved
 
     def reserve(
-        self, wanted: int, *, available: int | None, least: int, what: str, purpose: str = "", advice: str = _ADVICE
+        self,
+        wanted: int,
+        *,
+        available: int | None,
+        least: int,
+        enough: int | None = None,
+        what: str,
+        purpose: str = "",
+        advice: str = _ADVICE,
     ) -> Reservation:
         """As much of `wanted` bytes as `available` leaves after the others; None: all of it, because somebody said so.
 
-        Lazy memory is shared with models that come later: nobody gets more than half of what is left, but `least`.
+        Lazy memory is shared with models that come later: one gets at most half of what is left. When most is promised,
+        but not used, a model still gets `enough`, as far as it is free.
         UnavailableError below `least`: `what` needs it, ` for its weights` or for another `purpose`; `advice` says what
         to do.
         """
         with self._lock:
             promised = self._reserved if self._is_lazy else self._unsettled
             left = wanted if available is None else available - promised
-            share = max(least, left // 2) if self._is_lazy and available is not None else left
-            granted = min(wanted, left, share)
+            if self._is_lazy and available is not None:
+                left = max(left // 2, min(max(least, enough or 0), available))
+            granted = min(wanted, left)
             if granted < least:
                 raise UnavailableError(f"{what} needs {least} bytes{purpose}, and {max(granted, 0)} are left: {advice}")
             self._reserved += granted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +12,12 @@ from .device_memory import Reservation, available_bytes, device_memory
 from .held_blocks import held_blocks
 from .options import EngineOptions
 
+logger = logging.getLogger(__name__)
+
 # Small enough that short prompts share prefixes; large enough that gathering a block is a copy worth making.
 _CPU_BLOCK_SIZE = 32
 _GPU_BLOCK_SIZE = 16
+_MIB = 1 << 20
 _PURPOSE = " for its KV cache"
 _ADVICE = "unload a model, or lower max_model_len or kv_cache_memory_bytes"
 
@@ -37,6 +41,8 @@ def reserve_kv_memory(
 ) -> KvMemory:
     """As many blocks as `options` say, else as `max_num_seqs` of the greatest length need, if memory allows.
 
+    On a CPU blocks take memory when they are first used. So a model gets half of what is free and not promised to
+    others, and enough for one sequence of the greatest length if only that much is free.
     `window`: how far back any layer looks (`held_blocks`).
     Where no layer attends, blocks take no memory and only count tokens.
     Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.
@@ -53,7 +59,13 @@ def reserve_kv_memory(
     if not block_bytes:
         available = None
     reservation = device_memory(device).reserve(
-        wanted, available=available, least=least * block_bytes, what=what, purpose=_PURPOSE, advice=_ADVICE
+        wanted,
+        available=available,
+        least=least * block_bytes,
+        enough=(per_sequence + 1) * block_bytes,
+        what=what,
+        purpose=_PURPOSE,
+        advice=_ADVICE,
     )
     num_blocks = reservation.num_bytes // block_bytes if block_bytes else most
     try:
@@ -62,4 +74,15 @@ def reserve_kv_memory(
         reservation.release()
         raise
     reservation.settle()
+    logger.info(
+        "%s: its KV cache has %d blocks of %d tokens, %.1f MiB%s; %d sequences of %d tokens need %.1f MiB",
+        what,
+        num_blocks,
+        block_size,
+        num_blocks * block_bytes / _MIB,
+        ", taken as blocks are used" if device.type == "cpu" else "",
+        options.max_num_seqs,
+        max_model_len,
+        (options.max_num_seqs * per_sequence + 1) * block_bytes / _MIB,
+    )
     return KvMemory(blocks, reservation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +32,8 @@ class KvBlocks:
     """`layers[i]` is [num_blocks, block_size, 2, num_kv_heads, head_dim]: a token's keys, beside them its values.
 
     So a step stores both with one copy and a block is one piece of memory to gather. Memory is zeroed, never
-    uninitialised: padding reads it, and a NaN would outlive its mask.
+    uninitialised: padding reads it, and a NaN would outlive its mask. On a CPU the system zeroes each page when it is
+    first used, so that blocks take no memory before.
     """
 
     def __init__(self, shape: KvShape, *, num_blocks: int, block_size: int, device: torch.device) -> None:
@@ -39,4 +42,12 @@ class KvBlocks:
         self.num_blocks = num_blocks
         self.block_size = block_size
         size = (num_blocks, block_size, 2, shape.num_kv_heads, shape.head_dim)
-        self.layers = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+        self.layers = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`torch.zeros` would write to all of it."""
+    if device.type != "cpu" or not math.prod(size):
+        return torch.zeros(size, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from modelserver_backends.llm.attention.kv_blocks import KvShape
@@ -56,12 +59,52 @@ def test_engines_share_what_there_is() -> None:
     first = memory.reserve(700, available=1000, least=100, what="first")
     second = memory.reserve(700, available=1000, least=400, what="second")
     assert (first.num_bytes, second.num_bytes) == (500, 400)
-    with pytest.raises(UnavailableError, match=r"third needs 200 bytes, and 100 are left: unload a model"):
-        memory.reserve(700, available=1000, least=200, what="third")
+    # What others do not use yet is free: the device says so, and later models are not refused for a promise.
+    assert memory.reserve(700, available=1000, least=200, what="third").num_bytes == 200
+    assert memory.reserve(700, available=1000, least=50, enough=300, what="fourth").num_bytes == 300
+    with pytest.raises(UnavailableError, match=r"fifth needs 200 bytes, and 150 are left: unload a model"):
+        memory.reserve(700, available=150, least=200, what="fifth")
     assert memory.reserve(50, available=None, least=1, what="who was told a figure").num_bytes == 50
     first.release()
     first.release()
-    assert memory.reserve(1000, available=1000, least=100, what="third").num_bytes == 275
+    assert memory.reserve(1000, available=2050, least=100, what="the last").num_bytes == 550
+
+
+MEASURED = """
+import resource, torch
+from modelserver_backends.llm.attention.kv_blocks import KvShape
+from modelserver_backends.llm.kv_memory import reserve_kv_memory
+from modelserver_backends.llm.options import EngineOptions
+
+def size():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+shape = KvShape(num_layers=4, num_kv_heads=8, head_dim=64, dtype=torch.bfloat16)
+device = torch.device("cpu")
+before = size()
+held = [
+    reserve_kv_memory(shape, EngineOptions(), max_model_len=2048, device=device, what=f"model {number}")
+    for number in range(14)
+]
+promised = sum(memory.reservation.num_bytes for memory in held)
+untouched = size() - before
+for layer in held[0].blocks.layers:
+    layer[1:65].fill_(1)
+touched = size() - before - untouched
+assert all(memory.blocks.num_blocks > 64 for memory in held)
+assert not held[1].blocks.layers[0][0].any()
+print(promised, untouched, touched, 64 * held[0].blocks.shape.block_bytes(held[0].blocks.block_size))
+"""
+
+
+def test_blocks_take_memory_when_they_are_used() -> None:
+    command = [sys.executable, "-c", MEASURED]
+    measured = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    promised, untouched, touched, expected = map(int, measured.stdout.split())
+    assert promised > 500 << 20
+    assert untouched < 32 << 20
+    assert expected / 2 < touched < expected + (64 << 20)
 
 
 def test_what_a_gpu_has_given_is_free_no_more() -> None:
