@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,9 +17,21 @@ _INDEX = "model.safetensors.index.json"
 # What wrappers put before the names of the decoder inside; the longest first.
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "transformer.", "model.")
 
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+
 
 class Checkpoint:
-    """Reads tensors by name, one at a time, from files mapped into memory. Use as a context manager.
+    """Reads tensors by name, one at a time, each into memory of its own. Use as a context manager.
 
     Names are those inside the decoder: `layers.0.mlp.up_proj.weight`, whatever wraps it in the file.
     InvalidArgumentError for files that are missing or broken, and for tensors that are not there.
@@ -26,14 +39,23 @@ class Checkpoint:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, _SafetensorsFile] = {}
         self._places: dict[str, tuple[Path, str]] = {}
-        for path, names in _files(directory).items():
-            file = self._files[path] = _open(path)
-            present = set(file.keys())
+        try:
+            self._open(_files(directory))
+        except BaseException:
+            self._close()
+            raise
+
+    def _open(self, files: Mapping[Path, list[str] | None]) -> None:
+        for path, names in files.items():
+            file = self._files[path] = _SafetensorsFile(path)
+            present = file.names
             for name in names if names is not None else present:
                 if name not in present:
-                    raise InvalidArgumentError(f"{directory / _INDEX} places {name} in {path.name}, which lacks it")
+                    raise InvalidArgumentError(
+                        f"{self.directory / _INDEX} places {name} in {path.name}, which lacks it"
+                    )
                 self._places[_inner(name)] = (path, name)
 
     def __enter__(self) -> Checkpoint:
@@ -42,8 +64,13 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.clear()
+        self._close()
         self._places.clear()
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -53,11 +80,11 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         path, stored = self._place(name)
-        return self._files[path].get_tensor(stored)
+        return self._files[path].tensor(stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
         path, stored = self._place(name)
-        return tuple(self._files[path].get_slice(stored).get_shape())
+        return self._files[path].shape(stored)
 
     def _place(self, name: str) -> tuple[Path, str]:
         try:
@@ -95,8 +122,47 @@ def _files(directory: Path) -> dict[Path, list[str] | None]:
     return dict.fromkeys(found)
 
 
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise InvalidArgumentError(f"{path} cannot be read as safetensors: {error}") from None
+class _SafetensorsFile:
+    """One file, read by the offsets of its header, which the library checks.
+
+    What is read from a mapped file would stay in this process's memory until it is closed, beside what is made of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._checked = safe_open(path, framework="pt")
+            with path.open("rb") as file:
+                num_bytes = int.from_bytes(file.read(8), "little")
+                header: dict[str, Any] = json.loads(file.read(num_bytes))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise InvalidArgumentError(f"{path} cannot be read as safetensors: {error}") from None
+        header.pop("__metadata__", None)
+        self._header = header
+        self._file = path.open("rb", buffering=0)
+        self._start = 8 + num_bytes
+        self.names: frozenset[str] = frozenset(header)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._header[name]["shape"])
+
+    def tensor(self, name: str) -> torch.Tensor:
+        described = self._header[name]
+        dtype = _DTYPES.get(described["dtype"])
+        if dtype is None:
+            tensor: torch.Tensor = self._checked.get_tensor(name)  # type: ignore[no-untyped-call]
+            return tensor
+        begin, end = described["data_offsets"]
+        tensor = torch.empty(described["shape"], dtype=dtype)
+        if end > begin:
+            view = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+            self._file.seek(self._start + begin)
+            while view:
+                num_read = self._file.readinto(view)
+                if not num_read:
+                    raise InvalidArgumentError(f"{self._path} ends within the tensor {name}")
+                view = view[num_read:]
+        return tensor

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -85,9 +86,29 @@ class SmallLinear:
         return chosen.add_to(residual, rows)
 
 
+@functools.cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs and multiplies matrices of a type on this CPU; it refuses bfloat16 without AVX-512."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        PackedLinear(torch.zeros(64, 64, dtype=dtype), None)(torch.zeros(2, 64, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the CPU has instructions for it (AVX512-BF16, AMX); without them oneDNN converts and is slower."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    has_instructions = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16")
+    return bool(has_instructions) and can_pack(torch.bfloat16)
+
+
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """The fastest form of a weight on the device where it lies."""
     is_packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
-    if is_packable and weight.numel() >= _SMALLEST_PACKED and torch.backends.mkldnn.is_available():
+    if is_packable and weight.numel() >= _SMALLEST_PACKED and can_pack(weight.dtype):
         return (SmallLinear if weight.numel() <= _LARGEST_IN_BOTH else PackedLinear)(weight, bias)
     return PlainLinear(weight, bias)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,11 +18,14 @@ from .build import build_decoder
 from .checkpoint import Checkpoint
 from .config import is_known, read_config, read_config_json, read_dtype, read_eos_token_ids
 from .decoder import Decoder
+from .linear import can_pack, multiplies_bfloat16
 from .names import names_of
 from .quantization import quantization_method
 from .recurrent_states import RecurrentStates
 from .transformers_model import TransformersNetwork, load_transformers
 from .weights import ALONE, Rank, Weights
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -132,21 +135,21 @@ def choose_device(asked: str) -> torch.device:
 
 
 def choose_dtype(asked: str, stored: str, device: torch.device) -> torch.dtype:
-    """ "auto" is what the checkpoint says, but on a CPU float32 where that multiplies no slower than half precision."""
+    """ "auto" is what the checkpoint says, but on a CPU float32 where that multiplies no slower than half precision.
+
+    A CPU that cannot multiply bfloat16 at all computes in float32, with a warning.
+    """
     name = (stored if asked == "auto" else asked).removeprefix("torch.")
     if name not in _DTYPES:
         raise InvalidArgumentError(f"dtype {name!r} is not supported: expected auto, {', '.join(_DTYPES)}")
     dtype = _DTYPES[name]
+    if asked != "auto" and dtype == torch.bfloat16 and device.type == "cpu" and not can_pack(dtype):
+        logger.warning("dtype bfloat16 is computed in float32: this processor has no instructions for it")
+        return torch.float32
     if asked != "auto" or device.type != "cpu" or dtype == torch.float32:
         return dtype
-    is_faster = dtype == torch.bfloat16 and _multiplies_bfloat16()
+    is_faster = dtype == torch.bfloat16 and multiplies_bfloat16()
     return dtype if is_faster else torch.float32
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for it (AVX512-BF16, AMX); without them oneDNN converts and is slower."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
 
 
 def choose_max_model_len(asked: int | None, usual: int, longest: int) -> int:

@@ -90,8 +90,9 @@ class Weights:
         return tensor
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Always a copy: what the file maps must not stay alive with the network."""
-        return tensor.to(device=self.device, dtype=self.dtype, copy=True).contiguous()
+        """Nothing but the tensor itself: a part of another would keep all of that alive."""
+        is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
+        return tensor.to(device=self.device, dtype=self.dtype, copy=is_part).contiguous()
 
     def columns(self, parts: Sequence[Part]) -> Linear:
         """Parts fused along their outputs; each rank has a share of the outputs."""
@@ -115,7 +116,10 @@ class _Tensors:
     split: str
 
     def weight(self) -> torch.Tensor:
-        return self.weights.placed(torch.cat([self._cut(part, self._matrix(part)) for part in self.parts]))
+        if len(self.parts) == 1:
+            (part,) = self.parts
+            return self.weights.placed(self._cut(part, self._matrix(part)))
+        return torch.cat([self.weights.placed(self._cut(part, self._matrix(part))) for part in self.parts])
 
     def bias(self) -> torch.Tensor | None:
         names = [f"{part.name}.bias" for part in self.parts]

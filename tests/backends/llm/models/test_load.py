@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from modelserver_backends.llm.models.load import choose_device, choose_dtype, lo
 from modelserver_backends.llm.options import EngineOptions
 from safetensors.torch import load_file, save_file
 from support.generations import generate, loaded_engine
-from support.tiny_checkpoints import reference_logprobs
+from support.tiny_checkpoints import reference_logprobs, write_checkpoint
 
 from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
 
@@ -37,6 +40,60 @@ def test_auto_is_what_the_checkpoint_says_unless_that_is_slow_here() -> None:
     assert choose_dtype("half", "float32", CPU) == torch.float16
     with pytest.raises(InvalidArgumentError, match="dtype 'int4' is not supported"):
         choose_dtype("int4", "float32", CPU)
+
+
+LOADED = """
+import resource, sys, torch
+from pathlib import Path
+from modelserver_backends.llm.models.linear import can_pack
+from modelserver_backends.llm.models.load import load_network
+from modelserver_backends.llm.options import EngineOptions
+
+directory, dtype, quantization = Path(sys.argv[1]), sys.argv[2], sys.argv[3] or None
+can_pack(torch.float32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loaded = load_network(directory, EngineOptions(device="cpu", dtype=dtype, quantization=quantization))
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+torch.manual_seed(0)
+rows = torch.randn(64, 512, dtype=loaded.kv_shape.dtype)
+few, many = loaded.network.logits(rows[:2]), loaded.network.logits(rows)
+assert torch.allclose(few, many[:2], rtol=0.05, atol=0.05 * many.abs().max().item())
+print(loaded.kv_shape.dtype, grown / (directory / "model.safetensors").stat().st_size, many.abs().sum().item())
+"""
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 50 MB in bfloat16."""
+    values = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "vocab_size": 4000}
+    directory = write_checkpoint(tmp_path_factory.mktemp("large") / "llama", "llama", values=values)
+    weights = load_file(directory / "model.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, directory / "model.safetensors")
+    return directory
+
+
+def load_apart(directory: Path, dtype: str, quantization: str = "", **environment: str) -> tuple[str, float, float]:
+    """In a process of its own: the precision, the peak of its memory as a multiple of the file, and a sum of logits."""
+    command = [sys.executable, "-c", LOADED, str(directory), dtype, quantization]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
+    name, peak, total = done.stdout.split()
+    return name, float(peak), float(total)
+
+
+def test_a_checkpoint_takes_little_more_than_its_weights_while_it_is_loaded(large: Path) -> None:
+    name, peak, _ = load_apart(large, "float32")
+    assert name == "torch.float32"
+    assert peak < 2.6  # the weights in float32 are 2 times the file
+
+
+def test_a_processor_without_bfloat16_computes_in_float32(large: Path) -> None:
+    name, _, total = load_apart(large, "bfloat16", **AVX2)
+    assert name == "torch.float32"
+    quantized = load_apart(large, "bfloat16", "int8", **AVX2)
+    assert quantized[0] == "torch.float32"
+    assert quantized[2] == pytest.approx(total, rel=0.02)
 
 
 def test_a_device_that_is_not_there() -> None:
