@@ -83,7 +83,9 @@ class Engine:
         self._eos_token_ids = runner.eos_token_ids
         self._deliveries: dict[int, Delivery] = {}
         self._by_request: dict[GenerationRequest, _Choices] = {}
-        self._grammars = GrammarQueue(tokenizer) if tokenizer is not None else None
+        self._grammars = (
+            GrammarQueue(tokenizer, is_compact=options.disable_any_whitespace) if tokenizer is not None else None
+        )
         self._inflight: tuple[StepPlan, Launched] | None = None
         self._num_sequences = 0
         self._seeds = random.Random(options.seed)  # noqa: S311 - noise of sampling, no secret

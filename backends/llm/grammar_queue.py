@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from modelserver.backend import InternalError, ServerError
 
 from .generation import GenerationRequest
+from .structured_outputs import with_default
 
 if TYPE_CHECKING:
     from .grammar import Grammar
@@ -28,11 +29,13 @@ NUM_THREADS = 4
 class GrammarQueue:
     """Called from the engine's thread. The threads that compile begin with the first grammars and end with `close`.
 
-    Bounded by who adds requests, as the engine is; a grammar is compiled within its own time limit.
+    Bounded by who adds requests, as the engine is; a grammar is compiled within its own time limit. `is_compact`: JSON
+    has no blanks between its elements, unless a request says otherwise.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, is_compact: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._is_compact = is_compact
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="llm-grammar")
         self._futures: dict[GenerationRequest, Future[Grammar]] = {}
 
@@ -47,7 +50,8 @@ class GrammarQueue:
         from .grammar import compile_grammar
 
         assert request.params.structured_outputs is not None, "the request has no grammar"
-        future = self._threads.submit(compile_grammar, request.params.structured_outputs, self._tokenizer)
+        asked = with_default(request.params.structured_outputs, is_compact=self._is_compact)
+        future = self._threads.submit(compile_grammar, asked, self._tokenizer)
         try:
             return future.result(PATIENCE_S)
         except TimeoutError:

@@ -22,6 +22,7 @@ class EngineOptions:
     together (tokens). `kv_cache_memory_bytes` bounds the pool of blocks where `num_gpu_blocks_override` does not say
     how many there are (one of them is for padding). `scheduling_policy` is "fcfs" or "priority" (lower goes first).
     `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
+    `disable_any_whitespace`: structured JSON has no blanks between its elements, unless a request says otherwise.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
     """
@@ -48,6 +49,7 @@ class EngineOptions:
     pooling: str | None = None
     normalize: bool | None = None
     default_prompt_name: str | None = None
+    disable_any_whitespace: bool = False
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _RANGES.items():
@@ -123,6 +125,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "pooling": string,
     "normalize": boolean,
     "default_prompt_name": string,
+    "disable_any_whitespace": boolean,
 }
 # Options of which "auto" means None.
 AUTOMATIC = frozenset(

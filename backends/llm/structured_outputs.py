@@ -8,6 +8,10 @@ from typing import Any
 from .json_fields import boolean, decoded, string, strings, unknown, wrong
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
+# Beside `json` and `json_object`, vLLM's name: no blanks between the elements of JSON.
+COMPACT = "disable_any_whitespace"
+# vLLM's options that mean nothing here; they may be false.
+_NEUTRAL = ("disable_fallback", "disable_additional_properties")
 # vLLM's names before `structured_outputs`.
 ALIASES = frozenset({"guided_decoding", *(f"guided_{kind}" for kind in KINDS)})
 
@@ -29,12 +33,20 @@ def from_aliases(values: dict[str, Any]) -> Any:
 
 
 def check_structured_outputs(name: str, value: Any) -> dict[str, Any]:
-    """`{kind: what}` with one of KINDS; a schema that comes as text is parsed. Raises InvalidArgumentError."""
+    """`{kind: what}` with one of KINDS, and COMPACT beside JSON; a schema that comes as text is parsed.
+
+    Raises InvalidArgumentError.
+    """
     if isinstance(value, str):
         value = decoded(name, value)
     if not isinstance(value, Mapping):
         raise wrong(name, f"an object with one of {', '.join(KINDS)}", value)
     given = {kind: what for kind, what in value.items() if what is not None}
+    for option in _NEUTRAL:
+        if option in given and boolean(f"{name}.{option}", given.pop(option)):
+            raise wrong(f"{name}.{option}", "false or absent, because this server does not support it", True)
+    is_compact = given.pop(COMPACT, None)
+    options = {} if is_compact is None else {COMPACT: boolean(f"{name}.{COMPACT}", is_compact)}
     for kind in given:
         if kind not in KINDS:
             raise unknown(f"{name}.{kind}", [f"{name}.{known}" for known in KINDS])
@@ -43,7 +55,14 @@ def check_structured_outputs(name: str, value: Any) -> dict[str, Any]:
     if len(given) != 1:
         raise wrong(name, f"an object with exactly one of {', '.join(KINDS)}", value)
     ((kind, what),) = given.items()
-    return {kind: _checked(f"{name}.{kind}", kind, what)}
+    return {kind: _checked(f"{name}.{kind}", kind, what)} | (options if kind in ("json", "json_object") else {})
+
+
+def with_default(asked: Mapping[str, Any], *, is_compact: bool) -> Mapping[str, Any]:
+    """What was checked, with the engine's choice where a request for JSON says nothing of blanks."""
+    if not is_compact or COMPACT in asked or asked.keys().isdisjoint(("json", "json_object")):
+        return asked
+    return {**asked, COMPACT: True}
 
 
 def _checked(name: str, kind: str, what: Any) -> Any:

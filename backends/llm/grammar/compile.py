@@ -12,10 +12,12 @@ import orjson
 
 from modelserver.backend import InvalidArgumentError
 
+from ..structured_outputs import COMPACT
 from . import guidance, xgrammar_compiler
 from .ebnf import grammar_rules
 from .expression import Expression, one_of
 from .json_schema import any_object_rules, schema_rules
+from .json_text import without_space
 from .matcher import Grammar, ProgramGrammar
 from .pace import Pace
 from .pattern import parse_pattern
@@ -61,7 +63,7 @@ def compile_grammar(
     library: str | None = None,
 ) -> Grammar:
     """The grammar of `{"json": schema}`, `{"json_object": true}`, `{"regex": "..."}`, `{"choice": [...]}` or
-    `{"grammar": "..."}`.
+    `{"grammar": "..."}`. Beside the first two, `disable_any_whitespace: true` forbids blanks in JSON.
 
     `library`: "llguidance", "xgrammar", or "builtin" for our own engine; by default the first that is installed. Takes
     milliseconds to seconds, so not on an event loop; any thread may call. InvalidArgumentError says what is
@@ -170,15 +172,17 @@ def _key(structured_outputs: Mapping[str, Any]) -> bytes:
 
 def _rules(structured_outputs: Mapping[str, Any], pace: Pace) -> dict[str, Expression]:
     given = {kind: what for kind, what in structured_outputs.items() if what is not None}
+    is_compact = given.pop(COMPACT, False)
     if len(given) != 1:
         raise InvalidArgumentError(
             f"structured output: one of json, json_object, regex, choice, grammar is expected, got {list(given)}"
         )
     ((kind, what),) = given.items()
     if kind == "json":
-        return schema_rules(orjson.loads(what) if isinstance(what, str | bytes) else what, pace)
+        rules = schema_rules(orjson.loads(what) if isinstance(what, str | bytes) else what, pace)
+        return without_space(rules) if is_compact else rules
     if kind == "json_object":
-        return any_object_rules()
+        return without_space(any_object_rules()) if is_compact else any_object_rules()
     if kind == "regex":
         return {ROOT: parse_pattern(what)}
     if kind == "choice":

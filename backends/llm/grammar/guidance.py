@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from ..structured_outputs import COMPACT
+from .json_text import MAX_INDENT
 from .matcher import Grammar, Mask
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 LIBRARY = "llguidance"
 # As much white space between the elements of JSON as our own rules allow.
-_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ \t]{0,40})?"}
+_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": rf"( |\n[ \t]{{0,{MAX_INDENT}}})?"}
+_COMPACT_OPTIONS = {"whitespace_flexible": False}
 
 
 def is_installed() -> bool:
@@ -47,12 +50,13 @@ class GuidanceCompiler:
 
     def _source(self, structured_outputs: Mapping[str, Any]) -> str | None:
         matcher = self._library.LLMatcher
+        options = _COMPACT_OPTIONS if structured_outputs.get(COMPACT) else _JSON_OPTIONS
         for kind, what in structured_outputs.items():
             if kind == "json" and isinstance(what, Mapping | str):
                 schema = what if isinstance(what, str) else orjson.dumps(what).decode()
-                return str(matcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS))
+                return str(matcher.grammar_from_json_schema(schema, overrides=options))
             if kind == "json_object":
-                return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
+                return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=options))
             if kind == "regex":
                 return str(matcher.grammar_from_regex(what))
         return None

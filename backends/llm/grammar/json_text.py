@@ -11,8 +11,8 @@ from .character_sets import JSON_CHARACTER
 from .expression import Characters, Expression, Literal, Ref, Repeat, choice, concat, literal, normalized, optional
 from .number_ranges import INTEGER, NUMBER
 
-# Where a model may break a line it may indent, but not for ever.
-_MAX_INDENT = 40
+# Where a model may break a line it may indent, but not for ever: a small one wanders in blanks.
+MAX_INDENT = 16
 _INDENT = Characters(normalized([(0x09, 0x09), (0x20, 0x20)]))
 
 SPACE = Ref("json space")
@@ -48,7 +48,7 @@ def json_rules() -> dict[str, Expression]:
     """What the names above refer to."""
     member = concat(STRING, COLON, VALUE)
     return {
-        SPACE.rule: optional(choice([literal(" "), concat(literal("\n"), Repeat(_INDENT, 0, _MAX_INDENT))])),
+        SPACE.rule: optional(choice([literal(" "), concat(literal("\n"), Repeat(_INDENT, 0, MAX_INDENT))])),
         STRING.rule: string_of(Repeat(JSON_CHARACTER, 0, None)),
         OBJECT.rule: in_braces(listed(member, 0, None)),
         _ARRAY.rule: in_brackets(listed(VALUE, 0, None)),
@@ -56,6 +56,11 @@ def json_rules() -> dict[str, Expression]:
         ANY_NUMBER.rule: NUMBER,
         VALUE.rule: choice([OBJECT, _ARRAY, STRING, ANY_NUMBER, literal("true"), literal("false"), literal("null")]),
     }
+
+
+def without_space(rules: dict[str, Expression]) -> dict[str, Expression]:
+    """The same rules for JSON without blanks between its elements."""
+    return rules | {SPACE.rule: literal("")} if SPACE.rule in rules else rules
 
 
 def string_of(content: Expression) -> Expression:

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from ..structured_outputs import COMPACT
+from .json_text import MAX_INDENT
 from .matcher import Grammar, Mask
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "xgrammar"
 # White space between the elements of JSON: a line break and its indentation, and not for ever.
-_MAX_WHITE_SPACE = 41
+_MAX_WHITE_SPACE = 1 + MAX_INDENT
 # Keywords of schemas, by what their values hold: a schema, several by name, a list of them, a count, or no schema.
 _SCHEMAS = frozenset({"items"})
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
@@ -61,10 +63,11 @@ class XgrammarCompiler:
         schema = _schema(structured_outputs)
         if schema is None or not _is_plain(schema):
             return None
+        options: dict[str, Any] = {"any_whitespace": True, "max_whitespace_cnt": _MAX_WHITE_SPACE}
+        if structured_outputs.get(COMPACT):
+            options = {"any_whitespace": False, "separators": (",", ":")}
         try:
-            compiled = self._compiler.compile_json_schema(
-                orjson.dumps(schema).decode(), any_whitespace=True, max_whitespace_cnt=_MAX_WHITE_SPACE
-            )
+            compiled = self._compiler.compile_json_schema(orjson.dumps(schema).decode(), **options)
         except RuntimeError:  # its errors are of this class, and our own engine's say more
             return None
         return XgrammarGrammar(self._library, compiled, self._eos_token_ids, self._size)

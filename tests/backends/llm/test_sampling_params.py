@@ -201,6 +201,11 @@ def test_a_long_value_is_cut_in_an_error() -> None:
     [
         ({"structured_outputs": {"json": {"type": "object"}}}, {"json": {"type": "object"}}),
         ({"structured_outputs": '{"regex": "a+"}'}, {"regex": "a+"}),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True, "disable_fallback": False}},
+            {"json_object": True, "disable_any_whitespace": True},
+        ),
+        ({"structured_outputs": {"choice": ["a"], "disable_any_whitespace": False}}, {"choice": ["a"]}),
         ({"structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
         ({"guided_json": {"type": "object"}}, {"json": {"type": "object"}}),
         ({"guided_json": '{"type": "object"}'}, {"json": {"type": "object"}}),

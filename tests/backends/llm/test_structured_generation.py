@@ -50,6 +50,18 @@ def test_json(llm: LLM, params: dict[str, Any]) -> None:
         assert set(value) <= {"ok", "size", "tags"}
 
 
+def test_json_without_blanks(llm: LLM) -> None:
+    for text, reason in _texts(llm, {"json": SCHEMA, "disable_any_whitespace": True}, temperature=2.0):
+        assert reason == "stop"
+        assert text == json.dumps(json.loads(text), separators=(",", ":"))
+    tokenizer = llm.engine.tokenizer
+    assert tokenizer is not None
+    only_blanks = dict.fromkeys(tokenizer.encode(" \n", add_special_tokens=False), 100.0)
+    sampling = {"structured_outputs": {"json_object": True}, "max_tokens": 60, "logit_bias": only_blanks}
+    (wandering,) = llm.generate(["Say it: "], SamplingParams(temperature=0, **sampling))
+    assert max(map(len, re.findall(r"\s+", wandering.outputs[0].text)), default=0) <= 17
+
+
 def test_other_kinds(llm: LLM) -> None:
     for text, reason in _texts(llm, {"choice": ["yes", "no"]}):
         assert (text in ("yes", "no"), reason) == (True, "stop")
