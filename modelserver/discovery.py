@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,10 @@ _BUNDLED = {
 }
 # Triton's names of backends whose models a bundled one serves, unless a backend of that name is installed.
 _ALIASES = {"vllm": "llm"}
+
+# The file that describes a language model holds a few options; other libraries' whole models have its name as well.
+_DESCRIPTION, _CHECKPOINT = "model.json", "config.json"
+_MAX_DESCRIPTION_BYTES = 1 << 20
 
 # Two loads may want the same backend at once; its module must be executed once.
 _import_lock = threading.RLock()
@@ -102,9 +107,37 @@ def find_backend(
 def backend_for_model_files(version_directory: Path) -> str | None:
     """The bundled backend whose model file lies in `version_directory`, or None."""
     for name, bundled in _BUNDLED.items():
-        if any((version_directory / filename).exists() for filename in bundled.filenames):
+        if any(_is_model_file(version_directory / filename) for filename in bundled.filenames):
             return name
     return None
+
+
+def foreign_model_file(version_directory: Path) -> str | None:
+    """What to say of a file that has the name of a backend's model file, and is another library's model."""
+    path = version_directory / _DESCRIPTION
+    if not path.is_file() or _is_model_file(path):
+        return None
+    return (
+        f"{path} does not describe a language model (it has no 'model'): models of XGBoost, LightGBM or CatBoost are "
+        "served as ONNX (model.onnx) or by a Python model (model.py)"
+    )
+
+
+def _is_model_file(path: Path) -> bool:
+    """Whether the file is there, and not another library's model: several write theirs as model.json."""
+    if not path.exists():
+        return False
+    if path.name != _DESCRIPTION or (path.parent / _CHECKPOINT).exists():
+        return True
+    try:
+        if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
+            return False
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return True  # the backend says what is wrong with it
+    if not isinstance(document, dict) or "model" in document:
+        return True
+    return not any(isinstance(value, dict | list) for value in document.values())
 
 
 def model_filenames() -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from modelserver import discovery
-from modelserver.discovery import backend_for_model_files, find_backend, list_backends, model_filenames
+from modelserver.discovery import (
+    backend_for_model_files,
+    find_backend,
+    foreign_model_file,
+    list_backends,
+    model_filenames,
+)
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 
 SOURCE = """
@@ -226,3 +232,32 @@ def test_the_list_shows_what_would_be_taken(tmp_path: Path) -> None:
     listed = {listing.name: listing.source for listing in list_backends([tmp_path])}
     assert listed["identity"] == listed["another"] == str(tmp_path)
     assert listed["python"] == "bundled"
+
+
+@pytest.mark.parametrize(
+    ("document", "backend"),
+    [
+        ('{"model": "/models/qwen3", "max_model_len": 100}', "llm"),
+        ('{"model": "qwen3", "rope_scaling": {}}', "llm"),
+        ("{}", "llm"),
+        ("not JSON", "llm"),
+        ('{"learner": {"attributes": {}}, "version": [2, 1, 0]}', None),  # XGBoost
+        ('{"oblivious_trees": [], "features_info": {}}', None),  # CatBoost
+        ('{"name": "tree", "tree_info": []}', None),  # LightGBM
+        ('{"learner": {"trees": "' + "x" * (1 << 20) + '"}}', None),
+    ],
+    ids=range(8),
+)
+def test_a_model_json_of_another_library_is_no_language_model(
+    tmp_path: Path, document: str, backend: str | None
+) -> None:
+    (tmp_path / "model.json").write_text(document)
+    assert backend_for_model_files(tmp_path) == backend
+    hint = foreign_model_file(tmp_path)
+    if backend is None:
+        assert hint is not None
+        assert "served as ONNX (model.onnx) or by a Python model" in hint
+        (tmp_path / "config.json").write_text("{}")
+        assert backend_for_model_files(tmp_path) == "llm"
+    else:
+        assert hint is None

@@ -23,6 +23,7 @@ from modelserver.backend import (
 )
 
 from .device_run import BoundRun, GraphRun
+from .signature import is_rows_of_maps, rows_of_maps
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
@@ -56,10 +57,12 @@ class OnnxInstance(TensorInstance):
         self._output_names = [spec.name for spec in outputs]
         self._string_inputs = [spec.name for spec in inputs if spec.data_type is Datatype.BYTES]
         self._string_outputs = [spec.name for spec in outputs if spec.data_type is Datatype.BYTES]
+        maps = {each.name for each in session.get_outputs() if is_rows_of_maps(each.type)}
+        self._map_outputs = {spec.name: spec.data_type for spec in outputs if spec.name in maps}
         self._bfloat16_inputs = {spec.name for spec in inputs if spec.data_type is Datatype.BF16}
         self._has_bfloat16 = bool(self._bfloat16_inputs) or any(spec.data_type is Datatype.BF16 for spec in outputs)
-        has_strings = bool(self._string_inputs or self._string_outputs)
-        self._bound = None if has_strings or self._has_bfloat16 else bound
+        is_plain = not (self._string_inputs or self._string_outputs or self._map_outputs or self._has_bfloat16)
+        self._bound = bound if is_plain else None
 
     def interrupt(self, is_wanted: bool) -> None:
         self._is_interrupted = is_wanted
@@ -84,6 +87,9 @@ class OnnxInstance(TensorInstance):
                 raise CancelledError("the requests of the batch were cancelled while it was executed") from error
             raise InternalError(f"ONNX Runtime failed: {error}") from error
         outputs = dict(zip(self._output_names, arrays, strict=True))
+        for name, datatype in self._map_outputs.items():
+            assert datatype is not None, "a checked output has a datatype"
+            outputs[name] = rows_of_maps(name, outputs[name], datatype)
         for name in self._string_outputs:
             outputs[name] = _encoded(outputs[name])
         for name in self._scalar_outputs:

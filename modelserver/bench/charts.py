@@ -10,6 +10,9 @@ from html import escape
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 NUM_TICKS = 5
+# About how wide a letter of the labels is, and how tall; where there is no room, labels are cut and whole on hover.
+LETTER_WIDTH, LETTER_HEIGHT = 6.2, 11
+_LABEL_WIDTHS = (142, 460)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,9 @@ def line_chart(series: Sequence[Series], *, title: str, x_name: str, y_name: str
                 "</circle>"
             )
             if point.mark:
+                above = max(y - 9, LETTER_HEIGHT)
                 parts.append(
-                    f'<text class="mark" x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{escape(point.mark)}</text>'
+                    f'<text class="mark" x="{x:.1f}" y="{above:.1f}" text-anchor="middle">{escape(point.mark)}</text>'
                 )
     return _svg(parts, title) + legend([(one.name, one.color) for one in series])
 
@@ -165,11 +169,16 @@ def histogram(edges: Sequence[float], counts: Sequence[int], marks: Sequence[tup
 def stacked_bars(rows: Sequence[tuple[str, Sequence[Part]]], *, title: str, unit: str) -> str:
     """A horizontal bar per row, made of parts."""
     high = max((sum(part.value for part in parts) for _, parts in rows), default=0.0) or 1.0
-    left, step, width = 150, 30, 1080
+    least, most = _LABEL_WIDTHS
+    left = 8 + round(min(max(least, max((len(name) for name, _ in rows), default=0) * LETTER_WIDTH), most))
+    step, width = 30, 1080
     drawn = []
     for number, (name, parts) in enumerate(rows):
         y = TOP + number * step
-        drawn.append(f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
+        drawn.append(
+            f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end"><title>{escape(name)}</title>'
+            f"{escape(_cut(name, int((left - 8) / LETTER_WIDTH)))}</text>"
+        )
         x = float(left)
         for part in parts:
             wide = part.value / high * (width - left - 80)
@@ -183,6 +192,10 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[Part]]], *, title: str, unit
         drawn.append(f'<text class="tick" x="{x + 6:.1f}" y="{y + 15}">{short(total)} {escape(unit)}</text>')
     names = {part.name: part.color for _, parts in rows for part in parts}
     return _svg(drawn, title, (width, TOP * 2 + step * len(rows))) + legend(list(names.items()))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def legend(entries: Sequence[tuple[str, int]]) -> str:

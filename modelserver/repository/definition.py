@@ -22,7 +22,7 @@ from modelserver.config.residence import Residence, residence
 from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
-from modelserver.discovery import backend_for_model_files, find_backend, model_filenames
+from modelserver.discovery import backend_for_model_files, find_backend, foreign_model_file, model_filenames
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.execution.ensemble_staff import EnsembleBackend
 from modelserver.execution.hosted_backend import complete_config
@@ -301,7 +301,9 @@ class _Reading:
         unknown = f"Invalid model name: Could not determine backend for model '{self._layout.name}'"
         form = "with no backend in model configuration. Expected model name of the form 'model.<backend_name>'."
         message = f"expected the name of a backend, or one of the files {_filenames()} in a version directory"
-        self._add("backend", message, summary=f"{unknown} {form}")
+        foreign = (foreign_model_file(directory) for directory in self._layout.versions.values())
+        hint = next((each for each in foreign if each is not None), "")
+        self._add("backend", message, hint, summary=f"{unknown} {form}")
         return ""
 
     def _settle_versions(self) -> dict[int, Path]:

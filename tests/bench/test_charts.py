@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
-from modelserver.bench.charts import Point, Series, histogram, line_chart, short, ticks
+from modelserver.bench.charts import (
+    LETTER_HEIGHT,
+    LETTER_WIDTH,
+    Part,
+    Point,
+    Series,
+    histogram,
+    line_chart,
+    short,
+    stacked_bars,
+    ticks,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +45,28 @@ def test_a_line_chart_has_a_dot_and_a_note_for_each_point() -> None:
     )
     assert text.count("<circle") == 2
     assert "x &amp; y" in text
+
+
+@pytest.mark.parametrize("length", [3, 40, 90])
+def test_every_label_lies_within_its_picture(length: int) -> None:
+    name = "x" * length
+    points = [Point(number, 10.0 - number, name, "10") for number in range(1, 10)]
+    for text in (
+        stacked_bars([(name, [Part("p", 0, 5.0)]), ("short", [Part("p", 0, 2.0)])], title="t", unit="/s"),
+        line_chart([Series(name, 0, points)], title="t", x_name="x", y_name="y"),
+        histogram((1.0, 2.0, 4.0), (3, 1), [("p50", 1.0), ("p99.9", 4.0)], title="t"),
+    ):
+        picture = ElementTree.fromstring(text.partition("<p ")[0])
+        _, _, width, height = map(float, picture.attrib["viewBox"].split())
+        for label in picture.iter("text"):
+            if "transform" in label.attrib:
+                continue
+            wide = LETTER_WIDTH * len("".join(label.itertext()).removeprefix(name) or name)
+            x, y = float(label.attrib["x"]), float(label.attrib["y"])
+            share = {"end": 1.0, "middle": 0.5}.get(label.get("text-anchor", ""), 0.0)
+            assert x - share * wide >= 0, label.attrib
+            assert x + (1 - share) * wide <= width, label.attrib
+            assert LETTER_HEIGHT <= y + 1 <= height, label.attrib
 
 
 def test_a_histogram_of_nothing_is_nothing() -> None:

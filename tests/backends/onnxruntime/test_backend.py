@@ -168,10 +168,41 @@ def sequence_model() -> object:
     return onnx_model([value("x", ["n", 3])], [sequence, value("y", ["n", 3])], nodes=[make, copy])
 
 
-def test_outputs_that_are_no_tensors_are_left_out(onnx_backend, tmp_path: Path) -> None:
+def test_outputs_that_are_no_tensors_are_left_out_and_named(
+    onnx_backend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = write_model(tmp_path / "m", sequence_model())
     config = onnx_backend.complete_config(context_of(directory))
     assert [spec.name for spec in config.output] == ["y"]
+    assert "not served: 's' (seq(tensor(float))); export the model with plain tensors" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("labels", "key_type", "columns"),
+    [
+        ({"classlabels_int64s": [3, 1, 2]}, TensorProto.INT64, [1, 2, 0]),
+        ({"classlabels_strings": ["no", "maybe"]}, TensorProto.STRING, [1, 0]),
+    ],
+)
+def test_a_map_for_each_row_is_a_tensor_by_ascending_keys(
+    onnx_backend, tmp_path: Path, labels: dict, key_type: int, columns: list[int]
+) -> None:
+    """What classifiers of scikit-learn give by default."""
+    count = len(columns)
+    zip_map = helper.make_node("ZipMap", ["x"], ["probabilities"], domain="ai.onnx.ml", **labels)
+    value_type = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    rows = helper.make_sequence_type_proto(helper.make_map_type_proto(key_type, value_type))
+    model = onnx_model([value("x", ["n", count])], [helper.make_value_info("probabilities", rows)], [zip_map])
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    directory = write_model(tmp_path / "m", model)
+    for batching in ("", "max_batch_size: 4"):
+        (directory / "config.pbtxt").write_text(batching)
+        config = onnx_backend.complete_config(context_of(directory))
+        (output,) = config.output
+        assert (output.name, output.data_type) == ("probabilities", Datatype.FP32)
+        instance = instance_of("onnxruntime", context_of(directory, config=config))
+        x = np.arange(2 * count, dtype=np.float32).reshape(2, count)
+        np.testing.assert_array_equal(instance.run({"x": x})["probabilities"], x[:, columns])
 
 
 def test_asking_for_such_an_output_is_refused(onnx_backend, tmp_path: Path) -> None:
