@@ -61,9 +61,13 @@ def test_binary_tensors_by_the_content_type(cloud: dict[str, Any]) -> None:
     headers = {"Content-Type": f"{cloud['type']};json-header-size={len(BINARY_HEAD)}"}
     answer = cloud["client"].post(cloud["predict"], content=BINARY_HEAD + DATA.tobytes(), headers=headers)
     assert answer.status_code == 200
-    kind, _, size = answer.headers["content-type"].partition(";json-header-size=")
-    assert kind == cloud["type"]
-    assert "inference-header-content-length" not in answer.headers
+    if "vertex" in cloud["type"]:  # Vertex AI passes on the header that Triton's clients read
+        size = answer.headers["inference-header-content-length"]
+        assert answer.headers["content-type"] == "application/octet-stream"
+    else:
+        kind, _, size = answer.headers["content-type"].partition(";json-header-size=")
+        assert kind == cloud["type"]
+        assert "inference-header-content-length" not in answer.headers
     assert answer.content[int(size) :] == DATA.tobytes()
 
 

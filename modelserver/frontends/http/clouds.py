@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from modelserver.dataplane import AnyDataPlane
     from modelserver.frontends.http.routes import HttpFrontend
 
-SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json")
-VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json")
+SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json", is_answered=True)
+VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json", is_answered=False)
 _REDIRECT = "x-vertex-ai-triton-redirect"
 _READY = "/v2/health/ready"
 # What is read and not done.

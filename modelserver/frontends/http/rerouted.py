@@ -13,9 +13,13 @@ _JSON_LEN = "Inference-Header-Content-Length"
 class BinaryType:
     """A content type that says by itself how long the JSON before the tensors is, as clouds pass no other header on."""
 
-    def __init__(self, name: str) -> None:
-        """`name`: such as application/vnd.sagemaker-triton.binary+json."""
+    def __init__(self, name: str, *, is_answered: bool) -> None:
+        """`name`: such as application/vnd.sagemaker-triton.binary+json. `is_answered`: answers have it too.
+
+        Vertex AI passes an answer's header on, and Triton's clients read the size there.
+        """
         self._name = name
+        self._is_answered = is_answered
         self._pattern = re.compile(re.escape(name) + r"\s*;\s*json-header-size=([0-9]{1,18})", re.IGNORECASE)
 
     def read(self, content_type: str) -> str | None:
@@ -24,7 +28,9 @@ class BinaryType:
         return match[1] if match is not None else None
 
     def rewrite(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Say it so in an answer, in place of our header."""
+        """Say it so in an answer, in place of our header, where the cloud wants it there."""
+        if not self._is_answered:
+            return headers
         size = next((value for key, value in headers if key == _JSON_LEN), None)
         if size is None:
             return headers
