@@ -24,14 +24,16 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], *, is_batched: b
     """
     if tensor.datatype in _UNORDERED:
         raise InvalidArgumentError(
-            f"class result not available for output '{tensor.name}' due to unsupported type '{tensor.datatype.value}'"
+            f"class result not available for output due to unsupported type '{tensor.datatype.value}', which output "
+            f"'{tensor.name}' has"
         )
     data = _as_numbers(tensor)
     rows = data.reshape(data.shape[0], -1) if is_batched and data.shape[0] else data.reshape(1, -1)
     num_elements = rows.shape[1]
     if num_elements > _MAX_ELEMENTS:
         raise InvalidArgumentError(
-            f"output '{tensor.name}': classification of {num_elements} elements, at most {_MAX_ELEMENTS} are possible"
+            f"classification output tensor too large: output '{tensor.name}' has {num_elements} elements, at most "
+            f"{_MAX_ELEMENTS} are possible"
         )
     count = min(count, num_elements)
     is_float = data.dtype.kind == "f"

@@ -121,8 +121,7 @@ class SharedMemory:
         self.check_allowed()
         if not name or name.startswith(RESERVED_PREFIX) or key.removeprefix("/").startswith(RESERVED_PREFIX):
             raise InvalidArgumentError(
-                f"cannot register shared memory region '{name}' with key '{key}': a name is not empty, and names and "
-                f"keys that start with '{RESERVED_PREFIX}' are reserved"
+                f"cannot register shared memory region '{name}' with key '{key}' as the {_fault(name)}"
             )
         if name in self._regions:
             raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
@@ -191,8 +190,8 @@ class CudaSharedMemory:
         """Raises UnsupportedError always; the arguments are those of the protocol."""
         del raw_handle, num_bytes
         raise UnsupportedError(
-            f"cannot register CUDA shared memory region '{name}' of device {device_id}: this server does not share "
-            "memory of GPUs; use system shared memory, or send tensors in the message"
+            f"failed to register CUDA shared memory region: '{name}', GPUs not supported: this server does not share "
+            f"the memory of device {device_id}; use system shared memory, or send tensors in the message"
         )
 
     def statuses(self, name: str = "") -> Sequence[RegionStatus]:
@@ -230,3 +229,11 @@ def _open(key: str) -> int:
         os.close(descriptor)
         raise InvalidArgumentError(f"Unable to open shared memory region: '{key}' is not shared memory")
     return descriptor
+
+
+def _fault(name: str) -> str:
+    """What keeps a region from being registered by this name, or else by its key."""
+    if not name:
+        return "name is empty"
+    kind = "name" if name.startswith(RESERVED_PREFIX) else "key"
+    return f"{kind} contains the reserved prefix '{RESERVED_PREFIX}'"

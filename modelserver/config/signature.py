@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelserver.config.schema import ModelConfig
@@ -82,7 +83,7 @@ class ModelSignature:
                 )
             if self.max_batch_size > 0 and name not in self._shapes:
                 if not shape:
-                    raise self._shape_error(spec, shape)
+                    raise self._no_shape_error(name)
                 if rows is None:
                     rows = shape[0]
                 elif rows != shape[0]:
@@ -127,10 +128,12 @@ class ModelSignature:
         missing = sorted(self._required - inputs.keys())
         if missing:
             most = len(self.inputs)
-            expected = str(most) if len(self._required) == most else f"{len(self._required)} to {most}"
+            expected = f"expected {most} inputs"
+            if len(self._required) != most:
+                expected = f"expected number of inputs between {len(self._required)} and {most}"
             raise InvalidArgumentError(
-                f"expected {expected} inputs but got {len(inputs)} inputs for model '{self.model_name}'. "
-                f"Got input(s) {sorted(inputs)}, but missing required input(s) {missing}. "
+                f"{expected} but got {len(inputs)} inputs for model '{self.model_name}'. "
+                f"Got input(s) {_names(sorted(inputs))}, but missing required input(s) {_names(missing)}. "
                 "Please provide all required input(s)."
             )
 
@@ -142,26 +145,45 @@ class ModelSignature:
                     f"expected one of {sorted(self.outputs)}"
                 )
 
+    def _no_shape_error(self, name: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"input '{name}' has no shape but model requires batch dimension for '{self.model_name}', whose "
+            f"max_batch_size is {self.max_batch_size}: make the first dimension the batch size"
+        )
+
     def _shape_error(self, spec: TensorSpec, shape: Shape) -> InvalidArgumentError:
         batched = self.max_batch_size > 0 and not spec.is_shape
         expected = ([-1] if batched else []) + list(spec.dims)
         hint = (
-            f" NOTE: max_batch_size of {self.max_batch_size} is set, so the first dimension is the batch size."
+            " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
+            f"to each input shape; max_batch_size is {self.max_batch_size}."
             if batched
             else ""
         )
         return InvalidArgumentError(
             f"unexpected shape for input '{spec.name}' for model '{self.model_name}'. "
-            f"Expected {expected}, got {list(shape)}.{hint}"
+            f"Expected {_sizes(expected)}, got {_sizes(shape)}.{hint}"
         )
 
     def _batch_mismatch(self, inputs: dict[str, Tensor]) -> InvalidArgumentError:
         batched = {name: tensor for name, tensor in inputs.items() if name not in self._shapes}
         sizes = {name: tensor.data.shape[0] if tensor.data.ndim else None for name, tensor in batched.items()}
+        first = next(iter(sizes.values()))
+        odd = next(name for name, size in sizes.items() if size != first)
         return InvalidArgumentError(
-            f"inputs of model '{self.model_name}' have different batch sizes: {sizes}; "
+            f"input '{odd}' batch size does not match other inputs for '{self.model_name}': {sizes}; "
             "the first dimension must be the same for all inputs"
         )
+
+
+def _names(names: list[str]) -> str:
+    """A list of names as Triton writes it."""
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    """A shape as Triton writes it."""
+    return f"[{','.join(map(str, shape))}]"
 
 
 def _known(datatype: Datatype | None) -> Datatype:

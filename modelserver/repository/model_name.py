@@ -27,5 +27,13 @@ def name_problem(name: str) -> str | None:
 def check_model_name(name: str) -> None:
     """Raise InvalidArgumentError for a name that no model can have."""
     problem = name_problem(name)
-    if problem is not None:
-        raise InvalidArgumentError(f"invalid model name {name[:300]!r}: {problem}")
+    if problem is None:
+        return
+    if not name.strip():
+        raise InvalidArgumentError(
+            f"Model name cannot be empty. Please enter a valid name to deploy. Got {name[:300]!r}"
+        )
+    if ".." in name or "/" in name or "\\" in name:
+        problem = f"model name must not contain path traversal characters: {problem}"
+        raise InvalidArgumentError(f"invalid model name '{name[:300]}', {problem}")
+    raise InvalidArgumentError(f"invalid model name {name[:300]!r}: {problem}")

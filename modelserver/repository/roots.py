@@ -187,7 +187,8 @@ def find_model(
         near = difflib.get_close_matches(key, _keys_in(roots), n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         places = ", ".join(root.place for root in roots)
-        raise NotFoundError(f"no model '{key}' in the model repositories (looked in: {places}){hint}")
+        failed = f"failed to poll from model repository: no model '{key}' in the model repositories"
+        raise NotFoundError(f"{failed} (looked in: {places}){hint}")
     if len(found) > 1:
         raise AlreadyExistsError(duplicate_reason(key, tuple(layout.directory for layout in found)))
     return found[0]

@@ -14,7 +14,10 @@ def refuse(
     error: ServerError
     if is_stopped:
         reason = FailureReason.OTHER
-        error = UnavailableError(f"model '{model_name}' is being unloaded and accepts no new requests")
+        error = UnavailableError(
+            "Server is stopping, scheduler for model has stopped accepting new inference requests: "
+            f"model '{model_name}' is being unloaded"
+        )
     elif request.is_cancelled:
         reason = FailureReason.CANCELED
         error = CancelledError(f"request to model '{model_name}' was cancelled")

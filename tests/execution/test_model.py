@@ -198,7 +198,7 @@ async def test_stop_finishes_what_was_accepted_and_drain_waits_for_it() -> None:
     async with served(lambda _: instance, batching_config(max_batch_size=1)) as model:
         streams = [model.submit(request(value=value)) for value in range(3)]
         model.stop()
-        with pytest.raises(UnavailableError, match="accepts no new requests"):
+        with pytest.raises(UnavailableError, match="has stopped accepting new inference requests"):
             model.submit(request())
         assert not await model.drain(0.01)
         instance.gate.set()
