@@ -50,6 +50,7 @@ def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) ->
     from_environment = parse_environment(environment)
     path = given.get("config") or from_environment.get("config")
     from_file = read_file(Path(str(path))) if path else {}
+    from_vertex_ai = _vertex_ai_values(environment)
     values: Values = {}
     origins: dict[str, str] = {}
     for option in option_table():
@@ -57,6 +58,7 @@ def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) ->
             (given, "flag"),
             (from_environment, f"environment {option.variable}"),
             (from_file, f"file {path}"),
+            (from_vertex_ai, "environment of Vertex AI"),
         )
         origins[option.name] = "default"
         for source, origin in sources:
@@ -64,6 +66,16 @@ def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) ->
                 values[option.name], origins[option.name] = source[option.name], origin
                 break
     return ResolvedOptions(ServerOptions(**values), origins)  # type: ignore[arg-type] # each was parsed as its option's type
+
+
+def _vertex_ai_values(environment: Mapping[str, str]) -> Values:
+    """What Vertex AI's variables ask for, as in Triton: its endpoints alone, over the models that it names."""
+    values: Values = {}
+    if environment.get("AIP_MODE") == "PREDICTION":
+        values |= {"allow_vertex_ai": True, "allow_http": False, "allow_grpc": False}
+    if environment.get("AIP_STORAGE_URI"):
+        values["model_repository"] = (environment["AIP_STORAGE_URI"],)
+    return values
 
 
 def parse_arguments(arguments: Sequence[str]) -> Values:

@@ -57,7 +57,8 @@ class PlaneCalls:
             raise InvalidArgumentError(f"a server cannot be asked for '{topic}'")
         if not self._has_control:
             raise UnavailableError(
-                "explicit model load / unload is not allowed: start the server with --model-control-mode=explicit"
+                "explicit model load / unload is not allowed if polling is enabled: start the server with "
+                "--model-control-mode=explicit"
             )
         with self._load_waits.wait(str(arguments.get("while_loading", "")), name):
             if topic == "load_model":

@@ -207,6 +207,16 @@ def test_the_environment_names_the_file_and_separates_repeated_values_by_semicol
     assert (options.allow_grpc, options.exit_timeout_secs, options.model_repository) == (False, 5, ("/a", "/b"))
 
 
+def test_vertex_ai_asks_for_its_endpoints_and_models_by_its_variables() -> None:
+    options = options_of(AIP_MODE="PREDICTION", AIP_STORAGE_URI="gs://bucket/models")
+    assert (options.allow_vertex_ai, options.allow_http, options.allow_grpc) == (True, False, False)
+    assert options.model_repository == ("gs://bucket/models",)
+    given = options_of("--allow-http=true", "/models", AIP_MODE="PREDICTION", AIP_STORAGE_URI="gs://bucket/models")
+    assert (given.allow_vertex_ai, given.allow_http, given.allow_grpc) == (True, True, False)
+    assert given.model_repository == ("/models",)
+    assert options_of(AIP_MODE="TRAINING") == options_of()
+
+
 def test_service_links_of_kubernetes_are_not_options() -> None:
     assert options_of(MODELSERVER_HTTP_PORT="tcp://10.0.0.1:80", MODELSERVER_PORT="tcp://10.0.0.1:80").http_port == 8000
 

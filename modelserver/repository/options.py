@@ -23,10 +23,9 @@ class ControlMode(enum.Enum):
         """Raise UnavailableError unless models may be loaded and unloaded on request."""
         if self is ControlMode.EXPLICIT:
             return
-        how = "while polling is enabled" if self is ControlMode.POLL else "while model control is off"
-        raise UnavailableError(
-            f"explicit model load / unload is not allowed {how}: to {verb} models on request start the server "
-            f"with --model-control-mode=explicit (it is '{self.value}')"
+        raise UnavailableError(  # Triton says this of both other modes, and its clients' tests look for it
+            f"explicit model load / unload is not allowed if polling is enabled: the model control mode is "
+            f"'{self.value}'; to {verb} models on request start the server with --model-control-mode=explicit"
         )
 
 
