@@ -44,6 +44,8 @@ class Flag:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    # A number that may also be written as true (1) or false (0).
+    takes_switch: bool = False
     # Written in the help in place of the type.
     metavar: str = ""
     # Not one of Triton's flags.
@@ -104,6 +106,8 @@ class Option:
                     raise self._bad(text, source)
                 return matching[0]
             return text
+        if self.flag.takes_switch and not text.isdecimal() and (switch := parse_bool(text)) is not None:
+            return int(switch)
         try:
             number: int | float = parse_int(text) if self.kind is int else parse_float(text)
         except ValueError:

@@ -84,7 +84,7 @@ class ServerOptions:
 
     api_keys_file: str = field(default="", metadata=flag(PORTS, "API keys, hashed, as `modelserver keys create` writes them: then every call but those of health needs one, over HTTP, gRPC and on the port of the metrics (docs/security.md). Read again when it changes.", metavar="FILE", is_ours=True))
 
-    log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs what only helps to find faults, and a line per inference request.", minimum=0))
+    log_verbose: int = field(default=0, metadata=flag(LOGGING, "1 or more also logs what only helps to find faults, and a line per inference request; true is 1.", minimum=0, takes_switch=True))
     log_info: bool = field(default=True, metadata=flag(LOGGING, "Log what happens in the life of server and models."))
     log_warning: bool = field(default=True, metadata=flag(LOGGING, "Log warnings."))
     log_error: bool = field(default=True, metadata=flag(LOGGING, "Log errors."))

@@ -54,12 +54,13 @@ class Region:
         self.num_users = 0
         # Unregistered while in use: it goes with its last user.
         self.is_leaving = False
-        self._descriptor = _open(status.key)
+        self._descriptor = _open(status.name, status.key)
         try:
             end = status.offset + status.num_bytes
             if status.num_bytes < 1 or end > os.fstat(self._descriptor).st_size:
                 raise InvalidArgumentError(
-                    f"Invalid shared memory region: '{status.key}' has no {status.num_bytes} bytes at {status.offset}"
+                    f"failed to register shared memory region '{status.name}': invalid args: '{status.key}' has no "
+                    f"{status.num_bytes} bytes at {status.offset}"
                 )
             self._memory = mmap.mmap(self._descriptor, end)
         except BaseException:
@@ -119,7 +120,7 @@ class SharedMemory:
 
     def _register(self, name: str, key: str, offset: int, num_bytes: int) -> None:
         self.check_allowed()
-        if not name or name.startswith(RESERVED_PREFIX) or key.removeprefix("/").startswith(RESERVED_PREFIX):
+        if not name or name.startswith(RESERVED_PREFIX) or key.lstrip("/").startswith(RESERVED_PREFIX):
             raise InvalidArgumentError(
                 f"cannot register shared memory region '{name}' with key '{key}' as the {_fault(name)}"
             )
@@ -143,8 +144,8 @@ class SharedMemory:
         """Raise UnsupportedError if the server was not started with the flag."""
         if not self.is_allowed:
             raise UnsupportedError(
-                "client shared memory is off: start the server with --allow-client-shm=true to let clients register "
-                "regions, or send tensors in the message"
+                "Client shared memory is disabled: start the server with --allow-client-shm=true to let clients "
+                "register regions, or send tensors in the message"
             )
 
     def statuses(self, name: str = "") -> Sequence[RegionStatus]:
@@ -209,7 +210,7 @@ def too_small(output: str, num_bytes: int, needed_bytes: int) -> ServerError:
     )
 
 
-def _open(key: str) -> int:
+def _open(region: str, key: str) -> int:
     """A descriptor of the shared memory object that is called `key`. Raises InvalidArgumentError."""
     name = key.removeprefix("/")
     if (
@@ -219,7 +220,10 @@ def _open(key: str) -> int:
         or name in (".", "..")
         or len(name.encode(errors="replace")) > _MAX_NAME_BYTES
     ):
-        raise InvalidArgumentError(f"Unable to open shared memory region: '{key:.100}' is not the name of an object")
+        raise InvalidArgumentError(
+            f"cannot register shared memory region '{region}' - invalid shm key '{key:.100}': it is not the name of an "
+            "object"
+        )
     try:
         descriptor = os.open(DIRECTORY / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, UnicodeEncodeError) as error:

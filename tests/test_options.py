@@ -82,6 +82,11 @@ def test_booleans_take_all_of_tritons_forms(arguments: list[str], expected: bool
     assert options_of(*arguments).allow_http is expected
 
 
+@pytest.mark.parametrize(("word", "expected"), [("true", 1), ("false", 0), ("2", 2), ("1", 1)])
+def test_the_verbose_level_may_be_a_switch_as_in_tritons_scripts(word: str, expected: int) -> None:
+    assert options_of(f"--log-verbose={word}").log_verbose == expected
+
+
 def test_a_boolean_flag_does_not_swallow_the_next_word() -> None:
     options = options_of("--allow-http", "models", "--strict-readiness", "--http-port", "9")
     assert options.model_repository == ("models",)

@@ -89,6 +89,8 @@ class _Loader:
                 self._take(value_field, item, inner, functools.partial(entries.__setitem__, key))
 
     def _set_list(self, entries: Any, field: FieldDescriptor, value: object, path: str) -> None:
+        if isinstance(value, Mapping) and field.message_type is not None:
+            value = [value]  # protobuf's parser, and so Triton, takes one message for a list of one
         if not isinstance(value, list | tuple):
             self._report(path, f"expected a list, got {_shown(value)}")
             return

@@ -240,7 +240,7 @@ class ModelLifecycle:
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
         if not self._is_still_wanted(version):
-            raise SupersededError(f"model '{self.name}': superseded by a newer unload of the model")
+            raise SupersededError(f"no version is available: superseded by a newer unload of model '{self.name}'")
 
     # Unloading.
 

@@ -29,7 +29,8 @@ class LoadRequest:
     def __post_init__(self) -> None:
         if self.files and self.config_json is None:
             raise InvalidArgumentError(
-                "file overrides need the parameter 'config' too: they replace the whole model directory"
+                "failed to poll from model repository: file overrides need the parameter 'config' too, as they replace "
+                "the whole model directory"
             )
         for path in self.files or ():
             contained_path(path)

@@ -276,7 +276,8 @@ class ModelRepository:
         """
         self._check_explicit("load")
         check_model_name(name)
-        request = LoadRequest(config_json, dict(files) if files else None, version, persists)
+        with named_failure(name):
+            request = LoadRequest(config_json, dict(files) if files else None, version, persists)
         if persists:
             self._check_storable(name)
         with named_failure(name):

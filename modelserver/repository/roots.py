@@ -197,7 +197,7 @@ def find_model(
 def duplicate_reason(name: str, directories: Sequence[Path]) -> str:
     """Why a model that is in several repositories is not loaded."""
     listed = ", ".join(str(directory) for directory in directories)
-    return f"model '{name}' is in more than one model repository, so none is loaded: {listed}"
+    return f"model appears in two or more repositories: none of '{name}' is loaded, as there are {listed}"
 
 
 def _placed(layout: ModelLayout, root: RepositoryRoot) -> ModelLayout:

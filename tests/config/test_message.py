@@ -112,6 +112,11 @@ def test_json_without_a_datatype_says_invalid() -> None:
     )
 
 
+def test_one_message_of_json_is_a_list_of_one() -> None:
+    config = config_from_json({"instance_group": {"count": 2}, "input": {"name": "x"}})
+    assert config == config_from_json({"instance_group": [{"count": 2}], "input": [{"name": "x"}]})
+
+
 def test_parameters_of_json_may_be_plain_strings() -> None:
     config = config_from_json({"parameters": {"a": "1", "b": {"string_value": "2"}}})
     assert config.parameters == {"a": "1", "b": "2"}
@@ -124,7 +129,7 @@ def test_json_reports_every_problem() -> None:
         "input": [{"data_type": "FP32", "dims": ["1", 1.5, True, None]}, 3],
         "dynamic_batching": {"priority_levels": -1, "preserve_ordering": "yes"},
         "ensemble_scheduling": {},
-        "instance_group": {"count": 1},
+        "instance_group": 3,
         "parameters": {"c": 3},
         "model_warmup": [{"batch_size": 2**40}],
         "default_model_filename": 5,
@@ -146,7 +151,7 @@ def test_json_reports_every_problem() -> None:
         'dynamic_batching.preserve_ordering: expected true or false, got "yes"',
         "ensemble_scheduling: cannot be set beside dynamic_batching: "
         "only one of dynamic_batching, sequence_batching, ensemble_scheduling may be",
-        "instance_group: expected a list, got an object",
+        "instance_group: expected a list, got 3",
         'parameters["c"]: expected an object, got 3',
         "model_warmup[0].batch_size: expected an integer in [0, 4294967295], got 1099511627776",
         "default_model_filename: expected a string, got 5",

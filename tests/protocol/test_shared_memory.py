@@ -188,12 +188,12 @@ def test_a_file_that_has_become_smaller_is_noticed(client: ProtocolClient, key: 
     ("name", "key_of", "size", "offset", "text"),
     [
         ("r", "/modelserver-no-such-object", 8, 0, "Unable to open shared memory region"),
-        ("r", "/../etc/passwd", 8, 0, "Unable to open shared memory region"),
-        ("r", "", 8, 0, "Unable to open shared memory region"),
-        ("r", None, 257, 0, "Invalid shared memory region"),
-        ("r", None, 8, 250, "Invalid shared memory region"),
-        ("r", None, 0, 0, "Invalid shared memory region"),
-        ("r", None, 8, 2**63, "Invalid shared memory region"),
+        ("r", "/../etc/passwd", 8, 0, "cannot register shared memory region .* - invalid shm key"),
+        ("r", "", 8, 0, "cannot register shared memory region .* - invalid shm key"),
+        ("r", None, 257, 0, "failed to register shared memory region .* invalid args"),
+        ("r", None, 8, 250, "failed to register shared memory region .* invalid args"),
+        ("r", None, 0, 0, "failed to register shared memory region .* invalid args"),
+        ("r", None, 8, 2**63, "failed to register shared memory region .* invalid args"),
         ("triton_python_backend_shm_region_1", None, 8, 0, "reserved"),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_same_model_in_two_roots_is_a_duplicate(tmp_path: Path) -> None:
     found = scan(tmp_path / "one", tmp_path / "two")
     assert set(found.models) == {"only_one", "only_two"}
     assert found.duplicates == {"both": (tmp_path / "one" / "both", tmp_path / "two" / "both")}
-    with pytest.raises(AlreadyExistsError, match="more than one model repository"):
+    with pytest.raises(AlreadyExistsError, match="model appears in two or more repositories"):
         find("both", tmp_path / "one", tmp_path / "two")
 
 

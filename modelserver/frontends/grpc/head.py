@@ -125,7 +125,9 @@ def _requested_outputs(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutp
 
 def _region_input(tensor: InputHead, place: RegionSlice) -> RegionInput:
     if tensor.contents is not None:
-        raise InvalidArgumentError(f"input '{tensor.name}': contents must not be specified when using '{REGION}'")
+        raise InvalidArgumentError(
+            f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}'"
+        )
     return RegionInput(tensor.name, tensor.datatype, tensor.shape, place)
 
 
@@ -141,7 +143,7 @@ def _transfer(
         count = class_count(what, output.parameters)
         place = region_slice(what, output.parameters)
         if count and place is not None:
-            raise InvalidArgumentError(f"{what}: Output can't set both '{REGION}' and '{CLASSIFICATION}'")
+            raise InvalidArgumentError(f"output can't set both '{REGION}' and '{CLASSIFICATION}': {what}")
         if count:
             class_counts[output.name] = count
         if place is not None:

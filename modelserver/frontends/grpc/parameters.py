@@ -47,8 +47,8 @@ def apply_parameters(request: InferRequest, parameters: Mapping[str, pb.InferPar
             setattr(request, attribute, _checked(key, kind, kinds, value))
         elif key.startswith("triton_"):
             raise InvalidArgumentError(
-                f"parameter '{key}': keys starting with 'triton_' are reserved; a client may only set "
-                f"'{EMPTY_FINAL_RESPONSE}'"
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                f"starting with 'triton_' are allowed: {EMPTY_FINAL_RESPONSE}; got '{key}'"
             )
         else:
             free[key] = value
@@ -75,9 +75,11 @@ def region_slice(what: str, parameters: Mapping[str, pb.InferParameter]) -> Regi
         return None
     region = parameters[REGION]
     if region.WhichOneof("parameter_choice") != "string_param":
-        raise InvalidArgumentError(f"{what}: invalid value type for '{REGION}' parameter, expected string_param")
+        raise InvalidArgumentError(f"invalid value type for '{REGION}' parameter for {what}, expected string_param")
     if "shared_memory_byte_size" not in parameters:
-        raise InvalidArgumentError(f"{what}: parameter 'shared_memory_byte_size' must come with '{REGION}'")
+        raise InvalidArgumentError(
+            f"'shared_memory_byte_size' must be specified along with '{REGION}' parameter for {what}"
+        )
     offset = _size(what, parameters, "shared_memory_offset")
     return RegionSlice(region.string_param, offset, _size(what, parameters, "shared_memory_byte_size"))
 
@@ -94,7 +96,7 @@ def _size(what: str, parameters: Mapping[str, pb.InferParameter], key: str) -> i
     kind = parameter.WhichOneof("parameter_choice")
     if kind not in _UNSIGNED:
         raise InvalidArgumentError(
-            f"{what}: invalid value type for '{key}' parameter, expected {' or '.join(_UNSIGNED)}, got {kind}"
+            f"invalid value type for '{key}' parameter for {what}, expected {' or '.join(_UNSIGNED)}, got {kind}"
         )
     value: int = getattr(parameter, kind)
     if value < 0:

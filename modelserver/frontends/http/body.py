@@ -28,8 +28,8 @@ def check_size(body: Buffer, limits: HttpLimits) -> None:
     """Raise PayloadTooLargeError when the body as sent is over the limit."""
     if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
-            f"the request body of {len(body)} bytes is over the limit of {limits.max_body_bytes} bytes; "
-            "raise it with --http-max-input-size"
+            f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of "
+            f"{limits.max_body_bytes} bytes. Use --http-max-input-size to increase the limit."
         )
 
 

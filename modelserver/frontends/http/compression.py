@@ -89,8 +89,8 @@ def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> bytes:
                 left -= len(part)
                 if left < 0:
                     raise PayloadTooLargeError(
-                        f"the decompressed request body is over the limit of {max_bytes} bytes; "
-                        "raise it with --http-max-input-size"
+                        f"Decompressed data size exceeds the maximum allowed value of {max_bytes} bytes. "
+                        "Use --http-max-input-size to increase the limit."
                     )
                 parts.append(part)
                 chunk = inflater.unused_data if inflater.eof else inflater.unconsumed_tail

@@ -180,8 +180,8 @@ def _check_json_size(item: _Input, num_bytes: int, limits: HttpLimits) -> None:
         )
     if num_bytes > limits.max_body_bytes:
         raise PayloadTooLargeError(
-            f"input '{item.name}': {num_bytes} bytes are over the limit of {limits.max_body_bytes} bytes; "
-            "raise it with --http-max-input-size"
+            f"JSON input '{item.name}' has a byte_size ({num_bytes} bytes) that exceeds the maximum allowed value of "
+            f"{limits.max_body_bytes} bytes. Use --http-max-input-size to increase the limit."
         )
 
 
@@ -255,9 +255,9 @@ def _transfer(inputs: Sequence[RegionInput], outputs: Collection[_Output]) -> Tr
 
 def _check_placed(owner: str, parameters: Mapping[str, Any], count: int) -> None:
     if count:
-        raise InvalidArgumentError(f"{owner}: Output can't set both '{REGION}' and '{CLASSIFICATION}'")
+        raise InvalidArgumentError(f"Output can't set both '{REGION}' and '{CLASSIFICATION}': {owner}")
     if parameters.get("binary_data"):
-        raise InvalidArgumentError(f"{owner}: Output can't set both '{REGION}' and 'binary_data'")
+        raise InvalidArgumentError(f"Output can't set both '{REGION}' and 'binary_data': {owner}")
 
 
 def _binary_size(item: _Input) -> int | None:
@@ -282,7 +282,7 @@ def _datatype_and_count(item: _Input, limits: HttpLimits) -> tuple[Datatype, int
     datatype = _DATATYPES.get(item.datatype)
     if datatype is None:
         raise InvalidArgumentError(
-            f"input '{name:.100}': unknown datatype '{item.datatype:.40}', expected one of {', '.join(_DATATYPES)}"
+            f"invalid datatype for input {name:.100}: '{item.datatype:.40}', expected one of {', '.join(_DATATYPES)}"
         )
     if len(name) > limits.max_name_len:
         raise InvalidArgumentError(f"an input's name is longer than {limits.max_name_len} characters: '{name[:40]}...'")
@@ -291,10 +291,16 @@ def _datatype_and_count(item: _Input, limits: HttpLimits) -> tuple[Datatype, int
             f"input '{name}': a shape has at most {limits.max_rank} dimensions, got {len(shape)}"
         )
     if shape and min(shape) < 0:
-        raise InvalidArgumentError(f"input '{name}': invalid shape {list(shape)}, a dimension is at least 0")
+        raise InvalidArgumentError(
+            f"invalid shape for input '{name}': shape {_written(shape)} contains one or more invalid dimensions; a "
+            "dimension is at least 0"
+        )
     count = prod(shape)
     if (count or prod(filter(None, shape))) * 8 > _MAX_TENSOR_BYTES:
-        raise InvalidArgumentError(f"input '{name}': shape {list(shape)} has more bytes than 64 bits can count")
+        raise InvalidArgumentError(
+            f"invalid shape for input '{name}': shape {_written(shape)} causes total element count to exceed maximum "
+            f"size of {_MAX_TENSOR_BYTES}, in bytes"
+        )
     return datatype, count
 
 
@@ -306,3 +312,8 @@ def _output_is_binary(output: _Output) -> bool:
     if not isinstance(is_binary, bool):
         raise InvalidArgumentError(f"output '{output.name}': parameter 'binary_data' must be a boolean")
     return is_binary
+
+
+def _written(shape: Sequence[int]) -> str:
+    """A shape as Triton writes it."""
+    return f"[{','.join(map(str, shape))}]"

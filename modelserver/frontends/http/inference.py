@@ -208,10 +208,11 @@ class Inference:
 def _wrong_json_len(text: str, body_len: int) -> InvalidArgumentError:
     if not (text.isascii() and text.isdigit()):
         return InvalidArgumentError(
-            f"the header Inference-Header-Content-Length must be a number of bytes, got '{text:.40}'"
+            f"Unable to parse Inference-Header-Content-Length, got: {text:.40}; it must be a number of bytes"
         )
     return InvalidArgumentError(
-        f"the header Inference-Header-Content-Length must be from 0 to the body's {body_len}, got {text:.40}"
+        f"inference header size should be in range (0, {body_len}), got: {text:.40}; it is the header "
+        "Inference-Header-Content-Length"
     )
 
 

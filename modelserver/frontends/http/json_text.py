@@ -33,7 +33,7 @@ def check_depth(text: bytes | bytearray, max_depth: int) -> None:
         closed = (block == ord("]")) | (block == ord("}"))
         depths = np.cumsum(opened.astype(np.int32) - closed.astype(np.int32)) + depth
         if depths.max() > max_depth:
-            raise InvalidArgumentError(f"the JSON nests deeper than {max_depth} levels")
+            raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
         depth = int(depths[-1])
 
 

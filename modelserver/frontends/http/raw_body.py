@@ -24,8 +24,8 @@ def decode_raw(metadata: ModelMetadata, version: int | None, body: Buffer, *, is
     """
     if len(metadata.inputs) != 1:
         raise InvalidArgumentError(
-            f"a raw binary request needs a model with exactly one input, "
-            f"but '{metadata.name}' has {len(metadata.inputs)}"
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(metadata.inputs)} inputs in "
+            f"'{metadata.name}' model configuration: describe the inputs in JSON in front of their bytes"
         )
     spec = metadata.inputs[0]
     dims = (1, *spec.shape[1:]) if is_batched else spec.shape
@@ -43,8 +43,8 @@ def _bytes_tensor(spec: TensorMetadata, dims: tuple[int, ...], body: Buffer) -> 
     shape = tuple(1 if dim == -1 else dim for dim in dims)
     if prod(shape) != 1:
         raise InvalidArgumentError(
-            f"input '{spec.name}': a raw binary request holds one BYTES element, "
-            f"but the model expects shape {list(spec.shape)}"
+            f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1], as the body is one "
+            f"element; it has {list(spec.shape)}"
         )
     data = np.empty(1, dtype=object)
     data[0] = bytes(body)
@@ -55,7 +55,8 @@ def _resolve(spec: TensorMetadata, dims: tuple[int, ...], datatype: Datatype, nu
     assert datatype.itemsize is not None, "BYTES has its own road"
     if dims.count(-1) > 1:
         raise InvalidArgumentError(
-            f"input '{spec.name}': a raw binary request can infer at most one variable dimension of {list(spec.shape)}"
+            f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+            f"variable-sized dimension in {list(spec.shape)}"
         )
     known = prod(dim for dim in dims if dim != -1) * datatype.itemsize
     unknown = num_bytes // known if known else 0

@@ -65,7 +65,10 @@ def _unsigned(name: str, value: Any) -> int:
 
 def _scalar(name: str, value: Any) -> ParameterValue:
     if name.startswith("triton_"):
-        raise InvalidArgumentError(f"parameter '{name}': names that start with 'triton_' are reserved")
+        raise InvalidArgumentError(
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "
+            f"Got '{name}'"
+        )
     if not isinstance(value, bool | int | float | str):
         raise InvalidArgumentError(f"parameter '{name}' must be a string, number or boolean, got {value!r:.40}")
     if type(value) is int and not _MIN_INT64 <= value <= _MAX_UINT64:

@@ -98,7 +98,9 @@ def test_parameter_without_value_is_refused() -> None:
 
 
 def test_other_triton_keys_are_reserved() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'triton_final_response'.*reserved"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"starting with 'triton_' are reserved for Triton usage.*got 'triton_final"
+    ):
         apply(triton_final_response=kind(bool_param=True))
 
 

@@ -133,7 +133,11 @@ async def test_a_repository_may_be_named(
         ("/v2/repository/index", b"{", "malformed"),
         ("/v2/repository/index", b"\xff", "malformed"),
         ("/v2/repository/index", b'{"ready": 1}', "'ready'"),
-        ("/v2/repository/index", b'{"a":' * 101 + b"1" + b"}" * 101, "deeper than 100"),
+        (
+            "/v2/repository/index",
+            b'{"a":' * 101 + b"1" + b"}" * 101,
+            "JSON nesting depth exceeds maximum allowed limit",
+        ),
         ("/v2/repository/models/m/load", b'{"parameters": []}', "'parameters'"),
         ("/v2/repository/models/m/load", b'{"parameters": {"config": {}}}', "'config'"),
         ("/v2/repository/models/m/load", b'{"parameters": {"file:1/x": "%%%"}}', "'file:1/x'.*base64"),

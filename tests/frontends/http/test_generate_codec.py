@@ -112,7 +112,7 @@ def test_limits(limits: HttpLimits, document: object) -> None:
 
 
 def test_depth_is_limited() -> None:
-    with pytest.raises(InvalidArgumentError, match="nests deeper"):
+    with pytest.raises(InvalidArgumentError, match="JSON nesting depth exceeds maximum allowed limit"):
         decode({"IN": [[[1]]]}, config(-1, -1, -1), HttpLimits(max_json_depth=3))
 
 

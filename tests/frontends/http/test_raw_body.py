@@ -48,13 +48,13 @@ def test_a_string_is_one_element(shape: tuple[int, ...], is_batched: bool) -> No
 @pytest.mark.parametrize(
     ("tensors", "body", "message"),
     [
-        ((), b"", "exactly one input, but 'm' has 0"),
-        ((("FP32", (1,)), ("FP32", (1,))), b"1234", "has 2"),
+        ((), b"", "must only have 1 input .* to be deduced but got 0 inputs in 'm' model"),
+        ((("FP32", (1,)), ("FP32", (1,))), b"1234", "but got 2 inputs"),
         ((("FP32", (2,)),), b"1234", "4 bytes do not fit"),
         ((("FP32", (-1,)),), b"12345", "5 bytes do not fit"),
         ((("FP32", (-1, 0)),), b"1234", "do not fit"),
-        ((("FP32", (-1, -1)),), b"1234", "at most one variable"),
-        ((("BYTES", (2,)),), b"1234", "one BYTES element"),
+        ((("FP32", (-1, -1)),), b"1234", "can not be deduced because there are more than one variable-sized"),
+        ((("BYTES", (2,)),), b"1234", "For BYTE datatype raw input"),
     ],
 )
 def test_what_does_not_fit_is_refused(tensors: Any, body: bytes, message: str) -> None:
