@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import WITHOUT_KEY, Admitted
+from modelserver.access import WITHOUT_KEY, Admitted, ApiGroup
 from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
 from modelserver.errors import ModelAsleepError, ServerError
 from modelserver.frontends.http.clouds import CloudFrontend
@@ -64,12 +64,14 @@ class KeyedHttpFrontend(HttpFrontend):
         _as_caller(caller, super().handle, exchange)
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
-        """Refuses a request without a key for its route."""
+        """Refuses a request without a key for its route, or for the model that its path asks."""
         found = self._find(head)
         if found is not None and found[0].is_open:
             return WITHOUT_KEY
         try:
             caller = _caller_of(self._keys, None if found is None else SCOPE_OF[found[0].group], head, peer)
+            if found is not None and found[0].group is ApiGroup.INFERENCE and "name" in found[1]:
+                caller.check_model(found[1]["name"])
         except ServerError as error:
             return _refusal(error, head)
         token = CALLER.set(caller)
@@ -146,7 +148,7 @@ def keyed_cloud(frontend: CloudFrontend, keys: KeyRing | None) -> Frontend:
 
 
 def _caller_of(keys: KeyRing, scope: Scope | None, head: HttpHead, peer: str) -> ApiKey:
-    """Whose key a head has, of that scope. Raises ServerError; who asks for control is recorded with the address."""
+    """The key that a head has, which must have that scope. Raises ServerError; refusals of control are recorded."""
     token = PEER.set(peer)
     try:
         caller = keys.caller(head.headers)

@@ -32,6 +32,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
     file = KeyFile(tmp_path_factory.mktemp("keys") / "keys.yaml")
     file.add("infer", Scope.INFER)
     file.add("admin", Scope.ADMIN)
+    file.add("tenant", Scope.INFER, models=("other*",))
     return file
 
 
@@ -105,6 +106,7 @@ def _message(num_elements: int) -> bytes:
         (INFER, None, 401),
         (INFER, "msk_wrong", 401),
         (INFER, "admin", 403),
+        (INFER, "tenant", 403),  # for other models
         ("/v1/chat/completions", None, 401),
         ("/v2/repository/models/echo/load", "infer", 403),
         ("/v2/repository/models/echo/load", "admin", 403),  # without the header that restricts it
