@@ -120,17 +120,18 @@ def test_calls_that_infer_nothing_have_lines(caller: ProtocolClient, take: Take)
 def test_an_unknown_path_has_a_line_that_cannot_be_forged(served: RunningServer, take: Take) -> None:
     httpx.get(f"http://{served.http_url}/nowhere%20status=200%0Aprotocol=x")
     row = take(status="404")
-    assert row["path"] == "/nowhere status=200\nprotocol=x"
+    assert row["path"] == "/nowhere%20status=200%0Aprotocol=x", "as it came"
 
 
 def test_a_line_is_one_line_with_quoted_parts(lines: Lines, served: RunningServer, take: Take) -> None:
-    httpx.get(f"http://{served.http_url}/no%20where%0A")
-    take(status="404")
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    httpx.post(f"http://{served.http_url}{PATHS['http']}", json={"id": "no where\n", "inputs": [tensor]})
+    take(status="200")
     (record,) = lines.records
-    assert 'path="/no where\\n"' in record.getMessage()
+    assert 'request_id="no where\\n"' in record.getMessage()
     assert "\n" not in record.getMessage()
     document = json.loads(JsonFormatter().format(record))
-    assert (document["path"], document["status"]) == ("/no where\n", "404")
+    assert (document["request_id"], document["status"]) == ("no where\n", "200")
 
 
 def test_a_client_that_leaves_is_told(served: RunningServer, take: Take) -> None:
