@@ -21,7 +21,7 @@ _INVALID, _OVERLOADED, _FAILED = "invalid_request_error", "rate_limit_error", "s
 
 # Models refuse in words: these begin with the parameter, or say that the prompt is too long.
 _PARAMETER = re.compile(r"(?:unknown )?(?:parameter|input) '(?P<name>[\w.\[\]]+)'|(?P<message>messages\[\d+\])")
-_PROMPT = re.compile(r"the (?:prompt|text to embed) (?P<too_long>has \d+ tokens\b)?")
+_PROMPT = re.compile(r"the (?:prompt|text to embed) (?P<too_long>has (?:at least )?\d+ tokens\b)?")
 _PROMPT_INPUTS = ("text_input", "input_ids")
 _TEMPLATE = "the model's chat template refuses these messages"
 _STRUCTURE = "structured output: "

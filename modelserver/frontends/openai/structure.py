@@ -9,7 +9,7 @@ from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.sampling import unsupported
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
-_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_additional_properties")
 # Members of the request that are a constraint, or an option of one: vLLM's, then llama.cpp's and SGLang's.
 _MEMBERS = {
     "guided_json": "json",
@@ -104,6 +104,8 @@ def _read_structured(fields: Fields) -> dict[str, Any] | None:
             f"'structured_outputs' must have exactly one of {', '.join(_KINDS)}, got {len(given)}",
             "structured_outputs",
         )
+    if structured.has("disable_any_whitespace"):
+        given["disable_any_whitespace"] = structured.flag("disable_any_whitespace")
     return given
 
 
