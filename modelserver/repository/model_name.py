@@ -33,7 +33,7 @@ def check_model_name(name: str) -> None:
         raise InvalidArgumentError(
             f"Model name cannot be empty. Please enter a valid name to deploy. Got {name[:300]!r}"
         )
-    if ".." in name or "/" in name or "\\" in name:
+    if name in (".", "..") or "/" in name or "\\" in name:
         problem = f"model name must not contain path traversal characters: {problem}"
         raise InvalidArgumentError(f"invalid model name '{name[:300]}', {problem}")
     raise InvalidArgumentError(f"invalid model name {name[:300]!r}: {problem}")
