@@ -39,10 +39,8 @@ def ineffective(options: ServerOptions) -> list[Option]:
 
 
 def ineffective_metrics_settings(options: ServerOptions) -> list[str]:
-    """The keys of --metrics-config that were given and have no effect: there are no summaries."""
-    given = options.metrics_settings
-    asks_for_summaries = options.metrics_switches["summary_latencies"]
-    return [key for key in given if key == "summary_quantiles" or (key == "summary_latencies" and asks_for_summaries)]
+    """The keys of --metrics-config that were given and have no effect: quantiles where there are no summaries."""
+    return [key for key in options.metrics_settings if key == "summary_quantiles" and not options.summary_quantiles]
 
 
 def _describe(name: str, hint: object, default: object, metadata: typing.Mapping[str, Flag]) -> Option:

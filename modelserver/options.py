@@ -26,6 +26,7 @@ from modelserver.flags import (
     nearest_hint,
     parse_bool,
 )
+from modelserver.telemetry.summary import DEFAULT_QUANTILES, parse_quantiles
 from modelserver.telemetry.trace_settings import OPENTELEMETRY, TraceOptions, parse_trace_config
 
 SERVER = "Server"
@@ -163,7 +164,7 @@ class ServerOptions:
     allow_cpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the CPU and memory of the host, or of the container the server runs in."))
     allow_gpu_metrics: bool = field(default=True, metadata=flag(METRICS, "Report the GPUs, where nvidia-ml-py is installed and a driver runs."))
     metrics_interval_ms: int = field(default=2000, metadata=flag(METRICS, "Shortest time between two readings of the host's gauges.", minimum=1))
-    metrics_config: tuple[str, ...] = field(default=(), metadata=flag(METRICS, "counter_latencies, histogram_latencies: false leaves those families out. summary_latencies, summary_quantiles: accepted, no effect, with a warning.", metavar="KEY=VALUE"))
+    metrics_config: tuple[str, ...] = field(default=(), metadata=flag(METRICS, "counter_latencies, histogram_latencies: false leaves those families out. summary_latencies: true adds quantiles of the last minute; summary_quantiles: which, as QUANTILE:ERROR,...", metavar="KEY=VALUE"))
 
     trace_config: tuple[str, ...] = field(default=(), metadata=flag(TRACING, "Settings of request tracing: mode=triton or opentelemetry, level=TIMESTAMPS or TENSORS, rate=N, count=N; triton,file=FILE, triton,log-frequency=N; opentelemetry,url=URL, opentelemetry,resource=KEY=VALUE, opentelemetry,bsp_max_queue_size, bsp_schedule_delay, bsp_max_export_batch_size. Repeat for several.", metavar="[MODE],KEY=VALUE"))
 
@@ -359,6 +360,14 @@ class ServerOptions:
         }
 
     @property
+    def summary_quantiles(self) -> tuple[float, ...]:
+        """The quantiles that summaries of durations have; none where there are no summaries."""
+        if not self.metrics_switches["summary_latencies"]:
+            return ()
+        given = self.metrics_settings.get("summary_quantiles")
+        return DEFAULT_QUANTILES if given is None else parse_quantiles(given)
+
+    @property
     def auto_complete_config(self) -> bool:
         """Whether backends fill in what config.pbtxt leaves out."""
         return not (self.disable_auto_complete_config or self.strict_model_config)
@@ -448,4 +457,6 @@ def _split_metrics_setting(text: str) -> tuple[str, str]:
         )
     if key in _METRICS_SWITCHES and parse_bool(value) is None:
         raise InvalidArgumentError(f"--metrics-config={key} expects {BOOL_EXPECTATION}, got '{value}'")
+    if key == "summary_quantiles":
+        parse_quantiles(value)
     return key, value

@@ -215,6 +215,7 @@ class Server:
             gpu_limits=GpuLimits(self.options.gpu_limits),
             is_fair=self.options.knows_callers,
             is_adaptive=self.options.adaptive_admission,
+            summary_quantiles=self.options.summary_quantiles,
         )
 
     def _callers(self) -> Callers | None:

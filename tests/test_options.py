@@ -181,9 +181,19 @@ def test_switches_of_the_metrics_take_all_forms_of_booleans(word: str, expected:
 
 
 def test_switches_of_the_metrics_without_effect_are_named() -> None:
-    options = options_of("--metrics-config=summary_latencies=true", "--metrics-config=summary_quantiles=0.5:0.05")
-    assert ineffective_metrics_settings(options) == ["summary_latencies", "summary_quantiles"]
-    assert ineffective_metrics_settings(options_of("--metrics-config=summary_latencies=false")) == []
+    quantiles = "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.001"
+    assert ineffective_metrics_settings(options_of(quantiles)) == ["summary_quantiles"]
+    options = options_of("--metrics-config=summary_latencies=true", quantiles)
+    assert ineffective_metrics_settings(options) == []
+    assert options.summary_quantiles == (0.5, 0.99)
+    assert options_of("--metrics-config=summary_latencies=1").summary_quantiles == (0.5, 0.9, 0.95, 0.99, 0.999)
+    assert options_of().summary_quantiles == ()
+
+
+@pytest.mark.parametrize("text", ["", "0.5", "0.5:", "50:1", "0.5:0.1,", "a:b"])
+def test_quantiles_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"summary_quantiles expects <quantile>:<error>"):
+        options_of(f"--metrics-config=summary_quantiles={text}")
 
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ class Facilities:
     """`answers` is where response caches keep answers; without it no model has a cache. `limiter` decides who executes
     of those that need the same resources; without it nobody waits for any. `cores` says where instances run.
     `is_fair`: callers share queues by weight. `is_adaptive`: who would be answered too late is refused at once.
+    `summary_quantiles` are wanted of the durations of each model, if any.
     """
 
     answers: AnswerStore | None = None
@@ -23,3 +24,4 @@ class Facilities:
     gpu_limits: GpuLimits = field(default_factory=GpuLimits)
     is_fair: bool = False
     is_adaptive: bool = False
+    summary_quantiles: tuple[float, ...] = ()

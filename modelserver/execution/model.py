@@ -107,7 +107,11 @@ class Model:
         guard(backend.load, f"loading {what} failed")
         try:
             signature = ModelSignature(config)
-            statistics = ModelStatistics(first_response_bounds_ms=first_response_bounds_ms(config))
+            statistics = ModelStatistics(
+                first_response_bounds_ms=first_response_bounds_ms(config),
+                is_decoupled=config.is_decoupled,
+                summary_quantiles=facilities.summary_quantiles,
+            )
             staff: Staff | EnsembleStaff
             if config.is_ensemble:
                 staff = EnsembleStaff(backend, loop=loop, statistics=statistics, clock=clock)

@@ -75,6 +75,7 @@ class BatchRunner:
         response, times = self._executor.execute_lone(request)
         if times is None:
             done_ns = self._now_ns()
+            self._statistics.record_failed_execution()
         else:
             prepared_ns, called_ns, done_ns = times
             if request.trace is not None:
@@ -137,7 +138,9 @@ class BatchRunner:
             succeeded = [position for position, response in enumerate(responses) if response.error is None]
             request_ns = [request_ns[position] for position in succeeded]
             queue_ns = [queue_ns[position] for position in succeeded]
-        if timing is not None:
+        if timing is None:
+            self._statistics.record_failed_execution()
+        else:
             self._remember(timing.compute_infer_ns)
             self._statistics.record_batch(batch.rows, timing, queue_ns=queue_ns, request_ns=request_ns)
 

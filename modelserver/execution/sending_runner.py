@@ -63,7 +63,9 @@ class SendingRunner(BatchRunner):
                 self._statistics.record_padding(batch.num_padding)
         if timing is not None and self._statistics.is_traced:
             note_traces(batch, timing)
-        if timing is not None:
-            self._remember(timing.compute_infer_ns)
-        if timing is not None and not self.desk.is_stepped:
+        if timing is None:
+            self._statistics.record_failed_execution()
+            return
+        self._remember(timing.compute_infer_ns)
+        if not self.desk.is_stepped:
             self._statistics.record_batch(batch.rows, timing, queue_ns=(), request_ns=())

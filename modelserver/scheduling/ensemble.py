@@ -96,6 +96,8 @@ class EnsembleScheduler:
     def bind(self, binding: Binding | None, fault: str = "") -> None:
         """Use these models for requests from now on; those that run keep theirs. None: refuse them, with the reason."""
         former, self._binding, self._fault = self._binding, binding, fault
+        if binding is not None:
+            self._statistics.is_decoupled = binding.is_decoupled
         if former is not None:
             former.release()
 

@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LAST_LABELS = frozenset({"le", "quantile"})
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -60,9 +61,15 @@ def _has_samples(family: Metric) -> bool:
 
 
 def _line(sample: Sample) -> str:
-    labels = ",".join(f'{key}="{_escape_value(value)}"' for key, value in sample.labels.items())
+    # Triton's order: a script that reads lines finds them.
+    names = sorted(sample.labels, key=_label_rank)
+    labels = ",".join(f'{name}="{_escape_value(sample.labels[name])}"' for name in names)
     head = f"{sample.name}{{{labels}}}" if labels else sample.name
     return f"{head} {_number(sample.value)}"
+
+
+def _label_rank(name: str) -> tuple[bool, str]:
+    return name in _LAST_LABELS, name
 
 
 def _number(value: float) -> str:

@@ -36,9 +36,6 @@ class MeasuredModel(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
-    def is_decoupled(self) -> bool: ...
-
-    @property
     def namespace(self) -> str: ...
 
     def measure(self) -> Sequence[Sequence[Measurement]]:
@@ -187,9 +184,49 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[StatisticsSnapshot], HistogramSnaps
 )
 _FIRST_RESPONSE = (
     FIRST_RESPONSE_MS,
-    "Time from the arrival of a request to its first response in milliseconds (decoupled models)",
+    "Duration from request to first response in milliseconds",
     lambda numbers: numbers.first_response_histogram,
 )
+# What was measured, name, help.
+_SUMMARIES = (
+    (
+        "request",
+        "nv_inference_request_summary_us",
+        "Summary of inference request duration in microseconds (includes cached requests)",
+    ),
+    (
+        "queue",
+        "nv_inference_queue_summary_us",
+        "Summary of inference queuing duration in microseconds (includes cached requests)",
+    ),
+    (
+        "compute_input",
+        "nv_inference_compute_input_summary_us",
+        "Summary of compute input duration in microseconds (does not include cached requests)",
+    ),
+    (
+        "compute_infer",
+        "nv_inference_compute_infer_summary_us",
+        "Summary of compute inference duration in microseconds (does not include cached requests)",
+    ),
+    (
+        "compute_output",
+        "nv_inference_compute_output_summary_us",
+        "Summary of compute output duration in microseconds (does not include cached requests)",
+    ),
+    (
+        "cache_hit",
+        "nv_cache_hit_summary_per_model",
+        "Summary of cache hit counts/durations per model, in microseconds.",
+    ),
+    (
+        "cache_miss",
+        "nv_cache_miss_summary_per_model",
+        "Summary of cache miss counts/durations per model, in microseconds.",
+    ),
+)
+# Whether a model must have a cache for its summary, or must not.
+_ONLY_WITH_CACHE = {"request": False, "cache_hit": True, "cache_miss": True}
 _BATCH_ROWS = (
     "modelserver_batch_rows",
     "Rows of the executed batches",
@@ -209,7 +246,26 @@ def model_families(samples: Sequence[ModelSample], options: MetricsOptions) -> I
         yield _histogram(name, text, samples, pick)
     if options.has_duration_histograms:
         name, text, pick = _FIRST_RESPONSE
-        yield _histogram(name, text, [sample for sample in samples if sample.model.is_decoupled], pick)
+        yield _histogram(name, text, samples, pick)
+    yield from _summaries(samples)
+
+
+def _summaries(samples: Sequence[ModelSample]) -> Iterator[Metric]:
+    """Triton's: of models with a cache, look-ups in place of whole requests."""
+    for measured, name, text in _SUMMARIES:
+        family = Metric(name, text, "summary")
+        for sample in samples:
+            if (
+                measured in sample.numbers.summaries
+                and _ONLY_WITH_CACHE.get(measured, sample.has_cache) is sample.has_cache
+            ):
+                snapshot = sample.numbers.summaries[measured]
+                family.add_sample(f"{name}_count", sample.labels, snapshot.count)
+                family.add_sample(f"{name}_sum", sample.labels, snapshot.sum_us)
+                for quantile, value_us in snapshot.quantiles_us:
+                    family.add_sample(name, {**sample.labels, "quantile": f"{quantile:g}"}, value_us)
+        if family.samples:
+            yield family
 
 
 def _labels(model: MeasuredModel) -> dict[str, str]:

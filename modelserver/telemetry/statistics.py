@@ -19,6 +19,7 @@ import numpy as np
 from modelserver.telemetry.histogram import Histogram, Numbers
 from modelserver.telemetry.process_restarts import ProcessRestarts
 from modelserver.telemetry.statistics_snapshot import BatchStat, DurationStat, ResponseStat, StatisticsSnapshot
+from modelserver.telemetry.summary import DurationSummaries
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
@@ -132,7 +133,8 @@ def _zero() -> int:
 class ModelStatistics:
     """Recording may come from any thread; `_lock` guards every number.
 
-    `pending` and `inflight` are asked for at each snapshot.
+    `pending` and `inflight` are asked for at each snapshot. The first response of a model that is not decoupled is the
+    answer; of a decoupled one it is recorded by itself. Without `summary_quantiles` there are no summaries.
     """
 
     def __init__(
@@ -141,9 +143,13 @@ class ModelStatistics:
         pending: Callable[[], int] = _zero,
         inflight: Callable[[], int] = _zero,
         first_response_bounds_ms: Sequence[float] = (),
+        is_decoupled: bool = False,
+        summary_quantiles: Sequence[float] = (),
     ) -> None:
         # Some request of this model was traced: who executes batches looks for such ones from then on.
         self.is_traced = False
+        # An ensemble is what its models make it.
+        self.is_decoupled = is_decoupled
         # How long the slowest instance was warmed up, in seconds.
         self.warmup_s = 0.0
         # Of the processes that instances live in.
@@ -184,6 +190,7 @@ class ModelStatistics:
         self._batch_rows_histogram = Histogram(ROWS_BOUNDS)
         self._first_response_histogram = Histogram(first_response_bounds_ms, _NS_PER_MS)
         self._latency_histogram = Histogram(LATENCY_BOUNDS_S, _NS_PER_S)
+        self._summaries = DurationSummaries(summary_quantiles) if summary_quantiles else None
         self._at_reset: StatisticsSnapshot | None = None
 
     def record_batch(
@@ -208,6 +215,11 @@ class ModelStatistics:
         if len(noted) >= _MAX_NOTED_LONE:
             with self._lock:
                 self._fold()
+
+    def record_failed_execution(self) -> None:
+        """A batch that failed as a whole: an execution without a time, whose requests are no inferences."""
+        with self._lock:
+            self._execution_count += 1
 
     def record_padding(self, rows: int) -> None:
         """Rows of a recorded batch that belong to no request: `batch_stats` has them, `inference_count` has not."""
@@ -248,12 +260,19 @@ class ModelStatistics:
         self._computed.add(len(durations), durations.sum(axis=0))
         self._compute_infer_histogram.add_all(durations[:, 1])
         self._queue_ns += self._queue_histogram.add_all(queue_ns)
+        if self._summaries is not None:
+            self._summaries.add_computed(durations)
+            self._summaries.queue.add_all(queue_ns)
         self._add_requests(request_ns)
 
     def _add_requests(self, request_ns: Sequence[int] | Numbers) -> None:
         """How long successful requests took."""
         self._request_ns += self._request_histogram.add_all(request_ns)
         self._latency_histogram.add_all(request_ns)
+        if not self.is_decoupled:
+            self._first_response_histogram.add_all(request_ns)
+        if self._summaries is not None:
+            self._summaries.request.add_all(request_ns)
 
     def _add_executions(self, all_rows: Numbers, durations: Numbers) -> None:
         """What is counted per batch, whoever was in it."""
@@ -281,8 +300,13 @@ class ModelStatistics:
         self._add_executions(all_rows, durations)
         self._num_successes += int(num_successes.sum())
         self._computed.add(int(num_successes.sum()), num_successes @ durations)
-        self._compute_infer_histogram.add_all(np.repeat(durations[:, 1], num_successes))
-        self._queue_ns += self._queue_histogram.add_all([value for *_, values, _ in noted for value in values])
+        of_requests = np.repeat(durations, num_successes, axis=0)
+        self._compute_infer_histogram.add_all(of_requests[:, 1])
+        queue_ns = [value for *_, values, _ in noted for value in values]
+        self._queue_ns += self._queue_histogram.add_all(queue_ns)
+        if self._summaries is not None:
+            self._summaries.add_computed(of_requests)
+            self._summaries.queue.add_all(queue_ns)
         self._add_requests([value for *_, values in noted for value in values])
 
     def record_failures(self, reason: FailureReason, request_ns: Sequence[int]) -> None:
@@ -322,12 +346,17 @@ class ModelStatistics:
             self._cache_hit_ns += lookup_ns
             self._add_requests((request_ns,))
             self._queue_histogram.add_all((0,))
+            if self._summaries is not None:
+                self._summaries.queue.add_all((0,))
+                self._summaries.cache_hit.add_all((lookup_ns,))
 
     def record_cache_miss(self, miss_ns: int) -> None:
         """Time spent on a cache look-up that found nothing, and on the insertion after it."""
         with self._lock:
             self._num_cache_misses += 1
             self._cache_miss_ns += miss_ns
+            if self._summaries is not None:
+                self._summaries.cache_miss.add_all((miss_ns,))
 
     def reset(self) -> None:
         """Have `since_reset` begin anew. `snapshot` goes on: counters of metrics never fall while a version serves."""
@@ -367,4 +396,5 @@ class ModelStatistics:
                 first_response_histogram=self._first_response_histogram.snapshot(),
                 latency_histogram=self._latency_histogram.snapshot(),
                 warmup_s=self.warmup_s,
+                summaries={} if self._summaries is None else self._summaries.snapshot(),
             )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from modelserver.telemetry.histogram import HistogramSnapshot
+from modelserver.telemetry.summary import SummarySnapshot
 
 if TYPE_CHECKING:
     from modelserver.telemetry.statistics import FailureReason
@@ -57,8 +58,8 @@ class StatisticsSnapshot:
     `batch_stats` is keyed by rows, `response_stats` by a response's position among those of its request, from 0; the
     last position holds all later ones too. `pending` requests are queued, `inflight` ones queued or executing.
     The histograms are in seconds (`batch_rows`: rows) and count successes. `first_response_histogram`, in milliseconds,
-    is of decoupled models: from the arrival of a request to the first of its responses, if that is no error.
-    `latency_histogram` is the request histogram in finer steps, for percentiles.
+    is from the arrival of a request to the first of its responses, if that is no error. `latency_histogram` is the
+    request histogram in finer steps, for percentiles. `summaries` are by what was measured, where they are wanted.
     """
 
     success: DurationStat
@@ -84,6 +85,7 @@ class StatisticsSnapshot:
     first_response_histogram: HistogramSnapshot
     latency_histogram: HistogramSnapshot
     warmup_s: float = 0.0
+    summaries: Mapping[str, SummarySnapshot] = field(default_factory=dict)
 
     def since(self, before: StatisticsSnapshot) -> StatisticsSnapshot:
         """What came after `before`, an older snapshot of the same version; gauges and times are those of now."""
