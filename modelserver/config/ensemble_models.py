@@ -22,7 +22,7 @@ FindConfig = Callable[[EnsembleStep], ModelConfig | str | None]
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a tensor of the ensemble begins or ends, and what it is there. `shape` has all dimensions.
+    """Where a tensor of the ensemble begins or ends, and what it is there. `shape` has a batch's dimension, too.
 
     `model` is the step's model, or the ensemble; `step` the step's index, -1 for the ensemble.
     """
@@ -32,6 +32,7 @@ class _End:
     model: str
     step: int
     datatype: Datatype | None
+    dims: tuple[int, ...]
     shape: tuple[int, ...]
 
 
@@ -73,8 +74,8 @@ def _check_step(config: ModelConfig, step: EnsembleStep, index: int, model: Mode
         message = f"model '{name}' needs its inputs {missing}, which no tensor is mapped to"
         unmapped = f"input {missing[0]} in model {name} is not mapped to any ensemble tensors"
         report.add(f"{path}.input_map", message, summary=f"in ensemble {config.name}, {unmapped}")
-    if model.max_batch_size < config.max_batch_size:
-        limit = f"only {model.max_batch_size} rows" if model.max_batch_size else "no batches (max_batch_size 0)"
+    if 0 < model.max_batch_size < config.max_batch_size:
+        limit = f"only {model.max_batch_size} rows"
         message = f"the ensemble allows max_batch_size {config.max_batch_size}, but model '{name}' {limit}"
         allows = f"ensemble {config.name} allows maximum batch size {config.max_batch_size}"
         contains = f"it contains model {name} which only allows maximum batch size to be {model.max_batch_size}"
@@ -152,8 +153,10 @@ def _steps(config: ModelConfig, models: Mapping[int, ModelConfig]) -> list[tuple
 
 
 def _end(path: str, what: str, config: ModelConfig, tensor: ModelInput | ModelOutput, step: int) -> _End:
+    """What a client of that config gives or gets; of the ensemble what its steps see."""
     lead = (-1,) if config.max_batch_size > 0 else ()
-    return _End(path, what, config.name, step, tensor.data_type, lead + tuple(tensor.dims))
+    dims = tuple(tensor.reshape.shape if step < 0 and tensor.reshape is not None else tensor.dims)
+    return _End(path, what, config.name, step, tensor.data_type, dims, lead + dims)
 
 
 def _compare(tensor: str, begin: _End, end: _End, report: Report) -> bool:
@@ -164,9 +167,8 @@ def _compare(tensor: str, begin: _End, end: _End, report: Report) -> bool:
         types = {one: f"{one.datatype.config_name}" for one in (begin, end) if one.datatype is not None}
         report.add(end.path, message, summary=_inconsistent("data type", tensor, types, report))
         return False
-    if len(begin.shape) == len(end.shape) and all(
-        one in (other, -1) or other == -1 for one, other in zip(begin.shape, end.shape, strict=True)
-    ):
+    # Where one side has batches and the other has none, a batch of one is as good as its only row.
+    if _can_be_equal(begin.shape, end.shape) or _can_be_equal(begin.dims, end.dims):
         return True
     problem = f"has shape {list(end.shape)}, but"
     hint = None
@@ -183,6 +185,12 @@ def _inconsistent(what: str, tensor: str, ends: Mapping[_End, str], report: Repo
     inferred = [f"{ends[end]} is inferred from model {end.model}" for end in sorted(ends, key=lambda end: end.step)]
     where = f"in ensemble {report.model_name}, ensemble tensor {tensor}"
     return f"{where}: inconsistent {what}: {' while '.join(inferred)}"
+
+
+def _can_be_equal(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return len(some) == len(others) and all(
+        one in (other, -1) or other == -1 for one, other in zip(some, others, strict=True)
+    )
 
 
 def _check_runs(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
@@ -12,6 +15,8 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 
 Shape = tuple[int, ...]
+Array = np.ndarray[Any, Any]
+Reshape = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +194,17 @@ def _sizes(shape: Sequence[int]) -> str:
 def _known(datatype: Datatype | None) -> Datatype:
     assert datatype is not None, "a validated config names the datatype of every tensor"
     return datatype
+
+
+def reshaper(source: Shape, target: Shape, *, is_batched: bool) -> Reshape:
+    """From arrays of shape `source` to `target`, behind the batch dimension; variable sizes correspond in order."""
+    num_leading = 1 if is_batched else 0
+    if -1 not in target:
+        return lambda array: array.reshape(array.shape[:num_leading] + target)
+    variable = [position + num_leading for position, dim in enumerate(source) if dim == -1]
+
+    def fill(array: Array) -> Array:
+        sizes = iter([array.shape[position] for position in variable if position < array.ndim])
+        return array.reshape(array.shape[:num_leading] + tuple(next(sizes) if dim == -1 else dim for dim in target))
+
+    return fill

@@ -7,14 +7,14 @@ are scattered as views of the batch's arrays.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
 from modelserver.backend import Array
-from modelserver.config.signature import ModelSignature, Shape, TensorSpec
+from modelserver.config.signature import ModelSignature, Reshape, Shape, TensorSpec, reshaper
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
@@ -24,8 +24,6 @@ from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.sequence_inputs import SequenceInputs
 
 logger = logging.getLogger(__name__)
-
-Reshape = Callable[[Array], Array]
 
 
 class Assembler:
@@ -50,12 +48,12 @@ class Assembler:
         # Outputs with other dims than the config's: served as they are, as Triton does, and told of once.
         self._misdescribed: set[str] = set()
         self._input_reshapes = {
-            name: _reshape(spec.dims, spec.reshape, is_batched=self._is_batched)
+            name: reshaper(spec.dims, spec.reshape, is_batched=self._is_batched)
             for name, spec in signature.inputs.items()
             if spec.reshape is not None
         }
         self._output_reshapes = {
-            name: _reshape(spec.reshape, spec.dims, is_batched=self._is_batched)
+            name: reshaper(spec.reshape, spec.dims, is_batched=self._is_batched)
             for name, spec in signature.outputs.items()
             if spec.reshape is not None
         }
@@ -368,19 +366,3 @@ def _fits(shape: Shape, dims: Shape) -> bool:
         if dim not in (size, -1):
             return False
     return True
-
-
-def _reshape(source: Shape | None, target: Shape | None, *, is_batched: bool) -> Reshape:
-    """From arrays of shape `source` to `target`, behind the batch dimension; variable sizes correspond in order."""
-    assert source is not None, "only tensors with a reshape have one"
-    assert target is not None, "only tensors with a reshape have one"
-    num_leading = 1 if is_batched else 0
-    if -1 not in target:
-        return lambda array: array.reshape(array.shape[:num_leading] + target)
-    variable = [position + num_leading for position, dim in enumerate(source) if dim == -1]
-
-    def fill(array: Array) -> Array:
-        sizes = iter([array.shape[position] for position in variable if position < array.ndim])
-        return array.reshape(array.shape[:num_leading] + tuple(next(sizes) if dim == -1 else dim for dim in target))
-
-    return fill

@@ -61,7 +61,7 @@ class Ensembles:
         contains itself.
         """
         steps = _steps(definition.config)
-        keys = {self._key_of(key, step): index for index, step in reversed(list(enumerate(steps)))}
+        keys = {self._key_of(key, step, is_new=True): index for index, step in reversed(list(enumerate(steps)))}
         self._coming[key] = frozenset(keys)
         try:
             self._check_cycles(key, definition)
@@ -108,16 +108,29 @@ class Ensembles:
 
     def published(self, key: str) -> None:
         """The ready versions of a model have changed: so do the ensembles that it belongs to."""
-        lifecycle = self._table.lifecycles.get(key)
-        ensembles = lifecycle.ensembles if lifecycle is not None else []
-        steps = [step for loaded in ensembles for step in _steps(loaded.definition.config)]
+        if key in self._table.lifecycles:
+            self._link(key)
+        name = self._table.namespaces.name_of(key)
+        for ensemble, composing in tuple(self._composing.items()):
+            # In another namespace a model of that name may have been the step's, or may be from now on.
+            if key in composing or (self._table.namespaces.is_on and self._names_step(ensemble, name)):
+                self._link(ensemble)
+                self._table.lifecycles[ensemble].rebind()
+
+    def _link(self, key: str) -> None:
+        """Note which models the loaded versions of an ensemble call, if it is one."""
+        steps = self._steps_of(key)
         if steps:
             self._composing[key] = frozenset(self._key_of(key, step) for step in steps)
         else:
             self._composing.pop(key, None)
-        for ensemble, composing in tuple(self._composing.items()):
-            if key in composing:
-                self._table.lifecycles[ensemble].rebind()
+
+    def _names_step(self, key: str, name: str) -> bool:
+        return any(step.model_name == name for step in self._steps_of(key))
+
+    def _steps_of(self, key: str) -> list[EnsembleStep]:
+        ensembles = self._table.lifecycles[key].ensembles
+        return [step for loaded in ensembles for step in _steps(loaded.definition.config)]
 
     def only_of(self, key: str) -> list[str]:
         """The models of an ensemble, and theirs, that no other ensemble which is loaded needs."""
@@ -145,23 +158,31 @@ class Ensembles:
     def _find_holder(self, model: StepModel, sequence_id: int | str) -> Model | None:
         return self._table.sequence_holder(model.name, None, sequence_id)
 
-    def _key_of(self, ensemble: str, step: EnsembleStep) -> str:
-        """The key of a step's model: in the namespace that the step names, else the ensemble's, else the only one."""
+    def _key_of(self, ensemble: str, step: EnsembleStep, *, is_new: bool = False) -> str:
+        """The key of a step's model: in the namespace that the step names, else the ensemble's, else the only one.
+
+        A model of the ensemble's namespace that was unloaded leaves its place to another one that serves, until an
+        ensemble that `is_new` has it loaded again.
+        """
         namespaces = self._table.namespaces
         if not namespaces.is_on:
             return step.model_name
         if step.model_namespace:
             return key_of(step.model_namespace, step.model_name)
         own = key_of(namespaces.split(ensemble)[0], step.model_name)
-        keys = namespaces.keys(step.model_name, {*self._table.lifecycles, *self._known_keys()})
-        return keys[0] if len(keys) == 1 and own not in keys else own
+        lifecycles, stored = self._table.lifecycles, set(self._known_keys())
+        if (own in stored and (is_new or own not in lifecycles)) or (own in lifecycles and lifecycles[own].is_known):
+            return own
+        keys = namespaces.keys(step.model_name, lifecycles)
+        keys = [key for key in keys if lifecycles[key].is_known] or namespaces.keys(step.model_name, stored)
+        return keys[0] if len(keys) == 1 else own
 
     def _check_cycles(self, key: str, definition: ModelDefinition) -> None:
         """Raise ConfigError when the models of the ensemble, or theirs, lead back to it."""
         path = self._path(key, key, (key,))
         if path is not None:
             steps = _steps(definition.config)
-            index = next(index for index, step in enumerate(steps) if self._key_of(key, step) == path[1])
+            index = next(index for index, step in enumerate(steps) if self._key_of(key, step, is_new=True) == path[1])
             message = f"ensembles contain each other: {' -> '.join(path)}"
             summary = f"circular dependency between ensembles: {path[0]} -> ... -> {path[-2]} -> {path[-1]}"
             raise error_of([_problem(definition, index, message, summary)], definition.config_source)

@@ -10,8 +10,9 @@ from modelserver.config.ensemble_graph import Condition, EnsembleGraph, ensemble
 from modelserver.config.ensemble_limits import StepLimits, step_limits
 from modelserver.config.ensemble_scopes import Scopes, find_scopes
 from modelserver.config.schema import ModelConfig
-from modelserver.config.signature import ModelSignature
+from modelserver.config.signature import ModelSignature, Reshape
 from modelserver.core.request import InferRequest
+from modelserver.scheduling.ensemble_shapes import input_adapters, is_mixed, output_adapters, step_adapters
 from modelserver.telemetry.statistics import ModelStatistics
 
 
@@ -47,7 +48,8 @@ class StepPlan:
     """One step. `inputs` are (the model's name of it, tensor of the ensemble, whether the model needs it), `outputs`
     (the model's name of it, tensor of the ensemble). The model is asked for `requested`: None means for all of them.
 
-    `opens` is the scope of each of its responses if it is decoupled. `position` is its place in its scope.
+    `opens` is the scope of each of its responses if it is decoupled. `position` is its place in its scope. `adapters`
+    are of inputs, by the model's names, whose shapes may have to change on their way to it.
     """
 
     index: int
@@ -62,6 +64,7 @@ class StepPlan:
     scope: int
     position: int
     opens: int | None
+    adapters: Mapping[str, Reshape]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,13 +95,15 @@ class ScopePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnsemblePlan:
-    """Scope 0 is the request. `outputs` are what an answer is made of."""
+    """Scope 0 is the request. `outputs` are what an answer is made of. The adapters are by the ensemble's own names."""
 
     scopes: tuple[ScopePlan, ...]
     outputs: tuple[str, ...]
     num_steps: int
     is_decoupled: bool
     max_inflight_requests: int
+    input_adapters: Mapping[str, Reshape]
+    output_adapters: Mapping[str, Reshape]
 
 
 def plan_ensemble(
@@ -113,7 +118,9 @@ def plan_ensemble(
     decoupled = [model.is_decoupled for model in models]
     scopes, _ = find_scopes(graph, decoupled, asked)
     used = _used_steps(graph, asked)
-    planner = _Planner(graph, scopes, models, used, asked, step_limits(config))
+    mixed = is_mixed(config, [model.signature for model in models])
+    planner = _Planner(graph, scopes, models, used, asked, step_limits(config), is_mixed=mixed)
+    outward = output_adapters(config, is_mixed=mixed)
     ensemble = config.ensemble_scheduling
     return EnsemblePlan(
         scopes=tuple(planner.scope(number) for number in range(len(scopes.parents))),
@@ -121,6 +128,8 @@ def plan_ensemble(
         num_steps=len(graph.steps),
         is_decoupled=any(decoupled),
         max_inflight_requests=ensemble.max_inflight_requests if ensemble is not None else 0,
+        input_adapters=input_adapters(config),
+        output_adapters={name: adapter for name, adapter in outward.items() if name in asked},
     )
 
 
@@ -144,7 +153,10 @@ class _Planner:
         used: set[int],
         outputs: Sequence[str],
         limits: Mapping[int, StepLimits],
+        *,
+        is_mixed: bool,
     ) -> None:
+        self._is_mixed = is_mixed
         self._graph = graph
         self._limits = limits
         self._scopes = scopes
@@ -178,6 +190,7 @@ class _Planner:
             scope=scope,
             position=len(self._steps[scope]),
             opens=self._scopes.opened.get(index),
+            adapters=step_adapters(model.signature, tuple(step.input_map)) if self._is_mixed else {},
         )
         self._steps[scope].append(plan)
         for tensor in self._graph.needs(index):

@@ -8,17 +8,19 @@ settled as None.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Protocol
 
 from modelserver.config.ensemble_limits import StepLimits
 from modelserver.core.call_origin import check_has_free_instance
 from modelserver.core.request import InferRequest
-from modelserver.core.response import InferResponse
+from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.tensor import Tensor
-from modelserver.errors import CancelledError, ServerError
+from modelserver.errors import CancelledError, InternalError, ServerError
 from modelserver.scheduling.ensemble_attempts import Attempts, AttemptsOwner
 from modelserver.scheduling.ensemble_iteration import DecoupledCall, Iteration, StepCall
 from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, StepPlan
+from modelserver.scheduling.ensemble_shapes import adapt
 from modelserver.telemetry.statistics import FailureReason, ResponseKind
 
 _NS_PER_US = 1000
@@ -97,8 +99,12 @@ class EnsembleRun:
         if self._is_decoupled and request.stream.reads_later:
             self._unread = deque()
             request.stream.on_read = self._on_read
+        inputs = request.inputs
+        if self._plan.input_adapters:
+            inputs = dict(inputs)
+            adapt(inputs, self._plan.input_adapters)
         for tensor in root.scope.opening:
-            root.values[tensor] = request.inputs.get(tensor)
+            root.values[tensor] = inputs.get(tensor)
         self._ready.extend((root, position) for position in root.scope.first)
         self._advance()
 
@@ -180,6 +186,8 @@ class EnsembleRun:
                 return
         if self._plan.max_inflight_requests and not self._has_room(iteration, step):
             return
+        if step.adapters:
+            adapt(inputs, step.adapters)
         whole = self.request
         call = StepCall(self, step, iteration) if step.opens is None else DecoupledCall(self, step, iteration)
         timeout_us = whole.timeout_us
@@ -313,15 +321,35 @@ class EnsembleRun:
             self._put(following)
 
     def _put(self, iteration: Iteration) -> None:
-        outputs = []
+        found: dict[str, Tensor] = {}
         for name in self._plan.outputs:
             tensor = iteration.find(name)
             if tensor is not None:
-                outputs.append(tensor if tensor.name == name else Tensor(name, tensor.datatype, tensor.data))
-        if outputs or not self._is_decoupled:
-            self._answers.append((iteration, InferResponse(outputs, None, iteration.all_parameters())))
+                found[name] = tensor if tensor.name == name else Tensor(name, tensor.datatype, tensor.data)
+        if self._plan.output_adapters:
+            try:
+                adapt(found, self._plan.output_adapters)
+            except (ValueError, RuntimeError) as error:
+                problem = f"ensemble '{self._name}': an output does not fit its reshape: {error}"
+                self._end_with(InternalError(problem), FailureReason.OTHER)
+                return
+        if found or not self._is_decoupled:
+            response = InferResponse(list(found.values()), None, self._parameters(iteration))
+            self._answers.append((iteration, response))
             iteration.is_unread = self._unread is not None
         self._ended_part(iteration)
+
+    def _parameters(self, iteration: Iteration) -> Mapping[str, ParameterValue] | None:
+        """Those of the steps' responses; where the request belongs to a sequence, to which one and its flags too."""
+        request, parameters = self.request, iteration.all_parameters()
+        if not request.sequence_id:
+            return parameters
+        return {
+            "sequence_id": request.sequence_id,
+            "sequence_start": request.sequence_start,
+            "sequence_end": request.sequence_end,
+            **(parameters or {}),
+        }
 
     def _send_answers(self) -> None:
         """Deliver what is complete; the last one is final when nothing more can come."""

@@ -59,6 +59,7 @@ class PriorityLevels:
         self._policies = {
             level: QueuePolicy.from_config(policy, default_max_queue_size)
             for level, policy in (batching.priority_queue_policy.items() if batching is not None else ())
+            if self.num_levels
         }
 
     def level_of(self, request: InferRequest) -> int:

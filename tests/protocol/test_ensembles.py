@@ -444,3 +444,91 @@ def test_answers_are_cached_of_the_whole_and_of_each_step(protocol: type[Protoco
 
 def hits(client: ProtocolClient, model: str) -> int:
     return int(statistics(client, model)["inference_stats"]["cache_hit"]["count"])
+
+
+SHAPED = """
+platform: "ensemble"
+max_batch_size: {rows}
+input [ {{ name: "IN", data_type: TYPE_INT32, dims: {dims} {reshape} }} ]
+output [ {{ name: "OUT", data_type: TYPE_INT32, dims: {dims} {reshape} }},
+         {{ name: "SEEN", data_type: TYPE_STRING, dims: {seen} }} ]
+ensemble_scheduling {{ step [
+  {{ model_name: "{step}" model_version: -1 input_map {{ key: "X" value: "IN" }}
+     output_map {{ key: "Y" value: "OUT" }} output_map {{ key: "SEEN" value: "SEEN" }} }} ] }}
+"""
+# Says which shape it has got.
+SHAPES = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request.input_named("X").as_numpy()) for request in requests]
+
+    def answer(self, data):
+        seen = np.array(str(list(data.shape)), object)
+        seen = np.full((len(data), 1) if ROWS else (1,), seen)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", data), pb_utils.Tensor("SEEN", seen)])
+"""
+STEPS = {"plain": (0, "[ 4 ]"), "square": (0, "[ 2, 2 ]"), "row": (0, "[ 1, 4 ]"), "any": (0, "[ -1, -1 ]"),
+         "batching": (8, "[ 4 ]"), "squares": (8, "[ 2, 2 ]")}  # fmt: skip
+RESHAPE = "reshape {{ shape: {} }}"
+# Ensemble: its step, max_batch_size, dims, reshape, dims of SEEN; requests, and what the step sees of them. What Triton
+# answers was asked of it.
+SHAPES_OF: dict[str, tuple[tuple[str, int, str, str, str], dict[tuple[int, ...], str]]] = {
+    "reshaped": (("plain", 0, "[ 2, 2 ]", "[ 4 ]", "[ 1 ]"), {(2, 2): "[4]"}),
+    "reshaped_rows": (("batching", 8, "[ 2, 2 ]", "[ 4 ]", "[ 1 ]"), {(1, 2, 2): "[1, 4]", (3, 2, 2): "[3, 4]"}),
+    "reshaped_more": (("row", 0, "[ 4 ]", "[ 1, 4 ]", "[ 1 ]"), {(4,): "[1, 4]"}),
+    "reshaped_one": (("batching", 0, "[ 2, 2 ]", "[ 4 ]", "[ 1 ]"), {(2, 2): "[1, 4]"}),
+    "one": (("batching", 0, "[ 4 ]", "", "[ 1 ]"), {(4,): "[1, 4]"}),
+    "one_square": (("squares", 0, "[ 2, 2 ]", "", "[ 1 ]"), {(2, 2): "[1, 2, 2]"}),
+    "own_rows": (("batching", 0, "[ -1, 4 ]", "", "[ -1, 1 ]"), {(1, 4): "[1, 4]", (2, 4): "[2, 4]"}),
+    "loose": (("batching", 0, "[ -1, -1 ]", "", "[ -1, 1 ]"), {(2, 4): "[2, 4]"}),
+    "no_rows": (("plain", 8, "[ 4 ]", "", "[ 1 ]"), {(1, 4): "[4]"}),
+    "as_they_are": (("any", 8, "[ 4 ]", "", "[ -1 ]"), {(1, 4): "[1, 4]", (2, 4): "[2, 4]"}),
+}
+
+
+@pytest.fixture(scope="module")
+def shaped(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp(f"shaped-{layout}")
+    for name, (rows, dims) in STEPS.items():
+        config = f"""max_batch_size: {rows}
+            input {{ name: "X" data_type: TYPE_INT32 dims: {dims} }}
+            output {{ name: "Y" data_type: TYPE_INT32 dims: {dims} }}
+            output {{ name: "SEEN" data_type: TYPE_STRING dims: [ 1 ] }}"""
+        write_python(root, SHAPES.replace("ROWS", str(rows)), config).rename(root / name)
+    for name, ((step, rows, dims, reshape, seen), _) in SHAPES_OF.items():
+        reshape = reshape and RESHAPE.format(reshape)
+        write_model(root, name, SHAPED.format(step=step, rows=rows, dims=dims, reshape=reshape, seen=seen))
+    with running_server(root, exit_on_error=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", SHAPES_OF)
+def test_an_ensemble_has_shapes_of_its_own(protocol: type[ProtocolClient], shaped: RunningServer, name: str) -> None:
+    with protocol(shaped) as client:
+        for shape, seen in SHAPES_OF[name][1].items():
+            data = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+            answer = client.infer(name, {"IN": data})
+            np.testing.assert_array_equal(answer["OUT"], data)
+            assert {text.decode() for text in answer["SEEN"].ravel()} == {seen}
+
+
+def test_several_rows_are_refused_where_a_step_takes_one(protocol: type[ProtocolClient], shaped: RunningServer) -> None:
+    with protocol(shaped) as client, pytest.raises(ClientError, match="unexpected shape for input 'X'") as refused:
+        client.infer("no_rows", {"IN": np.zeros((2, 4), np.int32)})
+    assert refused.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("flags", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("sequence_id", [7, "seven"])
+def test_the_answer_says_to_which_sequence_it_belongs(
+    protocol: type[ProtocolClient], shaped: RunningServer, sequence_id: int | str, flags: tuple[bool, bool]
+) -> None:
+    start, end = flags
+    with protocol(shaped) as client:
+        options = {"sequence_id": sequence_id, "sequence_start": start, "sequence_end": end}
+        answer = client.infer("one", {"IN": np.zeros(4, np.int32)}, **options)
+        assert answer.parameters == options
+        assert not client.infer("one", {"IN": np.zeros(4, np.int32)}).parameters

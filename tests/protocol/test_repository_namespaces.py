@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from support.clients import ClientError, ProtocolClient
 from support.control_calls import control_model, list_index
-from support.model_files import write_identity
+from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
+from support.waiting import until_true
 
 from modelserver.errors import ErrorCode
 from modelserver.pb import grpc_service_pb2 as pb
@@ -99,3 +101,78 @@ def test_metrics_name_the_namespace_as_triton_does(server: RunningServer, roots:
     text = httpx.get(f"http://{server.metrics_url}/metrics").text
     for root in roots:
         assert f'nv_inference_count{{model="both",namespace="{root}",version="1"}} 0' in text
+
+
+WRAPPED = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "IN", data_type: TYPE_FP32, dims: [ -1 ] } ]
+output [ { name: "OUT", data_type: TYPE_FP32, dims: [ -1 ] } ]
+ensemble_scheduling { step [
+  { model_name: "step" model_version: -1
+    input_map { key: "INPUT0" value: "IN" } output_map { key: "OUTPUT0" value: "OUT" } } ] }
+"""
+
+
+@pytest.fixture
+def wrapping(roots: tuple[Path, Path]) -> tuple[Path, Path]:
+    """An ensemble in the first repository, whose step is in the second."""
+    write_model(roots[0], "whole", WRAPPED)
+    write_identity(roots[1], "step", versions=(2,))
+    return roots
+
+
+def called(client: ProtocolClient) -> set[str]:
+    """The versions of the step that have executed something, after one more request to the ensemble."""
+    before = executed(client)
+    client.infer("whole", {"IN": np.ones((1, 1), np.float32)})
+    return {version for version, count in executed(client).items() if count > before.get(version, 0)}
+
+
+def executed(client: ProtocolClient) -> dict[str, int]:
+    """The repositories have different versions of the step."""
+    rows = [row for row in client.statistics() if row["name"].endswith("step")]
+    return {row["version"]: int(row["inference_stats"]["success"]["count"]) for row in rows}
+
+
+def test_an_ensemble_calls_the_models_of_its_own_namespace_whenever_they_are_there(
+    protocol: type[ProtocolClient], wrapping: tuple[Path, Path]
+) -> None:
+    """Here they are loaded and unloaded one by one. What Triton answers was asked of it."""
+    options = {"model_control_mode": "explicit", "load_model": ("whole",)}
+    with running_server(wrapping, model_namespacing=True, **options) as running, protocol(running) as client:
+        assert called(client) == {"2"}
+        write_identity(wrapping[0], "step", versions=(1,))
+        assert called(client) == {"2"}, "it is not loaded"
+        control_model(running, protocol, "load", "step", repository="one")
+        assert called(client) == {"1"}
+        control_model(running, protocol, "unload", "step", repository="one")
+        assert called(client) == {"2"}
+        control_model(running, protocol, "unload", "step", repository="two")
+        assert not client.is_model_ready("whole")
+        control_model(running, protocol, "load", "step", repository="two")
+        assert called(client) == {"2"}
+
+
+def test_an_ensemble_follows_its_models_from_one_namespace_to_another_on_disk(
+    protocol: type[ProtocolClient], wrapping: tuple[Path, Path]
+) -> None:
+    one, two = wrapping
+    options = {"model_control_mode": "poll", "repository_poll_secs": 1}
+
+    def is_called(version: str) -> bool:
+        try:
+            return called(client) == {version}
+        except ClientError:
+            return False
+
+    with running_server(wrapping, model_namespacing=True, **options) as running, protocol(running) as client:
+        assert called(client) == {"2"}
+        write_identity(one, "step", versions=(1,))
+        until_true(lambda: is_called("1"), "the own one came")
+        shutil.rmtree(one / "step")
+        until_true(lambda: is_called("2"), "the own one went")
+        shutil.rmtree(two / "step")
+        until_true(lambda: not client.is_model_ready("whole"), "none is left")
+        write_identity(one, "step", versions=(3,))
+        until_true(lambda: is_called("3"), "another one came")
