@@ -9,6 +9,7 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hmac import compare_digest
 
 from modelserver.errors import InvalidArgumentError
@@ -128,12 +129,11 @@ class Access:
         return {
             names.get(name, name): value if isinstance(value, str) else value.decode("latin-1")
             for name, value in headers.items()
-            if self._forwards(name)
+            if self._forwards(name, names.get(name, name))
         } or None
 
-    def _forwards(self, name: str) -> bool:
-        # `re` remembers what it has compiled.
-        if re.search(self.forward_pattern, name, re.IGNORECASE) is None:
+    def _forwards(self, name: str, name_as_sent: str) -> bool:
+        if _compiled(self.forward_pattern).search(name_as_sent) is None:
             return False
         if self.keys_file and name in KEY_HEADERS:
             return False
@@ -174,6 +174,13 @@ def parse_cors(flag: str, origins: Sequence[str], *, allows_credentials: bool) -
     return Cors(tuple(origin.lower() for origin in origins), allows_credentials)
 
 
+@lru_cache(maxsize=16)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """The pattern for names in whatever case. Case matters behind RE2's `(?-i)`, for which Python needs a group."""
+    head, switch, tail = pattern.partition("(?-i)")
+    return re.compile(f"{head}(?-i:{tail})" if switch else pattern, re.IGNORECASE)
+
+
 def parse_access(
     flag: str,
     restrictions: Sequence[str],
@@ -198,7 +205,7 @@ def parse_access(
             f"{flag}: '{repeated.value}' is there more than once; a group can need one header only"
         )
     try:
-        re.compile(forward_pattern)
+        _compiled(forward_pattern)
     except re.error as error:
         raise InvalidArgumentError(
             f"the pattern of headers to forward, '{forward_pattern}', is no regular expression: {error}"

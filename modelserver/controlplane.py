@@ -123,7 +123,10 @@ class ControlPlane:
             if key == _CONFIG:
                 config_json = _as_text(key, value)
             elif key.startswith(_FILE_PREFIX):
-                files[key.removeprefix(_FILE_PREFIX)] = _as_bytes(key, value)
+                path = _as_path(key)
+                if path in files:
+                    raise InvalidArgumentError(f"load parameter '{key:.200}': there are two of the file '{path:.200}'")
+                files[path] = _as_bytes(key, value)
             elif key == _VERSION:
                 version = _as_version("load", value, version)
             elif key == _PERSIST:
@@ -242,6 +245,11 @@ def _is_too_long(path: Path) -> bool:
 
 def _unknown(key: str, verb: str, accepted: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"unrecognized {verb} parameter '{key}': accepted are {accepted}")
+
+
+def _as_path(key: str) -> str:
+    """The path below the model's directory that a parameter names: `/1/model.py` is `1/model.py`, as in Triton."""
+    return "/".join(part for part in key.removeprefix(_FILE_PREFIX).split("/") if part not in ("", "."))
 
 
 def _as_text(key: str, value: ControlParameter) -> str:

@@ -7,6 +7,7 @@ here. JSON has names as in the proto and 64-bit integers as numbers, as Triton's
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -162,13 +163,43 @@ def _dump_float(field: FieldDescriptor, value: float) -> float | str:
     return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else float(value)
 
 
+# Strings, names without quotes, and commas with nothing behind them.
+_LOOSE = re.compile(
+    r""""(?:[^"\\]|\\.)*"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<name>[A-Za-z_]\w*)(?=\s*:)|(?P<comma>,)(?=\s*[}\]])"""
+)
+
+
+def _loads(text: str | bytes) -> tuple[str | bytes, Any]:
+    """Strict JSON and what it says. Names without quotes, single quotes and commas at the end are taken, as by protobuf.
+
+    Raises JSONDecodeError, of the text as it is.
+    """
+    try:
+        return text, orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            strict = _LOOSE.sub(_strict, text if isinstance(text, str) else text.decode())
+            return strict, orjson.loads(strict)
+        except ValueError:
+            pass
+        raise
+
+
+def _strict(match: re.Match[str]) -> str:
+    if match["name"]:
+        return f'"{match["name"]}"'
+    if match["single"] is not None:
+        return '"' + match["single"].replace("\\'", "'").replace('"', '\\"') + '"'
+    return "" if match["comma"] else match[0]
+
+
 def config_from_json(
     document: str | bytes | Mapping[str, Any], *, source: str = "config override"
 ) -> schema.ModelConfig:
     """The config of a JSON object; raises ConfigError with every problem found."""
     if isinstance(document, str | bytes):
         try:
-            text, document = document, orjson.loads(document)
+            text, document = _loads(document)
             check_fields(text, source)
         except orjson.JSONDecodeError as error:
             problem = Problem(source, error.lineno, error.colno, "", f"not valid JSON: {error.msg}")

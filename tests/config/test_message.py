@@ -188,3 +188,22 @@ def test_values_that_the_proto_cannot_hold_are_refused_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         config_to_message(config)
     assert [problem.field for problem in caught.value.problems] == ["max_batch_size", "instance_group[0].count"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{max_batch_size: 5, name: "it\'s"}',
+        "{'max_batch_size': 5, 'name': 'it\\'s'}",
+        '{"max_batch_size": 5, "name": "it\'s",}',
+        '{ maxBatchSize : "5", "name" : "it\'s", instance_group: [ {count: 1,}, ] }',
+    ],
+)
+def test_json_may_be_as_loose_as_protobuf_takes_it(text: str) -> None:
+    config = config_from_json(text)
+    assert (config.max_batch_size, config.name) == (5, "it's")
+
+
+def test_what_is_in_quotes_stays_as_it_is() -> None:
+    (parameter,) = config_from_json("""{parameters: {"a: b,}": {string_value: '{"c": [1,]}'}}}""").parameters.items()
+    assert parameter == ("a: b,}", '{"c": [1,]}')

@@ -268,7 +268,7 @@ def test_file_overrides_hide_what_is_on_disk(control: ProtocolClient) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../../evil/1/model.py", "1/../../evil.py", "/etc/evil", "1//model.py", "", "1/\\..\\evil", "./1/model.py"],
+    ["../../evil/1/model.py", "1/../../evil.py", "/etc/evil", "", "/", "1/\\..\\evil", "/../1/evil.py"],
 )
 def test_file_overrides_stay_inside(control: ProtocolClient, root: Path, path: str) -> None:
     refused = _refused(control.load, "sent", config=json.dumps(ADD_CONFIG), files={f"file:{path}": b"x"})
@@ -281,6 +281,23 @@ def test_file_overrides_have_names_that_files_can_have(control: ProtocolClient, 
     refused = _refused(control.load, "sent", config=json.dumps(ADD_CONFIG), files={f"file:{path}": b"x"})
     assert refused.code is ErrorCode.INVALID_ARGUMENT
     assert "255" in refused.message
+
+
+@pytest.mark.parametrize("path", ["/1/model.py", "1//model.py", "./1/model.py", "//1/./model.py"])
+def test_paths_of_file_overrides_begin_at_the_model(control: ProtocolClient, path: str) -> None:
+    files = {f"file:{path}": ADD.format(added=1).encode()}
+    control.load("sent", config=json.dumps(ADD_CONFIG), files=files)
+    assert _infer(control, "sent") == (2, "1")
+
+
+def test_two_overrides_of_one_file_are_refused(control: ProtocolClient) -> None:
+    source = ADD.format(added=1).encode()
+    files = {"file:/1/model.py": source, "file:1/model.py": source}
+    refused = _refused(control.load, "sent", config=json.dumps(ADD_CONFIG), files=files)
+    assert (refused.code, "there are two of the file '1/model.py'" in refused.message) == (
+        ErrorCode.INVALID_ARGUMENT,
+        True,
+    )
 
 
 def test_file_overrides_need_a_config(explicit: RunningServer) -> None:
