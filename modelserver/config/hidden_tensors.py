@@ -30,11 +30,10 @@ def hidden_inputs(config: ModelConfig) -> tuple[ModelInput, ...]:
     """Inputs of the model that no request brings."""
     hidden: list[ModelInput] = []
     if config.sequence_batching is not None:
-        for control_input in config.sequence_batching.control_input:
-            hidden += [
-                ModelInput(name=control_input.name, data_type=control_datatype(control), dims=(1,))
-                for control in control_input.control
-            ]
+        hidden += [
+            ModelInput(name=tensor.name, data_type=control_datatype(control), dims=(1,))
+            for tensor, control in control_tensors(config)
+        ]
         for state in config.sequence_batching.state:
             hidden.append(ModelInput(name=state.input_name, data_type=state.data_type, dims=state.dims))
     return (*hidden, *_batch_inputs(config))
@@ -64,10 +63,10 @@ def control_datatype(control: SequenceControl) -> Datatype | None:
 
 
 def control_tensors(config: ModelConfig) -> tuple[tuple[SequenceControlInput, SequenceControl], ...]:
-    """Each control of a sequence model, with the tensor that carries it."""
+    """Each control of a sequence model, with the tensor that carries it; of several for one tensor only the last."""
     if config.sequence_batching is None:
         return ()
-    return tuple((tensor, control) for tensor in config.sequence_batching.control_input for control in tensor.control)
+    return tuple((tensor, tensor.control[-1]) for tensor in config.sequence_batching.control_input if tensor.control)
 
 
 def _batch_inputs(config: ModelConfig) -> list[ModelInput]:

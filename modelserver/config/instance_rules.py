@@ -73,11 +73,11 @@ def check_warmup(config: ModelConfig, report: Report) -> None:
 
 def _check_warmup_inputs(config: ModelConfig, warmup: ModelWarmup, path: str, report: Report) -> None:
     declared = {tensor.name: tensor for tensor in config.input}
+    if not warmup.inputs:  # it is skipped
+        return
     missing = [name for name, tensor in declared.items() if not tensor.optional and name not in warmup.inputs]
     if missing:
         report.add(f"{path}.inputs", f"expected every input that is not optional, missing {', '.join(missing)}")
-    elif not warmup.inputs and not declared:
-        report.add(f"{path}.inputs", "expected at least one input, got none")
     for name, tensor in warmup.inputs.items():
         where = key_path(f"{path}.inputs", name)
         is_fixed = check_dims(tensor.dims, f"{where}.dims", report, allow_variable=False)

@@ -170,7 +170,7 @@ _LOOSE = re.compile(
 
 
 def _loads(text: str | bytes) -> tuple[str | bytes, Any]:
-    """Strict JSON and what it says. Names without quotes, single quotes and commas at the end are taken, as by protobuf.
+    """Strict JSON and what it says. As by protobuf, names and strings may have other quotes, and lists end with commas.
 
     Raises JSONDecodeError, of the text as it is.
     """

@@ -50,22 +50,23 @@ def _check_dynamic(config: ModelConfig, batching: ModelDynamicBatching, report: 
     what = "dynamic batching preferred size"
     _check_preferred(config, batching.preferred_batch_size, f"{path}.preferred_batch_size", what, report)
     levels = batching.priority_levels
-    expected = f"a priority level in [1, {levels}]" if levels else "no priority level without priority_levels"
-    if not _is_level(batching.default_priority_level, levels):
+    # Without levels there is one queue, and these fields have no effect.
+    expected = f"a priority level in [1, {levels}]"
+    if levels and not _is_level(batching.default_priority_level, levels):
         message = f"expected {expected}, got {batching.default_priority_level}"
-        summary = f"default priority level must be in range [1, {levels}] for {report.model_name}" if levels else ""
+        summary = f"default priority level must be in range [1, {levels}] for {report.model_name}"
         report.add(f"{path}.default_priority_level", message, summary=summary)
     for level in batching.priority_queue_policy:
-        if level == 0 or not _is_level(level, levels):
+        if levels and not _is_level(level, levels):
             must = "priority queue policy must have priority level in range"
-            summary = f"{must} [1, {levels}] for {report.model_name}" if levels else ""
+            summary = f"{must} [1, {levels}] for {report.model_name}"
             report.add(f"{path}.priority_queue_policy[{level}]", f"expected {expected}, got {level}", summary=summary)
     if batching.preserve_ordering:
         _check_ordering(batching, report)
 
 
 def _is_level(level: int, levels: int) -> bool:
-    return 1 <= level <= levels if levels else level == 0
+    return 1 <= level <= levels
 
 
 def _check_ordering(batching: ModelDynamicBatching, report: Report) -> None:
@@ -130,8 +131,6 @@ def _check_controls(batching: ModelSequenceBatching, report: Report) -> None:
             message = f"expected a tensor of its own, got '{tensor.name}' as in {first}"
             twice = f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds"
             report.add(f"{path}.name", message, summary=f"{twice} for {report.model_name}")
-        if len(tensor.control) != 1:
-            report.add(f"{path}.control", f"expected exactly one control for a tensor, got {len(tensor.control)}")
         for position, control in enumerate(tensor.control):
             where = f"{path}.control[{position}]"
             if control.kind in kinds:

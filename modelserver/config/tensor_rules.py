@@ -77,17 +77,15 @@ def _check_tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, path: s
             message = f"only the tensorrt backend has it, this model's is {runs_on}"
             report.add(f"{path}.{flag}", message, summary=f"{what} for {report.model_name}")
     if isinstance(tensor, ModelInput):
-        _check_input(config, tensor, path, report)
+        _check_input(tensor, path, report)
     else:
         report.check_file(f"{path}.label_filename", tensor.label_filename)
 
 
-def _check_input(config: ModelConfig, tensor: ModelInput, path: str, report: Report) -> None:
+def _check_input(tensor: ModelInput, path: str, report: Report) -> None:
     if tensor.format is not InputFormat.FORMAT_NONE and len(tensor.dims) != 3:
         summary = f"model input NHWC/NCHW require 3 dims for {report.model_name}"
         report.add(f"{path}.format", f"{tensor.format.name} needs 3 dims, got {_shown(tensor.dims)}", summary=summary)
-    if tensor.allow_ragged_batch and config.max_batch_size == 0:
-        report.add(f"{path}.allow_ragged_batch", "ragged batches need max_batch_size > 0, got 0")
 
 
 def _check_reshape(config: ModelConfig, tensor: ModelInput | ModelOutput, path: str, report: Report) -> None:

@@ -27,7 +27,8 @@ class BatchTensors:
 
     def __init__(self, config: ModelConfig) -> None:
         self._model_name = config.name
-        self.ragged = frozenset(spec.name for spec in config.input if spec.allow_ragged_batch)
+        is_batched = config.max_batch_size > 0
+        self.ragged = frozenset(spec.name for spec in config.input if spec.allow_ragged_batch and is_batched)
         # Shape tensors: the requests of a batch agree on them, which is why they are in one.
         self.shared = frozenset(spec.name for spec in config.input if spec.is_shape_tensor)
         self._inputs: list[tuple[str, str, Numbers, np.dtype[np.generic]]] = []

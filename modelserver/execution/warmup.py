@@ -33,7 +33,10 @@ def warm_up(
 
     Raises ServerError, naming the sample, when one does not fit the model, cannot be read, or fails.
     """
+    needs_inputs = any(not spec.is_optional for spec in signature.inputs.values())
     for sample in config.model_warmup:
+        if needs_inputs and not sample.inputs:
+            continue
         read = partial(_sample_inputs, sample, model_directory, config)
         _run(executor, signature, sample.name, read, count=max(1, sample.count), instance_name=instance_name)
     for name, make in _automatic_samples(config, signature):
@@ -91,8 +94,9 @@ def probe_inputs(config: ModelConfig, signature: ModelSignature, model_directory
     Raises InvalidArgumentError for a sample that cannot be read.
     """
     is_batched = config.max_batch_size > 0
-    if config.model_warmup:
-        return [_sample_inputs(sample, model_directory, config) for sample in config.model_warmup]
+    samples = [sample for sample in config.model_warmup if sample.inputs]
+    if samples:
+        return [_sample_inputs(sample, model_directory, config) for sample in samples]
     return [_zero_inputs(signature, {}, 1 if is_batched else None)]
 
 

@@ -60,10 +60,6 @@ def _problem(source: str, field: str, message: str) -> Problem:
 
 
 def _refused(config: ModelConfig) -> Iterator[Finding]:
-    if config.model_operations is not None and config.model_operations.op_library_filename:
-        yield "model_operations.op_library_filename", "custom operation libraries"
-    if config.cc_model_filenames:
-        yield "cc_model_filenames", "model files by compute capability (use default_model_filename)"
     if config.runtime and not config.runtime.endswith(".py"):  # Triton's way to say "Python-based"
         yield "runtime", "a choice of backend runtimes"
     yield from _refused_tensors(config)
@@ -82,6 +78,19 @@ def _refused_tensors(config: ModelConfig) -> Iterator[Finding]:
 
 
 def _ignored(config: ModelConfig) -> Iterator[Finding]:
+    if config.model_operations is not None and config.model_operations.op_library_filename:
+        yield "model_operations.op_library_filename", "no backend loads libraries of operations"
+    if config.cc_model_filenames:
+        yield "cc_model_filenames", "every device gets the same model file; choose it by default_model_filename"
+    needs_inputs = not config.input or not all(tensor.optional for tensor in config.input)
+    for index, warmup in enumerate(config.model_warmup):
+        if needs_inputs and not warmup.inputs:
+            yield f"model_warmup[{index}]", "it has no inputs, so it is skipped"
+    if not config.max_batch_size:
+        for index, tensor in enumerate(config.input):
+            if tensor.allow_ragged_batch:
+                yield f"input[{index}].allow_ragged_batch", "max_batch_size is 0, so there are no batches"
+    yield from _ignored_in_scheduling(config)
     for index, group in enumerate(config.instance_group):
         yield from _ignored_in_group(f"instance_group[{index}]", group)
     controls = config.model_metrics.metric_control if config.model_metrics is not None else ()
@@ -90,6 +99,23 @@ def _ignored(config: ModelConfig) -> Iterator[Finding]:
         yield "model_metrics", f"all metrics but {FIRST_RESPONSE_MS} have fixed buckets"
     if config.optimization is not None:
         yield from _ignored_in_optimization(config.optimization)
+
+
+def _ignored_in_scheduling(config: ModelConfig) -> Iterator[Finding]:
+    batching = config.dynamic_batching
+    if batching is not None and not batching.priority_levels:
+        what = "there are no priority_levels"
+        if batching.default_priority_level:
+            yield "dynamic_batching.default_priority_level", what
+        for level in batching.priority_queue_policy:
+            yield f"dynamic_batching.priority_queue_policy[{level}]", what
+    sequences = config.sequence_batching
+    for index, tensor in enumerate(sequences.control_input if sequences is not None else ()):
+        path = f"sequence_batching.control_input[{index}]"
+        if not tensor.control:
+            yield path, "it has no control, so the model gets no such input"
+        for position in range(len(tensor.control) - 1):
+            yield f"{path}.control[{position}]", f"input '{tensor.name}' carries the last of its controls only"
 
 
 def _ignored_in_optimization(optimization: ModelOptimizationPolicy) -> Iterator[Finding]:

@@ -107,12 +107,15 @@ async def test_a_file_without_batching_and_with_strings(tmp_path: Path) -> None:
     assert array.tolist() == [b"one", b"", b"three"]
 
 
+async def test_a_sample_without_inputs_is_skipped(tmp_path: Path) -> None:
+    assert await seen_by_warmup(tmp_path, ModelWarmup("the sample", 1, {})) == []
+
+
 @pytest.mark.parametrize(
     ("inputs", "batch_size", "problem"),
     [
         ({"IN": sample(zero_data=True)}, 9, "batch-size must be <= 8"),
         ({"OTHER": sample(zero_data=True)}, 1, "unexpected inference input 'OTHER'"),
-        ({}, 1, "missing required input"),
         ({"IN": sample(Datatype.INT8, zero_data=True)}, 1, "data-type"),
         ({"IN": sample(dims=(-1,), zero_data=True)}, 1, "needs fixed sizes"),
         ({"IN": WarmupInput(None, (1,), zero_data=True)}, 1, "has no data_type"),

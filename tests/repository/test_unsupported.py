@@ -7,8 +7,6 @@ from modelserver.repository.unsupported import ignored_warnings, unsupported_pro
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("model_operations { op_library_filename: 'a.so' }", "model_operations.op_library_filename"),
-        ("cc_model_filenames [ { key: '8.0' value: 'm' } ]", "cc_model_filenames"),
         ("input [ { is_shape_tensor: true } ]", "input[0].is_shape_tensor"),
         ("output [ { }, { is_non_linear_format_io: true } ]", "output[1].is_non_linear_format_io"),
     ],
@@ -22,6 +20,23 @@ def test_what_would_change_answers_is_refused_by_name(text: str, field: str) -> 
 @pytest.mark.parametrize(
     ("text", "field"),
     [
+        ("model_operations { op_library_filename: 'a.so' }", "model_operations.op_library_filename"),
+        ("cc_model_filenames [ { key: '8.0' value: 'm' } ]", "cc_model_filenames"),
+        ("model_warmup [ { name: 'a' } ]", "model_warmup[0]"),
+        ("input [ { name: 'a', allow_ragged_batch: true } ]", "input[0].allow_ragged_batch"),
+        (
+            "max_batch_size: 2 dynamic_batching { default_priority_level: 1 }",
+            "dynamic_batching.default_priority_level",
+        ),
+        (
+            "max_batch_size: 2 dynamic_batching { priority_queue_policy { key: 4 value { } } }",
+            "dynamic_batching.priority_queue_policy[4]",
+        ),
+        ("sequence_batching { control_input [ { name: 'C' } ] }", "sequence_batching.control_input[0]"),
+        (
+            "sequence_batching { control_input [ { name: 'C' control [ { }, { kind: CONTROL_SEQUENCE_END } ] } ] }",
+            "sequence_batching.control_input[0].control[0]",
+        ),
         ("instance_group [ { secondary_devices [ { device_id: 1 } ] } ]", "instance_group[0].secondary_devices"),
         ("instance_group [ { profile: '1' } ]", "instance_group[0].profile"),
         ("instance_group [ { kind: KIND_MODEL profile: '1' } ]", "instance_group[0].profile"),
@@ -69,7 +84,8 @@ def test_what_the_backend_carries_out_is_no_warning() -> None:
         "instance_group [ { count: 2 kind: KIND_CPU } ]",
         "model_metrics { metric_control [ { metric_identifier { "
         "family: 'nv_inference_first_response_histogram_ms' } histogram_options { buckets: [ 1, 2 ] } } ] }",
-        "input [ { allow_ragged_batch: true } ]",
+        "max_batch_size: 1 input [ { allow_ragged_batch: true } ]",
+        "model_warmup [ { inputs { key: 'a' value { } } } ]",
     ],
 )
 def test_what_is_off_or_carried_out_is_no_finding(text: str) -> None:
