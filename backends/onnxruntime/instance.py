@@ -31,8 +31,8 @@ _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 class OnnxInstance(TensorInstance):
     """Runs a session, which the instances on a device share.
 
-    `scalars` are the inputs and outputs that the graph has without the one dimension of their config. `run_options` is
-    what `options.run_options` gives. `bound` executes runs of plain tensors in place of the session: on a GPU.
+    `scalars` are the inputs and outputs that have no dimensions in the graph, and some of one element in their config.
+    `run_options` is what `options.run_options` gives. `bound` executes runs of plain tensors in place of the session: on a GPU.
     """
 
     can_be_interrupted = True
@@ -53,7 +53,11 @@ class OnnxInstance(TensorInstance):
         self._is_interrupted = False
         inputs, outputs = model_inputs(config), model_outputs(config)
         self._scalar_inputs = [spec.name for spec in inputs if spec.name in scalars]
-        self._scalar_outputs = [spec.name for spec in outputs if spec.name in scalars]
+        self._scalar_outputs = [
+            (spec.name, spec.dims if spec.reshape is None else spec.reshape.shape)
+            for spec in outputs
+            if spec.name in scalars
+        ]
         self._output_names = [spec.name for spec in outputs]
         self._string_inputs = [spec.name for spec in inputs if spec.data_type is Datatype.BYTES]
         self._string_outputs = [spec.name for spec in outputs if spec.data_type is Datatype.BYTES]
@@ -92,8 +96,8 @@ class OnnxInstance(TensorInstance):
             outputs[name] = rows_of_maps(name, outputs[name], datatype)
         for name in self._string_outputs:
             outputs[name] = _encoded(outputs[name])
-        for name in self._scalar_outputs:
-            outputs[name] = np.reshape(outputs[name], 1)
+        for name, dims in self._scalar_outputs:
+            outputs[name] = np.reshape(outputs[name], dims)
         return outputs
 
     def _execute(self, feeds: Mapping[str, Array]) -> Sequence[Array]:

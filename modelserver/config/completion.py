@@ -47,7 +47,7 @@ class FileSignature:
 
     @property
     def scalars(self) -> frozenset[str]:
-        """Tensors of the file without any dimension; requests and responses carry one element, of shape [1]."""
+        """Tensors of the file without any dimension; requests and responses carry one element."""
         return frozenset(tensor.name for tensor in (*self.inputs, *self.outputs) if tensor.shape == ())
 
 
@@ -237,7 +237,7 @@ def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTenso
         summary = f"unable to load model '{config.name}', {expects}, model provides {_compact(tensor.shape)}"
         return [(f"{path}.allow_ragged_batch", message, "a ragged batch is one flat tensor", summary)]
     expected = tensor.shape[1:] if batches else tensor.shape
-    if not batches and not expected and tuple(dims) == (1,):
+    if not batches and not expected and set(dims) == {1}:
         return []
     # A variable dimension of the file takes any size that the config promises, never the other way round.
     if len(dims) == len(expected) and all(file in (-1, ours) for file, ours in zip(expected, dims, strict=True)):

@@ -84,6 +84,19 @@ def test_scalars_travel_as_one_element(tmp_path: Path) -> None:
     assert instance.run({"x": np.array([7], np.float32)})["y"].tolist() == [7]
 
 
+@pytest.mark.parametrize("dims", ["[ 1 ]", "[ 1, 1 ]", "[ 1, 1, 1 ]"])
+def test_a_config_may_give_scalars_any_dimensions_of_one(tmp_path: Path, dims: str) -> None:
+    directory = identity_model(tmp_path / "m", [])
+    tensors = "".join(
+        f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: {dims} }}\n'
+        for kind, name in (("input", "x"), ("output", "y"))
+    )
+    (directory / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{tensors}')
+    array = np.full((1,) * dims.count("1"), 7, np.float32)
+    output = instance_of("onnxruntime", context_of(directory)).run({"x": array})["y"]
+    assert output.tolist() == array.tolist()
+
+
 def test_strings_pass_through_as_bytes(tmp_path: Path) -> None:
     instance = instance_of("onnxruntime", context_of(identity_model(tmp_path / "m", ["n", 2], TensorProto.STRING)))
     array = np.array([[b"one", "zwei ü".encode()], [b"", b"a\0b"]], dtype=object)
