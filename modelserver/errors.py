@@ -60,6 +60,13 @@ class ServerError(Exception):
         if code is not None:
             self.code = code
 
+    def name_request(self, model_name: str, request_id: str) -> None:
+        """Say which request of which model this is about, as far as the message does not say so yet."""
+        names = {"model": model_name, "request id": request_id}
+        missing = [f"{what} '{name:.200}'" for what, name in names.items() if name and f"'{name}'" not in self.message]
+        if missing:
+            self.message = f"{self.message} ({', '.join(missing)})"
+
 
 class InvalidArgumentError(ServerError):
     """The request or option is wrong as written; sending it again cannot help."""

@@ -32,7 +32,8 @@ class OnnxInstance(TensorInstance):
     """Runs a session, which the instances on a device share.
 
     `scalars` are the inputs and outputs that have no dimensions in the graph, and some of one element in their config.
-    `run_options` is what `options.run_options` gives. `bound` executes runs of plain tensors in place of the session: on a GPU.
+    `run_options` is what `options.run_options` gives. `bound` executes runs of plain tensors in place of the session:
+    on a GPU.
     """
 
     can_be_interrupted = True

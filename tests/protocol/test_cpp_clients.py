@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,3 +257,18 @@ def test_a_negative_number_is_refused_where_triton_refuses_it(served: RunningSer
     for key in ("sequence_id", "timeout", "priority"):
         with pytest.raises(RefusedError, match=f"'{key}'"):
             _http(served, "plain", more={key: -1})
+
+
+def test_a_request_that_cannot_be_read_is_named(served: RunningServer) -> None:
+    """By its model and its id, behind what is wrong with it: a client has many under way."""
+    url = f"http://{served.http_url}/v2/models/plain/infer"
+    tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": ["x"]}
+    call = urllib.request.Request(url, json.dumps({"id": "seven", "inputs": [tensor]}).encode())
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(call, timeout=30)
+    assert json.loads(refusal.value.read())["error"].endswith("(model 'plain', request id 'seven')")
+    message = pb.ModelInferRequest(model_name="plain", id="seven")
+    message.inputs.add(name="INPUT0", datatype="INT32", shape=[-1])
+    with grpc.insecure_channel(served.grpc_url) as channel, pytest.raises(grpc.RpcError) as failure:
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message.SerializeToString(), timeout=30)
+    assert failure.value.details().endswith("(model 'plain', request id 'seven')")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from modelserver.access import Access
 from modelserver.core.request import InferRequest
@@ -95,6 +96,17 @@ def request_id(message: Buffer) -> str:
         return _decode_id(_split(message).id)
     except ServerError:
         return ""
+
+
+def request_names(message: Buffer) -> tuple[str, str]:
+    """The model and the id of a request that could not be decoded, as far as they can be found at little cost."""
+    try:
+        split = _split(message)
+        is_small = len(split.head) <= _REMEMBERED_BYTES
+        model_name = pb.ModelInferRequest.FromString(split.head).model_name if is_small else ""
+        return model_name, _decode_id(split.id)
+    except (ServerError, DecodeError):
+        return "", ""
 
 
 def encode_infer_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.codec import GrpcLimits, decode_infer_request
+from modelserver.errors import ServerError
+from modelserver.frontends.grpc.codec import GrpcLimits, decode_infer_request, request_names
 from modelserver.frontends.grpc.templates import Templates
 
 
@@ -20,6 +21,10 @@ class InferDecoder:
         """The request, whose responses go to `stream`. Raises ServerError for everything that is wrong with it."""
         request = self._templates.find(message, stream)
         if request is None:
-            request = decode_infer_request(message, self._limits, learn=self._templates.learn)
+            try:
+                request = decode_infer_request(message, self._limits, learn=self._templates.learn)
+            except ServerError as error:
+                error.name_request(*request_names(message))
+                raise
             request.stream = stream
         return request

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
+from modelserver.errors import ServerError
 from modelserver.frontends.http.codec import decode_infer
-from modelserver.frontends.http.head import HeadReader
+from modelserver.frontends.http.head import HeadReader, RequestHead
 from modelserver.frontends.http.json_templates import JsonTemplates
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.templates import BinaryTemplates, Known, RecentCall
@@ -42,14 +43,19 @@ class InferDecoder:
             known = self._binary.find(name, version, body, head_len, stream, recent)
         if known is not None:
             return known
-        if head_len is None:
-            head = self._heads.read(text)
-            request, form = decode_infer(name, version, body, head, len(text))
-            self._json.learn(request, form, head, text)
-        else:
-            text = bytes(body[:head_len])
-            head = self._heads.recall(text)
-            request, form = decode_infer(name, version, body, head, head_len)
-            self._binary.learn(request, form, head, text)
+        head: RequestHead | None = None
+        try:
+            if head_len is None:
+                head = self._heads.read(text)
+                request, form = decode_infer(name, version, body, head, len(text))
+                self._json.learn(request, form, head, text)
+            else:
+                text = bytes(body[:head_len])
+                head = self._heads.recall(text)
+                request, form = decode_infer(name, version, body, head, head_len)
+                self._binary.learn(request, form, head, text)
+        except ServerError as error:
+            error.name_request(name, "" if head is None else head.id)
+            raise
         request.stream = stream
         return request, form
