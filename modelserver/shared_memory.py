@@ -1,7 +1,8 @@
 """System shared memory that clients have registered: named regions, in which tensors of requests may lie.
 
-Who registers a region is trusted not to make its file smaller afterwards: its memory is read where it lies. That it is
-still large enough is looked at in each use.
+A client may make the file of a region smaller at any time. That it is still large enough is checked in each use, and
+what happens between the check and the use fails that request alone: with the part in C, tensors are views of guarded
+memory of the region; without it they are copied by system calls, which report what is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from modelserver.core.accelerator import guard, is_broken, unguard
 from modelserver.core.tensor import Buffer
 from modelserver.errors import (
     AlreadyExistsError,
@@ -23,6 +28,8 @@ from modelserver.errors import (
     UnsupportedError,
 )
 from modelserver.telemetry.audit import audited
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # POSIX shared memory objects are files of this directory.
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open of the C library looks, no temporary file of ours
@@ -46,7 +53,7 @@ class RegionStatus:
 class Region:
     """A registered region, and how many requests in flight use it. Event loop thread only."""
 
-    __slots__ = ("_descriptor", "_memory", "is_leaving", "num_users", "status")
+    __slots__ = ("_descriptor", "_memory", "_was_smaller", "is_leaving", "num_users", "status")
 
     def __init__(self, status: RegionStatus) -> None:
         """Map the memory. Raises InvalidArgumentError for a key that names none, or too little of it."""
@@ -62,7 +69,8 @@ class Region:
                     f"failed to register shared memory region '{status.name}': invalid args: '{status.key}' has no "
                     f"{status.num_bytes} bytes at {status.offset}"
                 )
-            self._memory = mmap.mmap(self._descriptor, end)
+            self._memory = None if guard is None else _GuardedMemory(self._descriptor, end)
+            self._was_smaller = False
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -79,27 +87,87 @@ class Region:
                 f"Invalid offset + byte size for shared memory region: '{status.name}' has {status.num_bytes} bytes, "
                 f"got {offset} + {num_bytes}"
             )
-        if status.offset + offset + num_bytes > os.fstat(self._descriptor).st_size:
-            raise InvalidArgumentError(
-                f"Invalid shared memory region: the file of '{status.name}' has become smaller since it was registered"
-            )
+        end = status.offset + offset + num_bytes
+        if not self.is_whole or end > os.fstat(self._descriptor).st_size:
+            raise self.smaller()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing that was used of the region was missing from its file. Once it was, it stays so."""
+        return not self._was_smaller and (self._memory is None or self._memory.is_whole)
+
+    def check_whole(self) -> None:
+        """Raise InvalidArgumentError if the file has become smaller than the region, or was when it was used."""
+        if not self.is_whole or self.status.offset + self.status.num_bytes > os.fstat(self._descriptor).st_size:
+            raise self.smaller()
+
+    def holds(self, array: Array) -> bool:
+        """Whether an array is memory of the region."""
+        return self._memory is not None and np.may_share_memory(array, np.frombuffer(self._memory, np.uint8))
+
+    def smaller(self) -> InvalidArgumentError:
+        """The error for a request that uses what is no longer in the file."""
+        return InvalidArgumentError(
+            f"Invalid shared memory region: the file of '{self.status.name}' has become smaller since it was "
+            "registered; unregister it, and register it as it is now"
+        )
 
     def read(self, offset: int, num_bytes: int) -> memoryview:
-        """These bytes, as they are whenever one looks. Raises InvalidArgumentError as `check` does."""
+        """These bytes, as they are whenever one looks, or a copy. Raises InvalidArgumentError as `check` does.
+
+        Of what leaves the file after that, zeros are read; `is_whole` tells.
+        """
         self.check(offset, num_bytes)
         start = self.status.offset + offset
-        return memoryview(self._memory)[start : start + num_bytes].toreadonly()
+        if self._memory is not None:
+            return memoryview(self._memory)[start : start + num_bytes].toreadonly()
+        copy = bytearray(num_bytes)
+        if os.preadv(self._descriptor, [copy], start) < num_bytes:
+            self._was_smaller = True
+            raise self.smaller()
+        return memoryview(copy).toreadonly()
 
     def write(self, offset: int, data: Buffer) -> None:
         """Raises InvalidArgumentError as `check` does."""
         self.check(offset, len(data))
         start = self.status.offset + offset
-        memoryview(self._memory)[start : start + len(data)] = data
+        if self._memory is None:
+            os.pwrite(self._descriptor, data, start)
+        else:
+            memoryview(self._memory)[start : start + len(data)] = data
+        if not self.is_whole:
+            raise self.smaller()
 
     def close(self) -> None:
         """The memory goes when the last tensor that is a view of it does."""
         os.close(self._descriptor)
-        del self._memory
+        self._memory = None
+
+
+class _GuardedMemory(mmap.mmap):
+    """The memory of a file that others may make smaller: what is missing is zeros, and no end of the process."""
+
+    _number: int | None = None
+
+    def __init__(self, *_arguments: object) -> None:
+        """Raises InvalidArgumentError when there are too many."""
+        super().__init__()
+        assert guard is not None, "the caller has looked"
+        self._number = guard(self)
+        if self._number is None:
+            raise InvalidArgumentError(
+                "Unable to register shared memory region: too many regions are registered; unregister some"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing that was touched was missing."""
+        assert is_broken is not None, "there is a guard"
+        return self._number is not None and not is_broken(self._number)
+
+    def __del__(self) -> None:
+        if self._number is not None and unguard is not None:
+            unguard(self._number)
 
 
 class SharedMemory:

@@ -81,6 +81,8 @@ class TransferStream(RelayStream):
             if response.error is None and response.outputs:
                 # A new response: others may have been promised this one (a cache, requests that wait for the same).
                 response = replace(response, outputs=[self._delivered(tensor) for tensor in response.outputs])
+            for region in self._regions:
+                region.check_whole()  # else the model may have read zeros
         except ServerError as error:
             response = InferResponse(error=error, is_final=response.is_final)
         except Exception as error:
@@ -108,6 +110,9 @@ class TransferStream(RelayStream):
             return placeholder(tensor)
         count = transfer.class_counts.get(tensor.name)
         if count is None:
+            if any(region.holds(tensor.data) for region in self._regions):
+                # The input itself: once this is checked, its client must not be able to take it away.
+                return Tensor(tensor.name, tensor.datatype, tensor.data.copy())
             return tensor
         is_batched = model.config.max_batch_size > 0
         return classify(tensor, count, model.labels.get(tensor.name, ()), is_batched=is_batched)

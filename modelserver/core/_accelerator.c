@@ -11,8 +11,11 @@
 #include <Python.h>
 
 #include <float.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "_decimal.h"
 
@@ -659,6 +662,99 @@ static PyObject *set_powers(PyObject *module, PyObject *table)
     Py_RETURN_NONE;
 }
 
+/* ---- Mapped files of others ------------------------------------------------------------------------------------------
+ *
+ * Whoever may make a file smaller that is mapped here would end the process: to touch what is gone is a SIGBUS. Within
+ * the ranges that are told by `guard` the rest of the range becomes zeros instead, and the range is broken from then on.
+ * A SIGBUS anywhere else is left to whoever had the signal before.
+ */
+
+typedef struct {
+    volatile uintptr_t start, end; /* of whole pages; no range where end is 0 */
+    volatile sig_atomic_t is_broken;
+} Range;
+
+#define MAX_RANGES 4096
+static Range ranges[MAX_RANGES];
+static struct sigaction former_action;
+static uintptr_t page_size;
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    uintptr_t at = (uintptr_t)info->si_addr;
+    (void)context;
+    for (int place = 0; place < MAX_RANGES; place++) {
+        Range *range = &ranges[place];
+        uintptr_t end = range->end, page = at & ~(page_size - 1);
+        if (at < range->start || at >= end)
+            continue;
+        if (mmap((void *)page, end - page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+            MAP_FAILED)
+            break;
+        range->is_broken = 1;
+        return; /* what failed is done once more */
+    }
+    sigaction(number, &former_action, NULL); /* and fails once more, under the former handler */
+}
+
+static PyObject *guard(PyObject *module, PyObject *mapping)
+{
+    Py_buffer memory;
+    int place = 0;
+    (void)module;
+    if (page_size == 0) {
+        struct sigaction action;
+        memset(&action, 0, sizeof action);
+        action.sa_sigaction = on_bus_error;
+        action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+        sigemptyset(&action.sa_mask);
+        page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
+        if (sigaction(SIGBUS, &action, &former_action) < 0) {
+            page_size = 0;
+            return PyErr_SetFromErrno(PyExc_OSError);
+        }
+    }
+    while (place < MAX_RANGES && ranges[place].end != 0)
+        place++;
+    if (place == MAX_RANGES)
+        Py_RETURN_NONE;
+    if (PyObject_GetBuffer(mapping, &memory, PyBUF_SIMPLE) < 0)
+        return NULL;
+    uintptr_t start = (uintptr_t)memory.buf, size = (uintptr_t)memory.len;
+    PyBuffer_Release(&memory);
+    ranges[place].is_broken = 0;
+    ranges[place].start = start;
+    ranges[place].end = (start + size + page_size - 1) & ~(page_size - 1);
+    return PyLong_FromLong(place);
+}
+
+static Range *find_range(PyObject *number)
+{
+    long place = PyLong_AsLong(number);
+    if (place >= 0 && place < MAX_RANGES && ranges[place].end != 0)
+        return &ranges[place];
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "expected a number that guard() has given");
+    return NULL;
+}
+
+static PyObject *is_broken(PyObject *module, PyObject *number)
+{
+    Range *range = find_range(number);
+    (void)module;
+    return range == NULL ? NULL : PyBool_FromLong(range->is_broken);
+}
+
+static PyObject *unguard(PyObject *module, PyObject *number)
+{
+    Range *range = find_range(number);
+    (void)module;
+    if (range == NULL)
+        return NULL;
+    range->end = 0;
+    Py_RETURN_NONE;
+}
+
 /* ---- The module --------------------------------------------------------------------------------------------------- */
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
@@ -670,6 +766,9 @@ static PyMethodDef methods[] = {
     FAST(read_frame),
     {"write_array", write_array, METH_O, NULL},
     {"set_powers", set_powers, METH_O, NULL},
+    {"guard", guard, METH_O, NULL},
+    {"is_broken", is_broken, METH_O, NULL},
+    {"unguard", unguard, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,5 @@
-"""The optional part in C (`_accelerator.c`): tensors in JSON, HTTP/2's usual frames, and the joining of gRPC's answers.
+"""The optional part in C (`_accelerator.c`): tensors in JSON, HTTP/2's usual frames, the joining of gRPC's answers, and
+guards of memory that others may take away.
 
 It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
 MODELSERVER_PURE_PYTHON=1 in the environment, the same is done in Python by those who ask for it here. The functions
@@ -33,6 +34,9 @@ JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
 # its payload and where the next one begins; None for one that is not usual, or not whole. The twin is
 # `http2/usual_frame.py`.
 ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, int] | None]
+# Of a mapped file that others may make smaller: a number for its guard; None when there are too many. From then on
+# what is no longer in the file reads as zeros, which `is_broken` tells, instead of ending the process.
+Guard = Callable[[object], int | None]
 
 
 def load(environment: Mapping[str, str]) -> ModuleType | None:
@@ -82,4 +86,7 @@ read_array: ReadArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.re
 read_call: ReadCall | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_call
 write_array: WriteArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.write_array
 join_answer: JoinAnswer | None = None if _MODULE_IN_C is None else _MODULE_IN_C.join_answer
+guard: Guard | None = None if _MODULE_IN_C is None else _MODULE_IN_C.guard
+is_broken: Callable[[int], bool] | None = None if _MODULE_IN_C is None else _MODULE_IN_C.is_broken
+unguard: Callable[[int], None] | None = None if _MODULE_IN_C is None else _MODULE_IN_C.unguard
 read_frame: ReadFrame | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_frame

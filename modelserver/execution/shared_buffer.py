@@ -40,8 +40,8 @@ class SharedBuffer:
     def create(cls, name: str) -> SharedBuffer:
         """A new, empty buffer; `name` shows in /proc/<pid>/maps only."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        # A reader whose pages were truncated away would die of SIGBUS.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        # A reader whose pages were truncated away would die of SIGBUS; and no process that has it may seal it further.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         return cls(fd)
 
     @property

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 from collections.abc import Iterator
@@ -44,6 +45,15 @@ def test_a_buffer_cannot_be_truncated_under_its_readers(buffer: SharedBuffer) ->
     buffer.grow(8192)
     with pytest.raises(PermissionError):
         os.ftruncate(buffer.fd, 4096)
+
+
+@pytest.mark.parametrize("seal", [fcntl.F_SEAL_WRITE, fcntl.F_SEAL_GROW])
+def test_a_buffer_cannot_be_sealed_against_its_owner(buffer: SharedBuffer, seal: int) -> None:
+    other = SharedBuffer(os.dup(buffer.fd))
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(other.fd, fcntl.F_ADD_SEALS, seal)
+    buffer.grow(4096)
+    other.close()
 
 
 def test_leases_are_aligned_apart_and_reused(buffer: SharedBuffer) -> None:

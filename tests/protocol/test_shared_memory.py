@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import queue
+import threading
 import uuid
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -182,6 +183,48 @@ def test_a_file_that_has_become_smaller_is_noticed(client: ProtocolClient, key: 
                 _infer(client, "echo", _input(client, "region", DATA))
         finally:
             file.truncate(256)
+
+
+@pytest.mark.parametrize("is_output_in_region", [True, False])
+def test_a_file_that_becomes_smaller_during_a_request_fails_that_request(
+    client: ProtocolClient, served: RunningServer, key: str, is_output_in_region: bool
+) -> None:
+    latch = latch_of(served, "slow")
+    latch.close()
+    shm.set_shared_memory_region(_HANDLES[key], [DATA])
+    raw = client.raw
+    raw.register_system_shared_memory("region", key, 256)
+    outputs = [_output(client, "region", 32, 64)] if is_output_in_region else None
+    failures: queue.Queue[Any] = queue.Queue()
+
+    def ask() -> None:
+        with type(client)(served) as other:
+            try:
+                _infer(other, "slow", _input(other, "region", DATA), outputs=outputs)
+                failures.put(None)
+            except ClientError as error:
+                failures.put(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    memory = served.server.dataplane.shared_memory
+    until_true(lambda: memory.find("region").num_users > 0, "the request came")
+    with Path(f"/dev/shm{key}").open("r+b") as file:
+        file.truncate(0)
+        try:
+            latch.open()
+            failure = failures.get(timeout=PATIENCE_S)
+        finally:
+            file.truncate(256)
+        asking.join(PATIENCE_S)
+    assert failure is not None
+    assert "has become smaller since it was registered" in failure.message
+    assert failure.code is ErrorCode.INVALID_ARGUMENT
+    raw.unregister_system_shared_memory("region")
+    raw.register_system_shared_memory("region", key, 256)
+    shm.set_shared_memory_region(_HANDLES[key], [DATA])
+    result = _infer(client, "echo", _input(client, "region", DATA))
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), DATA)
 
 
 @pytest.mark.parametrize(
