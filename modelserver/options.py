@@ -14,6 +14,7 @@ from pathlib import Path
 from modelserver.access import Access, Cors, parse_access, parse_callers_by, parse_cors
 from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.caller_limits import CallerLimits, parse_limits_flag
+from modelserver.config.config_limits import parse_config_limits
 from modelserver.config.gpu_limits import parse_gpu_limits
 from modelserver.config.host_policies import HostPolicy, parse_host_policies
 from modelserver.config.rate_limit_resources import ResourceLimit, parse_resource_limits
@@ -111,6 +112,7 @@ class ServerOptions:
     override_directory: str = field(default="", metadata=flag(REPOSITORY, "Directory in which overrides are kept that a load request asks to persist; they are used again at the next start.", metavar="DIRECTORY", is_ours=True))
     model_namespacing: bool = field(default=False, metadata=flag(REPOSITORY, "Let repositories have models of the same name, each in a namespace of its own."))
     load_on_demand: bool = field(default=False, metadata=flag(REPOSITORY, "Load a model at the first request for it, and not at start (docs/repository.md); its parameter load_on_demand says otherwise for one model.", is_ours=True))
+    config_limits: str = field(default="", metadata=flag(REPOSITORY, "What the config of one model may ask for, where that is not the default (docs/instances.md#limits): instances, versions, warmup_requests, warmup_bytes, sequence_slots, state_bytes, priority_levels, preferred_sizes, ensemble_steps, histogram_buckets. A config that asks for more is refused at load.", metavar="NAME=NUMBER[,NAME=NUMBER...]", is_ours=True))
     unload_grace_secs: float = field(default=300.0, metadata=flag(REPOSITORY, "Seconds that a model which was unloaded or replaced is given to answer the requests it has. Then its child processes are killed and those requests fail; what executes inside the server cannot be ended, and the log and the repository index say so. 0: no limit (Triton's).", minimum=0, is_ours=True))
     model_keep_alive_secs: int = field(default=300, metadata=flag(REPOSITORY, "Seconds without requests after which a model that was loaded on demand leaves memory, unless its parameter keep_alive says otherwise; -1: never.", minimum=-1, is_ours=True))
     on_demand_memory_budget: int = field(default=0, metadata=flag(REPOSITORY, "Bytes that models loaded on demand may take together: the least recently used leave for others; 0: no limit.", minimum=0, is_ours=True))
@@ -207,6 +209,7 @@ class ServerOptions:
         for text in self.metrics_config:
             _split_metrics_setting(text)
         parse_cache_config(self.cache_config, self.response_cache_byte_size)
+        parse_config_limits(self.config_limits)
         parse_resource_limits(self.rate_limit_resource)
         parse_host_policies(self.host_policy)
         parse_gpu_limits(self.model_load_gpu_limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from pathlib import Path
 
+from modelserver.config.config_limits import parse_config_limits
 from modelserver.options import ServerOptions
 from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.devices import gpu_ids
@@ -40,6 +41,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
             is_auto_complete_disabled=not options.auto_complete_config,
             allow_model_backends=options.allow_model_backends,
             agent_directory=Path(options.repoagent_directory) if options.repoagent_directory else None,
+            limits=parse_config_limits(options.config_limits),
             gpu_ids=gpu_ids(options.min_supported_compute_capability),
         ),
     )

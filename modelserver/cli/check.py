@@ -10,6 +10,7 @@ import typer
 
 from modelserver.cli.inspection import Inspection, inspect_repositories
 from modelserver.cli.output import print_json, print_line
+from modelserver.config.config_limits import parse_config_limits
 from modelserver.config.problem import Problem
 from modelserver.options import ServerOptions
 from modelserver.repository.definition import ModelDefinition
@@ -33,6 +34,9 @@ def check(
     ] = None,
     allow_pickle_models: Annotated[bool, typer.Option(help="As the server that is to load pickled models.")] = False,
     allow_model_backends: Annotated[bool, typer.Option(help="As the server that takes backends of models.")] = False,
+    config_limits: Annotated[
+        str, typer.Option(metavar="NAME=NUMBER[,...]", help="What a config may ask for, as the server's option.")
+    ] = "",
     disable_auto_complete_config: Annotated[bool, typer.Option(help="Take config.pbtxt as it is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -45,6 +49,7 @@ def check(
         ).backend_options,
         allow_model_backends=allow_model_backends,
         is_auto_complete_disabled=disable_auto_complete_config,
+        limits=parse_config_limits(config_limits),
     )
     found, ignored = inspect_repositories(repository, options, model_name=model_name)
     is_valid = all(inspection.is_valid for inspection in found)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from modelserver.config.auto_warmup import check_auto_warmup
+from modelserver.config.config_limits import ConfigLimits, check_limits
 from modelserver.config.ensemble_rules import check_ensemble
 from modelserver.config.inline_execution import check_inline_execution
 from modelserver.config.instance_rules import check_instances, check_warmup
@@ -35,10 +36,12 @@ def validate(
     source: str = "config.pbtxt",
     model_name: str | None = None,
     gpu_ids: Sequence[int] | None = None,
+    limits: ConfigLimits | None = None,
 ) -> tuple[Problem, ...]:
     """Every problem of the config, in the order of its text where `locations` has it.
 
     With `model_name` the config's name must be that, or absent; with `gpu_ids` its GPUs must be among them.
+    `limits` are other than those by default.
     """
     report = Report(source, locations, config.name or model_name or "")
     _check_name(config, model_name, report)
@@ -59,6 +62,7 @@ def validate(
     check_inline_execution(config, report)
     check_auto_warmup(config, report)
     check_residence(config, report)
+    check_limits(config, limits or ConfigLimits(), gpu_ids, report)
     _check_files(config, report)
     _check_response_cache(config, report)
     _check_labels(config, report)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext
+from modelserver.config.config_limits import FLAG
 from modelserver.config.defaults import normalise
 from modelserver.config.ensemble_models import FindConfig, check_models
 from modelserver.config.message import config_from_json
@@ -323,6 +324,9 @@ class _Reading:
             message = f"no version to serve: the directory holds only {sorted(available)}"
             policy = f"at least one version must be available under the version policy of model '{self._layout.name}'"
             self._add("version_policy", message, summary=policy)
+        if len(served) > (limit := self._options.limits.versions):
+            hint = f"{FLAG}=versions={len(served)} allows it"
+            self._add("version_policy", f"expected at most {limit} versions to serve, got {len(served)}", hint)
         return {version: available[version] for version in sorted(served)}
 
     def _settle_strategies(self, served: Mapping[int, Path]) -> None:
@@ -398,6 +402,7 @@ class _Reading:
             source=self._source,
             model_name=self._layout.name,
             gpu_ids=self._options.gpu_ids,
+            limits=self._options.limits,
         )
         # Before completion, what is left out may yet be filled in; only what is wrong as written counts.
         self._problems += [problem for problem in found if is_complete or problem.field not in _COMPLETED_FIELDS]

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from modelserver.config.config_limits import FLAG, ConfigLimits
 from modelserver.config.ensemble_models import FindConfig, check_models
 from modelserver.config.problem import Problem, error_of
 from modelserver.config.schema import EnsembleStep, ModelConfig
@@ -34,7 +35,16 @@ class Ensembles:
     `table` has all models that were ever loaded; `known_keys` says which others there are.
     """
 
-    def __init__(self, table: ModelTable, ensure_loaded: EnsureLoaded, known_keys: Callable[[], Iterable[str]]) -> None:
+    def __init__(
+        self,
+        table: ModelTable,
+        ensure_loaded: EnsureLoaded,
+        known_keys: Callable[[], Iterable[str]],
+        *,
+        max_steps: int = ConfigLimits().ensemble_steps,
+    ) -> None:
+        """`max_steps` is how many steps one request may take, with those of ensembles that are steps."""
+        self._max_steps = max_steps
         self._table = table
         self._ensure_loaded = ensure_loaded
         self._known_keys = known_keys
@@ -100,6 +110,13 @@ class Ensembles:
         problems = self._problems(definition, models)
         if problems:
             error = error_of(problems, definition.config_source)
+            model.bind(None, error.message)
+            return error
+        num_steps = sum(1 + _num_steps(each) for each in models)
+        if num_steps > self._max_steps:
+            limit = f"expected at most {self._max_steps} steps, those of ensembles in it included, got {num_steps}"
+            message = f"{limit}; {FLAG}=ensemble_steps={num_steps} allows it"
+            error = error_of([_problem(definition, 0, message, "")], definition.config_source)
             model.bind(None, error.message)
             return error
         if list(model.composing) != models:
@@ -215,3 +232,8 @@ def _problem(definition: ModelDefinition, index: int, message: str, summary: str
     field = f"ensemble_scheduling.step[{index}].model_name"
     line, column = definition.locations.find(field) or (None, None)
     return Problem(definition.config_source, line, column, field, message, summary=summary)
+
+
+def _num_steps(model: Model) -> int:
+    """How many models one request to this one asks, directly and through others; 0 unless it is an ensemble."""
+    return sum(1 + _num_steps(each) for each in model.composing)

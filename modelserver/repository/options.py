@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from modelserver.config.config_limits import ConfigLimits
 from modelserver.errors import UnavailableError
 from modelserver.repository.cloud_uri import CloudUri
 from modelserver.repository.devices import gpu_ids
@@ -36,6 +37,7 @@ class DefinitionOptions:
     `backend_config` holds the `--backend-config <backend>,key=value` pairs by backend name; those given
     without a backend are under "". `config_name` is `--model-config-name`, `agent_directory` is
     `--repoagent-directory`. `gpu_ids` are CUDA's numbers of the GPUs that models may be placed on; this machine's.
+    `limits` are `--config-limits`.
     """
 
     config_name: str = ""
@@ -45,6 +47,7 @@ class DefinitionOptions:
     allow_model_backends: bool = False
     agent_directory: Path | None = None
     gpu_ids: tuple[int, ...] = field(default_factory=gpu_ids)
+    limits: ConfigLimits = field(default_factory=ConfigLimits)
 
     def backend_options(self, backend_name: str) -> dict[str, str]:
         """What one backend is told: the pairs for all backends, then its own."""

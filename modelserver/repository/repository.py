@@ -68,7 +68,12 @@ class ModelRepository:
         self._table = ModelTable(Namespaces())
         self._lifecycles = self._table.lifecycles
         self._ready = self._table.ready  # the hot path of every request
-        self._ensembles = Ensembles(self._table, self._ensure_loaded, lambda: self._catalog.scan.names)
+        self._ensembles = Ensembles(
+            self._table,
+            self._ensure_loaded,
+            lambda: self._catalog.scan.names,
+            max_steps=options.definition.limits.ensemble_steps,
+        )
         self._pools = RepositoryPools(options.load_thread_count)
         self._catalog = Catalog((), "")
         self._models: Lifecycles | None = None

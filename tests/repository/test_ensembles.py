@@ -505,3 +505,15 @@ async def test_all_problems_of_an_ensemble_come_at_once(pair: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             await repository.load("wrong")
         assert len(caught.value.problems) == 3
+
+
+async def test_steps_of_ensembles_within_ensembles_are_counted(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", config=IDENTITY_CONFIG)
+    write_ensemble(tmp_path, "e1", ["a"] * 16)
+    write_ensemble(tmp_path, "e2", ["e1"] * 16, of_ensembles=True)
+    write_ensemble(tmp_path, "small", ["e1"] * 15, of_ensembles=True)
+    async with open_repository(tmp_path) as repository:
+        assert repository.ready_versions("small") == (1,)
+        assert repository.ready_versions("e2") == ()
+        assert "expected at most 256 steps, those of ensembles in it included, got 272" in reason(repository, "e2")
+        assert "--config-limits=ensemble_steps=272 allows it" in reason(repository, "e2")
