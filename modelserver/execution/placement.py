@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from modelserver.backend import DeviceKind, Placement
@@ -30,6 +31,30 @@ class InstancePlan:
     @property
     def is_passive(self) -> bool:
         return self.group.passive
+
+    @property
+    def description(self) -> tuple[DeviceKind, int, ModelInstanceGroup]:
+        """What matters of it to an instance: all but its name, and its number in the group."""
+        return self.placement.kind, self.placement.device_id, replace(self.group, name="")
+
+
+def reuse(plans: Sequence[InstancePlan], existing: Sequence[InstancePlan]) -> list[InstancePlan | None]:
+    """For each plan the existing one whose instance can stay for it: the same, or else one of the same description.
+
+    None for those that need a new instance. No existing one is taken twice.
+    """
+    left = dict.fromkeys(existing)
+    found: list[InstancePlan | None] = []
+    for plan in plans:
+        found.append(plan if plan in left else None)
+        left.pop(plan, None)
+    by_description: dict[object, list[InstancePlan]] = {}
+    for plan in left:
+        by_description.setdefault(plan.description, []).append(plan)
+    for position, plan in enumerate(plans):
+        if found[position] is None and (alike := by_description.get(plan.description)):
+            found[position] = alike.pop(0)
+    return found
 
 
 def plan_instances(config: ModelConfig) -> tuple[InstancePlan, ...]:

@@ -19,7 +19,7 @@ from modelserver.execution.hosted_worker import HostedElsewhere
 from modelserver.execution.inline import decide_inline
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all
-from modelserver.execution.placement import InstancePlan
+from modelserver.execution.placement import InstancePlan, reuse
 from modelserver.execution.resource_claims import ResourceClaims
 from modelserver.execution.runner import BatchRunner
 from modelserver.execution.staffed_instance import StaffedInstance, dismiss
@@ -103,17 +103,21 @@ class Staff:
     def update(self, plans: Sequence[InstancePlan]) -> tuple[int, list[StaffedInstance]]:
         """Follow other plans; how many instances were added, and those that are to be dismissed now. Blocking.
 
-        New instances are made before old ones go, and unchanged ones stay. Raises ServerError, with nothing
-        changed, when an instance cannot be made.
+        New instances are made before old ones go, and those whose description is the same stay, under the name that
+        they have, whatever their group is called now. Raises ServerError, with nothing changed, when an instance cannot
+        be made.
         """
         current = {member.loaded.plan: member for member in self.members}
-        made, is_fast = self._make([plan for plan in plans if plan not in current])
+        kept = reuse(plans, tuple(current))
+        made, is_fast = self._make([plan for plan, old in zip(plans, kept, strict=True) if old is None])
         added = {member.loaded.plan: member for member in self._employ(made)}
-        self._serve_with(tuple(current.get(plan) or added[plan] for plan in plans))
+        self._serve_with(
+            tuple(added[plan] if old is None else current[old] for plan, old in zip(plans, kept, strict=True))
+        )
         if self.is_inline and not is_fast:
             with suppress(RuntimeError):  # the loop is closed: nobody executes any more
                 self._loop.call_soon_threadsafe(self.leave_loop)
-        return len(added), [member for plan, member in current.items() if plan not in plans]
+        return len(added), [member for plan, member in current.items() if plan not in kept]
 
     def close(self, timeout_s: float) -> bool:
         """Let the workers end and close their instances; False when one did not end in time. As `update`."""

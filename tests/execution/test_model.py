@@ -459,6 +459,35 @@ async def test_update_keeps_instances_that_stay_and_closes_those_that_go() -> No
         assert made[0] is kept
 
 
+async def test_renaming_and_splitting_groups_keeps_instances_of_the_same_description() -> None:
+    made: list[Doubling] = []
+
+    def make(placement: Any) -> Doubling:
+        made.append(Doubling(placement))
+        return made[-1]
+
+    def groups(*described: tuple[str, int, str]) -> Any:
+        return batching_config(
+            instance_group=tuple(
+                ModelInstanceGroup(name, InstanceGroupKind.KIND_CPU, count=count, host_policy=policy)
+                for name, count, policy in described
+            )
+        )
+
+    async with served(make, groups(("one", 3, ""))) as model:
+        await asyncio.to_thread(model.update_instances, groups(("other", 3, "")))
+        await asyncio.to_thread(model.update_instances, groups(("a", 1, ""), ("b", 2, "")))
+        assert len(made) == 3
+        assert not any(instance.is_closed for instance in made)
+        assert [info.name for info in model.instances()] == ["one_0", "one_1", "one_2"], "they keep their names"
+        await asyncio.to_thread(model.update_instances, groups(("a", 2, ""), ("b", 1, "elsewhere")))
+        assert [instance.is_closed for instance in made] == [False, False, True, False]
+        assert [info.name for info in model.instances()] == ["one_0", "one_1", "b_0"]
+        await asyncio.to_thread(model.update_instances, groups(("a", 4, "")))
+        assert [instance.is_closed for instance in made] == [False, False, True, True, False, False]
+        assert await infer(model) == 2
+
+
 async def test_a_failed_update_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     made: list[Doubling] = []
 
