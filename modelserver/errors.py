@@ -67,6 +67,16 @@ class ServerError(Exception):
         if missing:
             self.message = f"{self.message} ({', '.join(missing)})"
 
+    def __reduce__(self) -> tuple[Callable[..., ServerError], tuple[object, ...]]:
+        """Whatever else a subclass is made of: a pool that cannot unpickle an error of its worker waits for ever."""
+        return _rebuilt, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuilt(kind: type[ServerError], arguments: tuple[object, ...], attributes: dict[str, object]) -> ServerError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
+
 
 class InvalidArgumentError(ServerError):
     """The request or option is wrong as written; sending it again cannot help."""

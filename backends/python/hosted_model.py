@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import inspect
@@ -27,7 +26,6 @@ from modelserver.backend import (
 )
 from modelserver.core.response import RESCHEDULE
 from modelserver.execution.exception_text import describe_exception
-from modelserver.execution.loop_thread import LoopThread
 
 from . import triton_python_backend_utils as pb_utils
 from .coroutine_runner import CoroutineRunner
@@ -125,10 +123,9 @@ class PythonInstance(BatchInstance):
         self._is_decoupled = is_decoupled
         self._process_id = os.getpid()
         self._convert = self._response  # one bound method, not one per request
-        # Run the model's coroutines: to their end, or in a thread of its own, many at once.
+        # Run the model's coroutines, on one loop: to their end, or many at once.
         self._complete = coroutines.complete
         self._coroutines = coroutines
-        self._background: LoopThread | None = None
 
     def execute(self, requests: Sequence[InferRequest]) -> Answers:
         Execution.requests = (getattr(requests[0], "number", 0), len(requests))
@@ -136,7 +133,9 @@ class PythonInstance(BatchInstance):
             wrapped = [InferenceRequest.of(request, self._output_names, self._convert) for request in requests]
             result = self._model.execute(wrapped)
             if not self._is_decoupled:
-                return self._check(result if type(result) is list else self._complete(result), requests, wrapped)
+                if type(result) is not list:
+                    result = self._complete(self._with_requests(result))
+                return self._check(result, requests, wrapped)
             if inspect.iscoroutine(result):
                 self._spawn(result, requests)
             elif result is not None:
@@ -162,9 +161,20 @@ class PythonInstance(BatchInstance):
             if hasattr(self._model, "finalize"):
                 self._complete(self._model.finalize())
         finally:
-            if self._background is not None:
-                self._background.stop()
             self._coroutines.close()
+
+    @staticmethod
+    def _with_requests(result: Any) -> Any:
+        """What `execute` returned; a coroutine, and the tasks that it leaves behind, call others for its requests."""
+        if not inspect.iscoroutine(result):
+            return result
+        numbers = Execution.requests
+
+        async def run() -> Any:
+            current_requests.set(numbers)
+            return await result
+
+        return run()
 
     def _returned_value(self) -> Exception:
         text = f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
@@ -176,8 +186,6 @@ class PythonInstance(BatchInstance):
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any], requests: Sequence[InferRequest]) -> None:
         """Let a decoupled model answer while the next batches are executed."""
-        if self._background is None:
-            self._background = LoopThread("execute")
         senders = [request.sender for request in requests]
         numbers = Execution.requests
 
@@ -194,7 +202,7 @@ class PythonInstance(BatchInstance):
                     with contextlib.suppress(ServerError):  # those that have ended
                         sender.finish(failure)
 
-        asyncio.run_coroutine_threadsafe(run(), self._background.loop)
+        self._coroutines.spawn(run())
 
     def _check(
         self, responses: Any, requests: Sequence[InferRequest], wrapped: Sequence[InferenceRequest]

@@ -34,7 +34,10 @@ class PreferredMemory:
     """Where a caller would like its outputs."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
-        self._type = MemoryType(preferred_memory_type)
+        try:
+            self._type = MemoryType(preferred_memory_type)
+        except ValueError:
+            raise TypeError(f"preferred_memory_type must be a MemoryType, got {preferred_memory_type!r}") from None
         self._device_id = preferred_device_id
 
     def memory_type(self) -> int:
@@ -95,7 +98,7 @@ class InferenceRequest:
             raise TypeError("an InferenceRequest needs inputs, requested_output_names and model_name")
         for tensor in inputs:
             if not isinstance(tensor, Tensor):
-                raise TritonModelException(f"inputs of an InferenceRequest must be Tensor objects, got {tensor!r}")
+                raise TypeError(f"inputs of an InferenceRequest must be Tensor objects, got {tensor!r}")
         if not isinstance(correlation_id, int | str) or isinstance(correlation_id, bool):
             raise TritonModelException("Correlation ID must be integer or string")
         check_parameters(parameters)

@@ -24,14 +24,12 @@ class InferenceResponse:
         tensors = list(output_tensors or ())
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
-                raise TritonModelException(
+                raise TypeError(
                     f"output_tensors of an InferenceResponse must be pb_utils.Tensor objects, "
                     f"got {type(tensor).__name__}"
                 )
         if error is not None and not isinstance(error, TritonError):
-            raise TritonModelException(
-                f"error of an InferenceResponse must be a pb_utils.TritonError, got {type(error).__name__}"
-            )
+            raise TypeError(f"error of an InferenceResponse must be a pb_utils.TritonError, got {type(error).__name__}")
         check_parameters(parameters)
         self._output_tensors = tensors
         self._error = error

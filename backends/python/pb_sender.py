@@ -37,7 +37,7 @@ class InferenceResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero."
             )
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TritonModelException(
+            raise TypeError(
                 f"a response sender sends pb_utils.InferenceResponse objects, got {type(response).__name__}"
             )
         made = None if response is None else self._convert(response, self._outputs)

@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -45,6 +46,14 @@ class PeerGoneError(Exception):
     def __init__(self, *, was_unread: bool) -> None:
         super().__init__("the other process closed the connection")
         self.was_unread = was_unread
+
+    def __reduce__(self) -> tuple[Callable[[bool], PeerGoneError], tuple[bool]]:
+        """A pool that cannot unpickle an exception of its worker waits for ever."""
+        return _peer_gone, (self.was_unread,)
+
+
+def _peer_gone(was_unread: bool) -> PeerGoneError:
+    return PeerGoneError(was_unread=was_unread)
 
 
 class Channel:

@@ -240,6 +240,8 @@ def _leave_signals_to_server() -> None:
 
 def main() -> int:
     connection, incoming, outgoing, lifeline = (int(text) for text in sys.argv[2:6])
+    # As in Triton's stub: what parses the command line when it is imported finds nothing to misunderstand.
+    sys.argv[:] = [""]
     _die_with_server(lifeline)
     _leave_signals_to_server()
     for stream in (sys.stdout, sys.stderr):

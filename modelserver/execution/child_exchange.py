@@ -74,6 +74,8 @@ class Exchange:
         self._posted: deque[Message] = deque()
         self._gone: PeerGoneError | None = None
         self._busy_wait = BusyWait(0)  # the receiver's
+        # Whether this is a forked copy of the process, in which the server cannot be asked.
+        self.is_disowned = False
         # What is sent for lines meanwhile, between `hold` and `release`.
         self.basket: Basket | None = None
 
@@ -91,6 +93,7 @@ class Exchange:
 
     def disown(self) -> None:
         """In a forked copy of this process, which has only the thread that forked: leave the server to the original."""
+        self.is_disowned = True
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._gone = PeerGoneError(was_unread=False)
@@ -218,6 +221,11 @@ class Exchange:
                     self._pump.start()
                 self._changed.notify_all()
         return number
+
+    def wake(self) -> None:
+        """Let those that `wait` look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def forget(self, number: int, *, is_async: bool = False) -> None:
         """Nothing more is expected under the number; safe to repeat."""

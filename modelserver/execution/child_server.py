@@ -7,9 +7,19 @@ import contextlib
 from collections import deque
 from typing import Any
 
-from modelserver.backend import InferRequest, InferResponse, ServerError
+from modelserver.backend import InferRequest, InferResponse, ServerError, UnsupportedError
+from modelserver.errors import CancelledError
 from modelserver.execution.child_exchange import Exchange
-from modelserver.execution.messages import Ask, Call, CallRead, CancelCall, Reply, Told
+from modelserver.execution.messages import (
+    Ask,
+    Call,
+    CallRead,
+    CancelCall,
+    ErrorRecord,
+    Reply,
+    ResponseRecord,
+    Told,
+)
 from modelserver.execution.packing import Payload
 from modelserver.execution.records import request_record, response_of
 from modelserver.execution.shared_buffer import ByteView
@@ -22,9 +32,17 @@ exchange: Exchange | None = None
 
 
 def this_exchange() -> Exchange:
-    """The exchange of this child process. Raises RuntimeError in any other process."""
+    """The exchange of this child process. Raises RuntimeError in any other process.
+
+    In a forked copy of it, such as a worker of multiprocessing, it raises UnsupportedError.
+    """
     if exchange is None:
         raise RuntimeError("the server can be asked from within its child processes only")
+    if exchange.is_disowned:
+        raise UnsupportedError(
+            "the server cannot be asked from a forked copy of the model's process (multiprocessing, os.fork): call "
+            "other models in the model's own process, from threads for instance, and give the copies the answers"
+        )
     return exchange
 
 
@@ -59,6 +77,7 @@ class Responses:
     ) -> None:
         """`parents`: the number of the first request that it may be made for, and how many these are."""
         self.is_over = True
+        self._is_cancelled = False
         self._exchange = this_exchange()
         self._arrivals = _Arrivals()
         self._is_async = is_async
@@ -86,10 +105,19 @@ class Responses:
             raise
 
     def cancel(self) -> None:
-        """No further response is wanted. Safe to repeat, from any thread."""
-        if not self.is_over:
-            self._end()
-            self._exchange.send(CancelCall(number=self._number))
+        """No further response is wanted: after those that are there, a CANCELLED error is the last one, as in Triton.
+
+        Safe to repeat, from any thread.
+        """
+        if self.is_over or self._is_cancelled:
+            return
+        self._is_cancelled = True
+        self._exchange.forget(self._number, is_async=self._is_async)
+        error = ErrorRecord.of(CancelledError("the model cancelled its request"))
+        reply = Reply(number=self._number, response=ResponseRecord([], error, None), is_final=True)
+        self._arrivals.take(reply, bytearray())
+        self._exchange.wake()
+        self._exchange.send(CancelCall(number=self._number))
 
     def next(self) -> InferResponse | ServerError | None:
         """The next response, waiting for it; None after the last."""
@@ -114,7 +142,7 @@ class Responses:
         """The response; None for a final mark that comes alone, unless the call is of a decoupled model."""
         if message.is_final:
             self._end()
-        elif self._is_decoupled:
+        elif self._is_decoupled and not self._is_cancelled:
             self._tell_read()
         if message.response is None:
             return InferResponse() if self._is_decoupled else None
@@ -135,7 +163,7 @@ class Responses:
         self._exchange.forget(self._number, is_async=self._is_async)
 
     def __del__(self) -> None:
-        if not self.is_over:
+        if not self.is_over and not self._is_cancelled:
             self.is_over = True
             self._exchange.abandon(self._number, is_async=self._is_async)
             self._exchange.post(CancelCall(number=self._number))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 
 class LoopThread:
-    """Runs from its making until `stop`."""
+    """Runs from its making until `stop`.
 
-    def __init__(self, name: str) -> None:
+    `on_exit` is called, and the loop goes on, when a task of it wants to end the program; else that ends the loop.
+    """
+
+    def __init__(self, name: str, *, on_exit: Callable[[], object] | None = None) -> None:
+        self._on_exit = on_exit
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -22,6 +27,18 @@ class LoopThread:
 
     def _run(self) -> None:
         try:
-            self.loop.run_forever()
+            while self._run_on():
+                continue
         finally:
             self.loop.close()
+
+    def _run_on(self) -> bool:
+        """Run until `stop`; True if a task wanted to end the program before."""
+        try:
+            self.loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            if self._on_exit is None:
+                raise
+            self._on_exit()
+            return True
+        return False

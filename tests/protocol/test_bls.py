@@ -25,6 +25,7 @@ instance_group [ {{ kind: KIND_CPU count: {count} }} ]
 HEAD = """
 import asyncio
 import json
+import multiprocessing
 import threading
 import time
 import numpy as np
@@ -157,6 +158,41 @@ class TritonPythonModel:
         responses.cancel()
         return respond(first)
 
+    def cancelled(self, request, data):
+        """What is read after `cancel`: what was there, and then an error."""
+        responses = ask("flood", data).exec(decoupled=True)
+        next(responses)
+        responses.cancel()
+        left = list(responses)
+        codes = [part.error().code() for part in left if part.has_error()]
+        assert not any(part.has_error() for part in left[:-1])
+        return respond([codes == [pb_utils.TritonError.CANCELLED], list(responses) == []])
+
+    def cancelled_awaited(self, request, data):
+        async def read():
+            responses = await ask("flood", data).async_exec(decoupled=True)
+            await anext(responses)
+            responses.cancel()
+            return [part async for part in responses]
+        last = asyncio.run(read())[-1]
+        return respond([last.error().code() == pb_utils.TritonError.CANCELLED])
+
+    def cancelled_elsewhere(self, request, data):
+        """A thread that waits for a response is woken."""
+        responses = ask("patient", data).exec(decoupled=True)
+        threading.Timer(0.1, responses.cancel).start()
+        return respond([part.error().code() == pb_utils.TritonError.CANCELLED for part in responses][-1])
+
+    def pool(self, request, data):
+        """Workers that are forked cannot call, and say so."""
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            try:
+                pool.map(call_elsewhere, [1, 2])
+            except pb_utils.TritonModelException as error:
+                assert "forked copy" in str(error), error
+                return respond([1])
+        return respond([0])
+
     def read_slowly(self, request, data):
         responses = ask("flood", data).exec(decoupled=True)
         first = [only(next(responses))[0] for _ in range(3)]
@@ -239,6 +275,10 @@ class TritonPythonModel:
         return respond([*result, pb_utils.is_model_ready("made")])
 
 
+def call_elsewhere(value):
+    return only(ask("adder", np.array([value], np.float32)).exec())[0]
+
+
 def values(response):
     return only(response) if response.output_tensors() or response.has_error() else []
 '''
@@ -296,6 +336,10 @@ def call(client: ProtocolClient, do: str, *values: float, model: str = "caller")
         ("stream", [1.0, 2.0]),
         ("stream_awaited", [1.0, 2.0]),
         ("stop_reading", [1.0]),
+        ("cancelled", [1.0, 1.0]),
+        ("cancelled_awaited", [1.0]),
+        ("cancelled_elsewhere", [1.0]),
+        ("pool", [1.0]),
         ("ready", [1.0, 1.0, 0.0, 0.0]),
         ("control", [3.0, 6.0, 0.0]),
         ("as_pybind", [2.0, 3.0]),

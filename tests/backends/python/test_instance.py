@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.contexts import context_of, instance_of, request_of
 from support.python_models import write_model
+from support.waiting import until_true
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
@@ -330,6 +331,62 @@ def test_coroutines_of_a_model_share_one_event_loop(start: Callable[..., Process
     """
     (entry,) = start(source).execute([request()])
     assert response(entry).outputs[0].data.tolist() == [1]
+
+
+def test_tasks_go_on_between_batches(start: Callable[..., ProcessInstance]) -> None:
+    source = """
+        import asyncio
+        import sys
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def __init__(self):
+                self.count = 0
+
+            async def execute(self, requests):
+                if not self.count:
+                    self.tasks = [asyncio.create_task(self.tick()), asyncio.create_task(self.leave())]
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([self.count], np.float32))])]
+
+            async def tick(self):
+                while True:
+                    self.count += 1
+                    await asyncio.sleep(0.001)
+
+            async def leave(self):
+                sys.exit(3)
+    """
+    instance = start(source)
+    counts = [0.0]
+    instance.execute([request()])
+
+    def has_grown() -> bool:
+        (entry,) = instance.execute([request()])
+        counts.append(response(entry).outputs[0].data.tolist()[0])
+        return counts[-1] > 20
+
+    until_true(has_grown, "the task goes on, though another wanted to end the process")
+
+
+def test_the_command_line_of_a_model_is_empty(start: Callable[..., ProcessInstance]) -> None:
+    source = """
+        import argparse
+        import sys
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        options = argparse.ArgumentParser()
+        options.add_argument("--size", type=int, default=7)
+        SIZE = options.parse_args().size
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                assert sys.argv == [""], sys.argv
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([SIZE], np.float32))])]
+    """
+    (entry,) = start(source).execute([request()])
+    assert response(entry).outputs[0].data.tolist() == [7]
 
 
 def test_a_model_may_say_that_it_is_not_ready(start: Callable[..., ProcessInstance]) -> None:

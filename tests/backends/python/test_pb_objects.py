@@ -71,7 +71,7 @@ def test_a_model_can_make_requests_of_its_own() -> None:
     assert pb_utils.get_input_tensor_by_name(request, "x").triton_dtype() == 8
     with pytest.raises(pb_utils.TritonModelException, match=r"BLS is only supported during the 'execute' function\."):
         request.exec()
-    with pytest.raises(pb_utils.TritonModelException, match="must be Tensor objects"):
+    with pytest.raises(TypeError, match="must be Tensor objects"):
         pb_utils.InferenceRequest(model_name="o", requested_output_names=[], inputs=[np.zeros(1)])
 
 
@@ -120,7 +120,7 @@ def test_a_response_holds_tensors_or_an_error() -> None:
     ],
 )
 def test_wrong_arguments_of_a_response_are_named(arguments: dict, message: str) -> None:
-    with pytest.raises(pb_utils.TritonModelException) as caught:
+    with pytest.raises(pb_utils.TritonModelException if "parameters" in arguments else TypeError) as caught:
         pb_utils.InferenceResponse(**arguments)
     assert message in str(caught.value)
 
