@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from urllib.parse import unquote
 
 import httptools
 from fuzz.conversation import converse
@@ -76,7 +75,7 @@ class _Messages:
             _host, mark, query = authority.partition("?")
             target = f"/?{query}" if mark else slash + rest
         path, _, query = (target or "/").partition("?")
-        self.requests.append((self.parser.get_method().decode(), unquote(path), query, self._body))
+        self.requests.append((self.parser.get_method().decode(), path, query, self._body))
 
 
 def llhttp_requests(data: bytes) -> list[Request]:
