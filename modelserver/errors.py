@@ -61,7 +61,12 @@ class ServerError(Exception):
             self.code = code
 
     def name_request(self, model_name: str, request_id: str) -> None:
-        """Say which request of which model this is about, as far as the message does not say so yet."""
+        """Say which request of which model this is about, as far as the message does not say so yet.
+
+        What decodes does not know the model and says "for the model", where Triton's sentence has its name.
+        """
+        if model_name:
+            self.message = self.message.replace(" for the model", f" for model '{model_name:.200}'", 1)
         names = {"model": model_name, "request id": request_id}
         missing = [f"{what} '{name:.200}'" for what, name in names.items() if name and f"'{name}'" not in self.message]
         if missing:

@@ -44,7 +44,8 @@ def tensor_from_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], raw
     expected = prod(shape) * datatype.itemsize
     if len(raw) != expected:
         raise InvalidArgumentError(
-            f"input '{name}': expected {expected} bytes for shape {list(shape)} of {datatype.value}, got {len(raw)}"
+            f"input byte size mismatch for input '{name}' for the model. Expected {expected}, got {len(raw)}: its "
+            f"shape is {list(shape)} of {datatype.value}"
         )
     return Tensor(name, datatype, np.frombuffer(raw, datatype.numpy).reshape(shape))
 

@@ -71,7 +71,7 @@ class BodyCollector:
         if self.num_bytes + num_bytes > self._max_bytes:
             self._fail(
                 PayloadTooLargeError(
-                    f"the request body is over the limit of {self._max_bytes} bytes; "
+                    f"request JSON size of more than {self._max_bytes} bytes exceeds the maximum allowed input size; "
                     "raise it with --http-max-input-size"
                 )
             )

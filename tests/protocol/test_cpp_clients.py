@@ -272,3 +272,20 @@ def test_a_request_that_cannot_be_read_is_named(served: RunningServer) -> None:
     with grpc.insecure_channel(served.grpc_url) as channel, pytest.raises(grpc.RpcError) as failure:
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message.SerializeToString(), timeout=30)
     assert failure.value.details().endswith("(model 'plain', request id 'seven')")
+
+
+def test_data_of_the_wrong_size_is_refused_in_tritons_words(served: RunningServer) -> None:
+    sentence = "input byte size mismatch for input 'INPUT0' for model 'plain'. Expected 8, got 4"
+    parameters = {"binary_data_size": 4}
+    tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [2], "parameters": parameters}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    url = f"http://{served.http_url}/v2/models/plain/infer"
+    call = urllib.request.Request(url, head + bytes(4), {"Inference-Header-Content-Length": str(len(head))})
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(call, timeout=30)
+    assert json.loads(refusal.value.read())["error"].startswith(sentence)
+    message = pb.ModelInferRequest(model_name="plain", raw_input_contents=[bytes(4)])
+    message.inputs.add(name="INPUT0", datatype="INT32", shape=[2])
+    with grpc.insecure_channel(served.grpc_url) as channel, pytest.raises(grpc.RpcError) as failure:
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message.SerializeToString(), timeout=30)
+    assert failure.value.details().startswith(sentence)

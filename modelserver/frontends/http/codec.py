@@ -227,7 +227,7 @@ def _binary_tensor(item: InputHead, num_bytes: int, body: Buffer, offset: int) -
     if offset + num_bytes > len(body):
         raise InvalidArgumentError(
             f"unexpected size for input '{item.name}', expecting {offset + num_bytes - len(body)} additional bytes "
-            "after the JSON (whose size is in the header Inference-Header-Content-Length)"
+            "for the model after the JSON (whose size is in the header Inference-Header-Content-Length)"
         )
     datatype = item.datatype
     if datatype.itemsize is None:

@@ -167,8 +167,8 @@ def _input_head(item: _Input, limits: HttpLimits) -> InputHead:
         _check_json_size(item, count * (datatype.itemsize or 4), limits)
     elif datatype.itemsize is not None and count * datatype.itemsize != num_bytes:
         raise InvalidArgumentError(
-            f"input '{item.name}': expected {count * datatype.itemsize} bytes for shape {list(item.shape)} "
-            f"of {datatype.value}, got {num_bytes}"
+            f"input byte size mismatch for input '{item.name}' for the model. Expected "
+            f"{count * datatype.itemsize}, got {num_bytes}: its shape is {list(item.shape)} of {datatype.value}"
         )
     return InputHead(item.name, datatype, item.shape, count, num_bytes, item.data)
 

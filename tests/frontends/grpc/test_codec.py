@@ -163,7 +163,9 @@ def test_input_without_data() -> None:
 
 def test_wrong_byte_size_names_the_tensor() -> None:
     error = refusal(message(inputs=[tensor()], raw_input_contents=[bytes(7)]))
-    assert error.message == "input 'x': expected 8 bytes for shape [2] of FP32, got 7"
+    assert error.message == (
+        "input byte size mismatch for input 'x' for the model. Expected 8, got 7: its shape is [2] of FP32"
+    )
 
 
 @pytest.mark.parametrize("raw", [b"\x01", b"\x05\x00\x00\x00ab", b"\x00\x00\x00\x00" * 3, b"\xff\xff\xff\xff" * 2])
