@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelserver.backend import InvalidArgumentError
+import numpy as np
+
+from modelserver.backend import Array, InvalidArgumentError
 
 from .generation import GenerationRequest
 from .sampling_params import SamplingParams
@@ -75,10 +77,12 @@ def check_embedded_length(num_tokens: int, is_all: bool, *, max_model_len: int) 
         )
 
 
-def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+def check_token_ids(token_ids: Sequence[int] | Array, vocab_size: int) -> None:
     """Whether the model has all of them, which were given as they are. Raises InvalidArgumentError."""
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-    if wrong is not None:
+    given = np.asarray(token_ids)
+    is_wrong = (given < 0) | (given >= vocab_size)
+    if is_wrong.any():
+        wrong = given[is_wrong.argmax()]
         raise InvalidArgumentError(f"input 'input_ids': {wrong} is no token of this model, which has {vocab_size}")
 
 

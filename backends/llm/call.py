@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from modelserver.backend import InferRequest, InvalidArgumentError, UnsupportedError
+from modelserver.backend import Array, InferRequest, InvalidArgumentError, UnsupportedError
 
 from .contract import COMPANIONS, OUTPUTS, RETURNS, Operation
 from .json_fields import integer, quote, string
@@ -45,7 +45,7 @@ class Call:
     operation: Operation
     text: str | None
     chat: Chat | None
-    token_ids: list[int] | None
+    token_ids: Array | None  # of any length: the lists that models take are made of those that fit
     is_streamed: bool
     has_input: bool  # the prompt stands before the output
     wants: frozenset[str]
@@ -126,7 +126,7 @@ def _operation(request: InferRequest, usual: Operation) -> Operation:
         raise InvalidArgumentError(f"input 'operation': expected one of {known}, got {quote(name)}") from None
 
 
-def _prompt(request: InferRequest, operation: Operation) -> tuple[str | None, Chat | None, list[int] | None]:
+def _prompt(request: InferRequest, operation: Operation) -> tuple[str | None, Chat | None, Array | None]:
     given = [name for name in ("text_input", "messages", "input_ids") if name in request.inputs]
     takes: tuple[str, ...] = ("text_input", "messages", "input_ids")
     if operation is Operation.DETOKENIZE:
@@ -138,7 +138,7 @@ def _prompt(request: InferRequest, operation: Operation) -> tuple[str | None, Ch
         got = f"{' and '.join(given)}" if given else "none of them"
         raise InvalidArgumentError(f"the operation '{operation.value}' needs {expected}, got {got}")
     if given[0] == "input_ids":
-        return None, None, request.inputs["input_ids"].data.ravel().tolist()
+        return None, None, request.inputs["input_ids"].data.ravel()
     if given[0] == "text_input":
         return _text(request, "text_input"), None, None
     return None, _chat(request), None

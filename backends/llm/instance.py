@@ -214,9 +214,11 @@ class LlmInstance(StepInstance):
         generation.sender.finish(generation.writer.response(remaining))
 
     def _prompt(self, call: Call, check: LengthCheck, longest: int | None = None) -> tuple[list[int], str | None]:
-        """Token ids and, unless it was given as tokens, the text of what was asked. `check`: of a text."""
+        """Token ids and, unless it was given as tokens, the text of what was asked."""
         if call.token_ids is not None:
-            return call.token_ids[:longest], None
+            token_ids = call.token_ids[:longest]
+            check(len(token_ids), True)
+            return token_ids.tolist(), None
         text, has_special_tokens = self._text(call)
         return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
 
@@ -249,7 +251,7 @@ class LlmInstance(StepInstance):
     def _detokenized(self, call: Call) -> InferResponse:
         assert call.token_ids is not None, "the call was checked"
         check_token_ids(call.token_ids, self.engine.runner.vocab_size)
-        text = self._tokenizer.decode(call.token_ids, skip_special_tokens=False)
+        text = self._tokenizer.decode(call.token_ids.tolist(), skip_special_tokens=False)
         return InferResponse([texts("text_output", [text])])
 
     # Embeddings: computed in a step, without the engine, each text as a whole.

@@ -141,7 +141,8 @@ class EncoderInstance(StepInstance):
         check = partial(check_embedded_length, max_model_len=max_model_len)
         longest = call.longest(max_model_len)
         if call.token_ids is not None:
-            token_ids = call.token_ids[:longest]
+            check(len(call.token_ids[:longest]), True)
+            token_ids: list[int] = call.token_ids[:longest].tolist()
         else:
             token_ids = self._encoded(call, longest, both_checks(check_left, check)).tolist()
         check(len(token_ids), True)
