@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from modelserver.callers import Callers
@@ -111,6 +112,8 @@ class AnyDataPlane(Protocol):
     def model_metadata(self, name: str, version: int | None = None) -> ModelMetadata: ...
 
     def model_config(self, name: str, version: int | None = None) -> ModelConfig: ...
+
+    def model_directories(self, name: str) -> tuple[Path, ...]: ...
 
     def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]: ...
 
@@ -378,6 +381,10 @@ class DataPlane:
     def model_config(self, name: str, version: int | None = None) -> ModelConfig:
         """The completed, normalised config that the model runs with."""
         return self._repository.get(name, version).config
+
+    def model_directories(self, name: str) -> tuple[Path, ...]:
+        """Where the files of the model's newest ready version are, then those of the model."""
+        return self._repository.get(name, None).directories
 
     def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
         """Statistics since load, or the last reset: of one model (all its ready versions, or one), or of all.

@@ -104,6 +104,20 @@ def find_backend(
     raise _unknown_backend(name, backend_directories, directories)
 
 
+def bundled_module(backend: str, module: str) -> ModuleType:
+    """A module of a bundled backend that the server itself uses, such as the chat templates of `llm`.
+
+    Raises UnavailableError when a library that it needs is not installed.
+    """
+    try:
+        return importlib.import_module(f"{_BUNDLED_PACKAGE}.{backend}.{module}")
+    except ModuleNotFoundError as error:
+        extra = _BUNDLED[backend].extra
+        raise UnavailableError(
+            f"the Python package '{error.name}' is not installed: pip install 'modelserver[{extra}]'"
+        ) from error
+
+
 def backend_for_model_files(version_directory: Path) -> str | None:
     """The bundled backend whose model file lies in `version_directory`, or None."""
     for name, bundled in _BUNDLED.items():

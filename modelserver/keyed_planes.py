@@ -7,6 +7,7 @@ plane has and these do not, no caller with a key can reach.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelserver.api_keys import CALLER, ApiKey, KeyRing, Scope
@@ -97,6 +98,10 @@ class KeyedDataPlane:
     def model_config(self, name: str, version: int | None = None) -> ModelConfig:
         _caller().check_model(name)
         return self._plane.model_config(name, version)
+
+    def model_directories(self, name: str) -> tuple[Path, ...]:
+        _caller().check_model(name)
+        return self._plane.model_directories(name)
 
     def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
         key = _caller()

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext, ServerCalls
 from modelserver.cache.store import AnswerStore
@@ -136,6 +137,11 @@ class Model:
         model._open_cache(facilities.answers, loop, clock)
         logger.info("%s is loaded, %d instances, %.3f s", what, len(plans), model.load_duration_s)
         return model
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """Where its files are: of the version, then of the model."""
+        return self._backend.context.version_directory, self._backend.context.model_directory
 
     @property
     def inflight(self) -> int:

@@ -349,7 +349,7 @@ def test_a_plain_model_has_no_conversations(http: httpx.Client) -> None:
     answer = http.post(CHAT, json={"model": "plain", "messages": user("a")})
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert "model 'plain' has no input 'messages'" in error["message"]
+    assert "model 'plain' takes text and not messages, and has no chat template" in error["message"]
     assert error["param"] == "messages"
 
 

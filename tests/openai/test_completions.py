@@ -130,7 +130,7 @@ def test_a_model_that_has_the_least(http: httpx.Client) -> None:
     assert document["choices"][0]["text"] == "just words"
     assert document["choices"][0]["finish_reason"] == "stop"
     assert streamed(http, **body)[0]["finish_reason"] == "stop"
-    for wish, param in (({"temperature": 0.5}, None), ({"prompt": [1, 2]}, "prompt"), ({"logprobs": 1}, None)):
+    for wish, param in (({"temperature": 0.5}, "temperature"), ({"prompt": [1, 2]}, "prompt"), ({"logprobs": 1}, None)):
         refused = http.post(COMPLETIONS, json=body | wish)
         assert refused.status_code == 400
         assert "model 'plain' has no input" in refused.json()["error"]["message"]

@@ -20,6 +20,7 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.logprobs import prompt_logprobs_document
 from modelserver.frontends.openai.piece import TokenLogprob, read_pieces
 from modelserver.frontends.openai.reasoning import REASONING_FORMATS, ReasoningFormat
+from modelserver.frontends.openai.server_template import conversation_input
 from modelserver.frontends.openai.tokens import token_ids_of
 from modelserver.frontends.openai.tool_formats import TOOL_FORMATS, ToolFormat
 from modelserver.frontends.openai.tools import ToolUse
@@ -44,7 +45,8 @@ class Chat:
         is_streamed = chat.options.is_streamed
         is_counted = not is_streamed or chat.options.has_usage
         marked = _with_marks(chat, tool_format, reasoning)
-        request = call.adopt(_request(model, marked, has_token_ids=reasoning is not None and is_counted))
+        prompt = await conversation_input(self._dataplane, model, chat.conversation)
+        request = call.adopt(_request(model, marked, prompt, has_token_ids=reasoning is not None and is_counted))
         kind = "chat.completion.chunk" if is_streamed else "chat.completion"
         frame = Frame(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
         prompt_token_ids = await self._prompt_token_ids(model, chat) if chat.options.has_token_ids else None
@@ -67,7 +69,7 @@ class Chat:
             call.answer(answer.document())
 
     async def _prompt_token_ids(self, model: LanguageModel, chat: ChatRequest) -> list[int]:
-        prompt = {"messages": chat.conversation}
+        prompt = await conversation_input(self._dataplane, model, chat.conversation)
         adds = chat.adds_special_tokens
         return (await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds))[0]
 
@@ -88,11 +90,14 @@ class Chat:
         return await token_ids_of(self._dataplane, model, prompts, adds_special_tokens=False)
 
 
-def _request(model: LanguageModel, chat: ChatRequest, *, has_token_ids: bool) -> InferRequest:
+def _request(model: LanguageModel, chat: ChatRequest, prompt: dict[str, Any], *, has_token_ids: bool) -> InferRequest:
     needed, wanted = generation_inputs(chat.options, model.inputs)
-    needed["messages"] = chat.conversation
+    needed |= prompt
     if chat.adds_special_tokens is not None:
         needed["add_special_tokens"] = chat.adds_special_tokens
+    elif "text_input" in prompt:
+        # The template has written them.
+        wanted["add_special_tokens"] = False
     if has_token_ids:
         wanted["return_token_ids"] = True
     return model.request(needed, wanted)

@@ -17,12 +17,16 @@ from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnloadedError
 from modelserver.frontends.openai.errors import ParameterError, UnknownModelError
+from modelserver.frontends.openai.sampling_tensors import sampling_tensors
 
 if TYPE_CHECKING:
     from modelserver.dataplane import AnyDataPlane
 
 # What of the inputs stands in for which parameter of a request, to name it when the model lacks it.
 _PARAM_OF = {"messages": "messages", "input_ids": "prompt", "text_input": "prompt", "return_logprobs": "logprobs"}
+_SAMPLING = "sampling_parameters"
+# Of a chat that names no bound, for a model that must be given one.
+_DEFAULT_MAX_TOKENS = 256
 _VERBS = {
     "generates": "generate text",
     "embeds": "make embeddings",
@@ -76,22 +80,67 @@ class LanguageModel:
     def request(self, needed: Mapping[str, Any], wanted: Mapping[str, Any]) -> InferRequest:
         """A request with the inputs `needed`, and those of `wanted` that the model has.
 
-        Raises ParameterError for one of `needed` that the model has not, or whose value does not fit.
+        `sampling_parameters` become a tensor each where the model has no such object. Flags that the model must be
+        given are false unless they are said. Raises ParameterError for one of `needed` that the model has not, or
+        whose value does not fit.
         """
+        if _SAMPLING not in self.inputs:
+            needed, wanted = self._with_sampling_tensors(needed, wanted)
+        given = needed.keys() | wanted.keys()
+        flags = {
+            name: False
+            for name, spec in self.inputs.items()
+            if spec.data_type is Datatype.BOOL and not spec.optional and name not in given
+        }
         for name in needed:
             if name not in self.inputs:
                 raise ParameterError(
                     f"model '{self.name}' has no input '{name}', which this request needs", _PARAM_OF.get(name)
                 )
-        inputs = {name: self._tensor(name, value) for name, value in needed.items()}
+        inputs = {name: self._tensor(name, value) for name, value in (flags | dict(needed)).items()}
         inputs |= {name: self._tensor(name, value) for name, value in wanted.items() if name in self.inputs}
         return InferRequest(self.name, None, inputs)
+
+    def _with_sampling_tensors(
+        self, needed: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same, with a tensor for each of the sampling parameters. Raises ParameterError for one without any."""
+        is_needed = _SAMPLING in needed
+        sampling = dict(needed.get(_SAMPLING) or wanted.get(_SAMPLING) or {})
+        needed = {name: value for name, value in needed.items() if name != _SAMPLING}
+        wanted = {name: value for name, value in wanted.items() if name != _SAMPLING}
+        if not sampling and not is_needed:
+            return needed, wanted
+        if sampling.get("max_tokens") is None:
+            sampling["max_tokens"] = self._default_max_tokens()
+        tensors, missing = sampling_tensors(sampling, self.inputs)
+        # A bound that the model has no input for is the model's own affair; logprobs are asked for by another input.
+        missing = [name for name in missing if name not in ("max_tokens", "logprobs", "prompt_logprobs")]
+        # Whether special tokens are in the text is for models that would leave them out.
+        missing = [name for name in missing if name != "skip_special_tokens"]
+        if missing and is_needed:
+            raise ParameterError(
+                f"model '{self.name}' has no input '{_SAMPLING}', and none for '{missing[0]}', which this request "
+                "needs",
+                missing[0],
+                "unsupported_parameter",
+            )
+        return needed | tensors, wanted
+
+    def _default_max_tokens(self) -> int | None:
+        """What a model that must be given a bound gets; None for any other."""
+        if all(name not in self.inputs or self.inputs[name].optional for name in ("max_tokens", "request_output_len")):
+            return None
+        text = self.parameters.get("default_max_tokens", "")
+        return int(text) if text.isascii() and text.isdigit() else _DEFAULT_MAX_TOKENS
 
     def _tensor(self, name: str, value: Any) -> Tensor:
         datatype = self.inputs[name].data_type
         assert datatype is not None, "a loaded model's inputs have datatypes"
         data: np.ndarray[Any, Any]
-        if datatype is Datatype.BYTES:
+        if datatype is Datatype.BYTES and isinstance(value, tuple):
+            data = np.array([each.encode() for each in value], dtype=object)
+        elif datatype is Datatype.BYTES:
             data = np.empty(1, dtype=object)
             data[0] = value.encode() if isinstance(value, str) else orjson.dumps(value)
         elif isinstance(value, str | dict):
@@ -99,7 +148,12 @@ class LanguageModel:
                 f"model '{self.name}': input '{name}' is {datatype.value}; language models have BYTES there"
             )
         else:
-            data = np.asarray(value if isinstance(value, list) else [value], datatype.numpy)
+            try:
+                data = np.asarray(value if isinstance(value, list) else [value], datatype.numpy)
+            except (OverflowError, TypeError, ValueError):
+                raise ParameterError(
+                    f"model '{self.name}': input '{name}' is {datatype.value}, which {value!r:.60} does not fit", name
+                ) from None
         return Tensor(name, datatype, data.reshape(1, -1) if self.is_batched else data)
 
 

@@ -14,6 +14,7 @@ from modelserver.frontends.openai.generation import only_response, only_response
 from modelserver.frontends.openai.language_model import LanguageModel, find_model
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID
+from modelserver.frontends.openai.server_template import conversation_input
 
 if TYPE_CHECKING:
     from modelserver.dataplane import AnyDataPlane
@@ -35,7 +36,7 @@ class Tokens:
         if fields.has("messages") and fields.has("prompt"):
             raise ParameterError("'prompt' and 'messages' cannot both be given: use one of them", "prompt")
         if fields.has("messages"):
-            needed["messages"] = read_conversation(fields, self._limits)
+            needed |= await conversation_input(self._dataplane, model, read_conversation(fields, self._limits))
         else:
             fields.need("prompt", "a string, unless there are messages")
             needed["text_input"] = fields.text("prompt")

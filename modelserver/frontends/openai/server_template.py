@@ -1,0 +1,105 @@
+"""The prompt of a conversation, where a model takes text only: made here, by a chat template of the model's directory.
+
+Models that take `messages` make it themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelserver.discovery import bundled_module
+from modelserver.errors import NotFoundError, ServerError
+from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.openai.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from modelserver.dataplane import AnyDataPlane
+
+# Parameters of a model's config: a template's text or file, or the directory of a tokenizer, as TensorRT-LLM's models
+# have it.
+_TEMPLATE, _TOKENIZER = "chat_template", "tokenizer_dir"
+_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+
+
+async def conversation_input(
+    dataplane: AnyDataPlane, model: LanguageModel, conversation: dict[str, Any]
+) -> dict[str, Any]:
+    """The input of `model` that has the conversation: `messages`, or the text that the template makes of it.
+
+    Raises ParameterError where the model takes text and there is no template, and for messages that it refuses.
+    """
+    if "messages" in model.inputs or not model.generates:
+        return {"messages": conversation}
+    directories = dataplane.model_directories(model.name)
+    work = asyncio.get_running_loop().run_in_executor(None, _render, model, directories, conversation)
+    return {"text_input": await work}
+
+
+def _render(model: LanguageModel, directories: tuple[Path, ...], conversation: dict[str, Any]) -> str:
+    templates = _templates(model, directories)
+    try:
+        text: str = templates.render(
+            conversation["messages"],
+            tools=conversation.get("tools"),
+            documents=conversation.get("documents"),
+            add_generation_prompt=conversation["add_generation_prompt"],
+            continue_final_message=conversation["continue_final_message"],
+            variables=conversation.get("chat_template_kwargs"),
+        )
+    except ServerError as error:
+        raise ParameterError(error.message, "messages") from error
+    return text
+
+
+def _templates(model: LanguageModel, directories: tuple[Path, ...]) -> Any:
+    """Of the parameter `chat_template`, else of the first directory that has one."""
+    named = model.parameters.get(_TEMPLATE, "")
+    if "{{" in named or "{%" in named:
+        return _of_text(named)
+    if named:
+        path = next((path for path in (each / named for each in directories) if path.is_file()), None)
+        if path is None:
+            places = ", ".join(map(str, directories))
+            raise NotFoundError(
+                f"model '{model.name}': the parameter {_TEMPLATE} of its config names '{named:.200}', which is neither "
+                f"a template nor a file in {places}"
+            )
+        return _of_text(path.read_text(encoding="utf-8"))
+    tokenizer = model.parameters.get(_TOKENIZER, "")
+    for directory in (*directories, *((directories[-1] / tokenizer,) if tokenizer else ())):
+        stamps = tuple(_stamp(directory / name) for name in _FILES)
+        if any(stamps):
+            templates = _of_directory(directory, stamps)
+            if templates.names:
+                return templates
+    raise ParameterError(
+        f"model '{model.name}' takes text and not messages, and has no chat template to make text of them: put "
+        f"{_FILES[0]} or {_FILES[2]} into its directory, or name a file with the parameter {_TEMPLATE} of its config; "
+        "or send a prompt to /v1/completions",
+        "messages",
+    )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=64)
+def _of_text(text: str) -> Any:
+    return bundled_module("llm", "text.chat_template").ChatTemplates({"default": text}, {})
+
+
+@lru_cache(maxsize=64)
+def _of_directory(directory: Path, _stamps: tuple[tuple[int, int] | None, ...]) -> Any:
+    """As the files were when they had these stamps."""
+    files = bundled_module("llm", "text.checkpoint_files")
+    config = files.read_json_object(directory / "tokenizer_config.json")
+    special = files.special_tokens(config, files.read_json_object(directory / "special_tokens_map.json"))
+    return bundled_module("llm", "text.chat_template").ChatTemplates(files.chat_templates(directory, config), special)
