@@ -15,6 +15,9 @@ SUPPORTED = "gzip, deflate"
 _WINDOW_GZIP, _WINDOW_ZLIB, _WINDOW_RAW = 31, 15, -15
 _LEVEL = 1  # tensors seldom shrink much; latency counts more
 _CHUNK = 1 << 18
+# A gzip body may have this many members, and one more for each kilobyte: an empty member costs as much as a long one.
+_FREE_MEMBERS = 1024
+_MIN_MEMBER_BYTES = 1024
 # A shorter body would not fit fewer packets, and hardly shrinks.
 MIN_COMPRESSED_BYTES = 128
 
@@ -77,23 +80,32 @@ def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> bytes:
     left = max_bytes
     inflater = zlib.decompressobj(window)
     view = memoryview(body)
+    start, size = 0, _CHUNK
+    members_left = _FREE_MEMBERS + len(view) // _MIN_MEMBER_BYTES
     try:
-        for start in range(0, len(view), _CHUNK):
-            chunk: Buffer = view[start : start + _CHUNK]
-            while chunk:
-                if inflater.eof:
-                    if window != _WINDOW_GZIP:  # only gzip members may follow one another
-                        raise InvalidArgumentError(f"unexpected bytes after the {encoding} request body")
-                    inflater = zlib.decompressobj(window)
-                part = inflater.decompress(chunk, left + 1)
-                left -= len(part)
-                if left < 0:
-                    raise PayloadTooLargeError(
-                        f"Decompressed data size exceeds the maximum allowed value of {max_bytes} bytes. "
-                        "Use --http-max-input-size to increase the limit."
+        while start < len(view):
+            if inflater.eof:
+                if window != _WINDOW_GZIP:  # only gzip members may follow one another
+                    raise InvalidArgumentError(f"unexpected bytes after the {encoding} request body")
+                members_left -= 1
+                if members_left < 0:
+                    raise InvalidArgumentError(
+                        "the gzip request body has too many members; compress it as one, as gzip does"
                     )
-                parts.append(part)
-                chunk = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+                inflater = zlib.decompressobj(window)
+                size = _MIN_MEMBER_BYTES
+            chunk = view[start : start + size]
+            part = inflater.decompress(chunk, left + 1)
+            left -= len(part)
+            if left < 0:
+                raise PayloadTooLargeError(
+                    f"Decompressed data size exceeds the maximum allowed value of {max_bytes} bytes. "
+                    "Use --http-max-input-size to increase the limit."
+                )
+            parts.append(part)
+            # zlib copies what it leaves of a chunk: the first chunk of a further member is short, as the member may be.
+            start += len(chunk) - len(inflater.unused_data or inflater.unconsumed_tail)
+            size = min(2 * size, _CHUNK)
     except zlib.error as error:
         raise InvalidArgumentError(f"the request body is not valid {encoding}: {error}") from error
     if not inflater.eof:
