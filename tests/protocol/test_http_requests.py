@@ -25,7 +25,8 @@ DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2, 3], "
 def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("served")
     write_identity(root, "echo")
-    write_identity(root, "text", data_type="TYPE_STRING")
+    config = write_identity(root, "text", data_type="TYPE_STRING") / "config.pbtxt"
+    config.write_text(config.read_text().replace("dims: [ -1 ]", "dims: [ 1 ]"))  # what a raw body may be for
     write_identity(root, "half", data_type="TYPE_FP16")
     write_identity(root, "slow", execute_delay_ms=100)
     with running_server(root) as running:

@@ -40,15 +40,14 @@ def decode_raw(metadata: ModelMetadata, version: int | None, body: Buffer, *, is
 
 
 def _bytes_tensor(spec: TensorMetadata, dims: tuple[int, ...], body: Buffer) -> Tensor:
-    shape = tuple(1 if dim == -1 else dim for dim in dims)
-    if prod(shape) != 1:
+    if any(dim != 1 for dim in dims):
         raise InvalidArgumentError(
             f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1], as the body is one "
             f"element; it has {list(spec.shape)}"
         )
     data = np.empty(1, dtype=object)
     data[0] = bytes(body)
-    return Tensor(spec.name, Datatype.BYTES, data.reshape(shape))
+    return Tensor(spec.name, Datatype.BYTES, data.reshape(dims))
 
 
 def _resolve(spec: TensorMetadata, dims: tuple[int, ...], datatype: Datatype, num_bytes: int) -> tuple[int, ...]:
