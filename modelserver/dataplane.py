@@ -13,6 +13,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import placeholder
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError, UnloadedError
 from modelserver.execution.model import Model
 from modelserver.execution.model_calls import CalledRequest
@@ -96,6 +97,8 @@ class AnyDataPlane(Protocol):
     def cuda_shared_memory(self) -> CudaSharedMemory: ...
 
     def infer(self, request: InferRequest) -> ResponseStream: ...
+
+    def check_inputs(self, request: InferRequest) -> None: ...
 
     def unready_because(self) -> list[str]: ...
 
@@ -205,6 +208,27 @@ class DataPlane:
         if transfer is None and not self._is_observed:
             return model.submit(request)
         return self._submit_observed(model, request, regions, is_split=is_split)
+
+    def check_inputs(self, request: InferRequest) -> None:
+        """Refuse a request whose elements take long to decode before that is done; the shapes are all that it has.
+
+        Raises ServerError as `infer` does, which checks again. What depends on more than the shapes is left to it.
+        """
+        name, version = request.model_name, request.version
+        if request.sequence_id or (self._splits and version is None):
+            return  # another version than the one that is served by now may answer
+        try:
+            signature = self._repository.get(name, version).signature
+            elsewhere = () if request.transfer is None else request.transfer.inputs
+            shapes = {item.name: placeholder(item.name, item.datatype, item.shape) for item in elsewhere}
+            signature.check(InferRequest(name, version, request.inputs | shapes, outputs=request.outputs))
+        except ModelAsleepError:
+            return
+        except ServerError as error:
+            self.refusals.record(error.code)
+            if self._logs_requests:
+                log_refusal(request, error)
+            raise
 
     def _choose(self, request: InferRequest) -> int | None:
         """The version that answers where several share the requests; None: the highest."""

@@ -52,6 +52,11 @@ class KeyedDataPlane:
         request.caller = key.name
         return self._plane.infer(request)
 
+    def check_inputs(self, request: InferRequest) -> None:
+        key = _caller()
+        key.check_model(request.model_name)
+        self._plane.check_inputs(request)
+
     # What health needs, which has no caller.
 
     @property

@@ -11,8 +11,10 @@
 #include <Python.h>
 
 #include <float.h>
+#include <math.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -111,10 +113,27 @@ static int read_exponent(Reader *r, int *exponent)
     return 1;
 }
 
+static int read_word(Reader *r, const char *word, size_t size)
+{
+    if ((size_t)(r->end - r->at) < size || memcmp(r->at, word, size) != 0)
+        return 0;
+    r->at += size;
+    return 1;
+}
+
 static int read_double(Reader *r, double *value)
 {
     int is_negative = take(r, '-'), is_integer = 1, q = 0;
     uint64_t w = 0;
+    if (r->at < r->end && !is_digit(*r->at)) {
+        if (read_word(r, "Infinity", 8))
+            *value = is_negative ? -INFINITY : INFINITY;
+        else if (!is_negative && read_word(r, "NaN", 3))
+            *value = NAN;
+        else
+            return 0;
+        return 1;
+    }
     if (!read_whole(r, &w))
         return 0;
     if (take(r, '.')) {
@@ -163,14 +182,6 @@ static inline int read_integer(Reader *r, int64_t lowest, uint64_t highest, uint
     return 1;
 }
 
-static int read_word(Reader *r, const char *word, size_t size)
-{
-    if ((size_t)(r->end - r->at) < size || memcmp(r->at, word, size) != 0)
-        return 0;
-    r->at += size;
-    return 1;
-}
-
 #define INTEGER(letter, type, lowest, highest)                                                                         \
     case letter: {                                                                                                     \
         uint64_t bits;                                                                                                 \
@@ -188,7 +199,7 @@ static inline int read_element(Reader *r)
     switch (r->code) {
     case 'f': {
         double value;
-        if (!read_double(r, &value) || value > FLT_MAX || value < -FLT_MAX)
+        if (!read_double(r, &value) || (isfinite(value) && (value > FLT_MAX || value < -FLT_MAX)))
             return 0; /* what rounds to FLT_MAX from above is left to Python */
         float narrow = (float)value;
         memcpy(r->out, &narrow, sizeof narrow);
@@ -646,6 +657,502 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
     return frame != NULL ? frame : refused();
 }
 
+/* ---- Long JSON ------------------------------------------------------------------------------------------------------
+ *
+ * What is done to long texts before they are parsed in pieces. Only the structure is looked at, which is why the pieces
+ * still have to be parsed. The interpreter's lock is given back meanwhile.
+ */
+
+#define MAX_LEVELS 1024
+#define MAX_CUTS 4096
+#define MAX_PLACEHOLDER 24 /* "[4095]" and more */
+
+enum { WHOLE = 0, TOO_DEEP = 1, TOO_MANY = 2, NOT_WHOLE = 3, ESCAPED = 4 };
+
+/* Behind the string that begins at `at`; NULL when it has no end. */
+static const unsigned char *behind_string(const unsigned char *at, const unsigned char *end)
+{
+    for (at++; at < end; at++) {
+        if (*at == '"')
+            return at + 1;
+        if (*at == '\\' && ++at == end)
+            return NULL;
+    }
+    return NULL;
+}
+
+typedef struct {
+    Py_ssize_t num_values; /* commas, colons and brackets: no text has more values */
+    int depth, max_depth;
+} Measure;
+
+/* Behind the value that begins at `at` with a bracket. */
+static int pass_value(const unsigned char **at, const unsigned char *end, Measure *m)
+{
+    const unsigned char *c = *at;
+    int depth = m->depth;
+    while (c < end) {
+        switch (*c) {
+        case '"':
+            if ((c = behind_string(c, end)) == NULL)
+                return NOT_WHOLE;
+            continue;
+        case '[':
+        case '{':
+            m->num_values++;
+            if (++depth > m->max_depth)
+                return TOO_DEEP;
+            break;
+        case ']':
+        case '}':
+            if (--depth == m->depth) {
+                *at = c + 1;
+                return WHOLE;
+            }
+            break;
+        case ',':
+        case ':':
+            m->num_values++;
+        }
+        c++;
+    }
+    return NOT_WHOLE;
+}
+
+static PyObject *measure_json(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer text;
+    (void)module;
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "measure_json takes a text and the most levels");
+        return NULL;
+    }
+    Py_ssize_t max_depth = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Measure m = {.max_depth = max_depth > MAX_LEVELS ? MAX_LEVELS : (int)max_depth};
+    const unsigned char *at = text.buf, *end = at + text.len;
+    int state = WHOLE;
+    Py_BEGIN_ALLOW_THREADS
+    while (at < end && state == WHOLE) {
+        if (*at == '"') {
+            const unsigned char *behind = behind_string(at, end);
+            state = behind == NULL ? NOT_WHOLE : WHOLE;
+            at = behind;
+        } else if (*at == '[' || *at == '{')
+            state = pass_value(&at, end, &m);
+        else
+            at++;
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&text);
+    return Py_BuildValue("(in)", state, m.num_values);
+}
+
+typedef struct {
+    unsigned char *out;
+    int64_t spans[2 * MAX_CUTS];
+    Py_ssize_t num_cuts, size;
+} Cuts;
+
+/* The text without the arrays that are `data` of a member of an array of the object that it is: "[0]" for the first. */
+static int cut(const unsigned char *text, Py_ssize_t size, Measure *m, Py_ssize_t max_values, Cuts *cuts)
+{
+    const unsigned char *at = text, *end = text + size, *kept = text;
+    unsigned char *out = cuts->out;
+    char kinds[MAX_LEVELS + 1];
+    int is_key = 0, is_data = 0;
+    while (at < end) {
+        const unsigned char *start = at;
+        switch (*at) {
+        case '"':
+            if ((at = behind_string(at, end)) == NULL)
+                return NOT_WHOLE;
+            if (is_key && m->depth == 3 && memchr(start, '\\', (size_t)(at - start)) != NULL)
+                return ESCAPED; /* perhaps `data` as well */
+            if (is_key)
+                is_data = m->depth == 3 && kinds[2] == '[' && at - start == 6 && memcmp(start, "\"data\"", 6) == 0;
+            is_key = 0;
+            continue;
+        case '[':
+            if (is_data && !is_key && m->depth == 3) {
+                Py_ssize_t num_values = m->num_values;
+                int state = pass_value(&at, end, m);
+                m->num_values = num_values;
+                if (state != WHOLE)
+                    return state;
+                if (cuts->num_cuts == MAX_CUTS)
+                    return TOO_MANY;
+                memcpy(out, kept, (size_t)(start - kept));
+                out += start - kept;
+                kept = at;
+                *out++ = '[';
+                out = (unsigned char *)put_integer((char *)out, (uint64_t)cuts->num_cuts);
+                *out++ = ']';
+                cuts->spans[2 * cuts->num_cuts] = start - text;
+                cuts->spans[2 * cuts->num_cuts++ + 1] = at - text;
+                is_data = 0;
+                continue;
+            }
+            /* fall through */
+        case '{':
+            m->num_values++;
+            if (++m->depth > m->max_depth)
+                return TOO_DEEP;
+            kinds[m->depth] = (char)*at;
+            is_key = *at == '{';
+            is_data = 0;
+            break;
+        case ']':
+        case '}':
+            if (m->depth == 0)
+                return NOT_WHOLE;
+            m->depth--;
+            is_key = is_data = 0;
+            break;
+        case ',':
+            is_key = m->depth > 0 && kinds[m->depth] == '{';
+            is_data = 0;
+            m->num_values++;
+            break;
+        case ':':
+            m->num_values++;
+        }
+        if (m->num_values > max_values)
+            return TOO_MANY;
+        at++;
+    }
+    memcpy(out, kept, (size_t)(end - kept));
+    cuts->size = out + (end - kept) - cuts->out;
+    return m->depth == 0 ? WHOLE : NOT_WHOLE;
+}
+
+static PyObject *cut_data(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer text;
+    (void)module;
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "cut_data takes a text, the most levels and the most values");
+        return NULL;
+    }
+    Py_ssize_t max_depth = PyLong_AsSsize_t(args[1]), max_values = PyLong_AsSsize_t(args[2]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *found = NULL;
+    Measure m = {.max_depth = max_depth > MAX_LEVELS ? MAX_LEVELS : (int)max_depth};
+    Cuts *cuts = PyMem_Malloc(sizeof *cuts);
+    unsigned char *out = PyMem_Malloc((size_t)text.len + MAX_CUTS * MAX_PLACEHOLDER);
+    if (cuts == NULL || out == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    *cuts = (Cuts){.out = out};
+    int state;
+    Py_BEGIN_ALLOW_THREADS
+    state = cut(text.buf, text.len, &m, max_values, cuts);
+    Py_END_ALLOW_THREADS
+    found = Py_BuildValue("(iy#y#)", state, out, state == WHOLE ? cuts->size : 0, cuts->spans,
+                          2 * cuts->num_cuts * (Py_ssize_t)sizeof *cuts->spans);
+done:
+    PyMem_Free(cuts);
+    PyMem_Free(out);
+    PyBuffer_Release(&text);
+    return found;
+}
+
+/* Grows; NULL without memory. */
+typedef struct {
+    int64_t *items;
+    Py_ssize_t count, room;
+} Numbers;
+
+static int put_number(Numbers *numbers, int64_t number)
+{
+    if (numbers->count == numbers->room) {
+        Py_ssize_t room = numbers->room ? 2 * numbers->room : 256;
+        int64_t *items = realloc(numbers->items, (size_t)room * sizeof *items);
+        if (items == NULL)
+            return 0;
+        numbers->items = items;
+        numbers->room = room;
+    }
+    numbers->items[numbers->count++] = number;
+    return 1;
+}
+
+/* An array of any depth as a flat one: every bracket becomes a space. `out` has as many bytes as the text.
+ *
+ * Pieces end at commas: each is a place and the number of elements before it. -1, or where the array is not regular.
+ */
+static Py_ssize_t flatten(const unsigned char *text, Py_ssize_t size, unsigned char *out, Py_ssize_t piece_bytes,
+                          int64_t *dims, int *num_dims, Numbers *pieces, int *is_out_of_memory)
+{
+    const unsigned char *at = text, *end = text + size;
+    int64_t counts[MAX_DIMS + 1];
+    int depth = 0, leaf_depth = 0, deepest = 0, is_filled = 0;
+    Py_ssize_t piece_start = 0;
+    int64_t num_elements = 0;
+    for (int level = 0; level <= MAX_DIMS; level++)
+        dims[level] = -1;
+    memset(out, ' ', (size_t)size);
+    while (at < end) {
+        const unsigned char *start = at;
+        switch (*at) {
+        case ' ':
+        case '\t':
+        case '\n':
+        case '\r':
+            at++;
+            continue;
+        case '[':
+            if (is_filled || depth == MAX_DIMS || (depth == 0 && at != text))
+                return at - text;
+            counts[++depth] = 0;
+            deepest = depth > deepest ? depth : deepest;
+            at++;
+            continue;
+        case ']':
+            if (depth == 0 || (!is_filled && counts[depth] > 0))
+                return at - text;
+            counts[depth] += is_filled;
+            if (dims[depth] != -1 && dims[depth] != counts[depth])
+                return at - text;
+            dims[depth] = counts[depth];
+            depth--;
+            is_filled = 1;
+            at++;
+            continue;
+        case ',':
+            if (!is_filled || depth == 0)
+                return at - text;
+            counts[depth]++;
+            is_filled = 0;
+            out[at - text] = ',';
+            if (at - text - piece_start >= piece_bytes) {
+                piece_start = at - text;
+                if (!put_number(pieces, piece_start) || !put_number(pieces, num_elements)) {
+                    *is_out_of_memory = 1;
+                    return 0;
+                }
+            }
+            at++;
+            continue;
+        case '{':
+        case '}':
+        case ':':
+            return at - text;
+        case '"':
+            if ((at = behind_string(at, end)) == NULL)
+                return start - text;
+            break;
+        default:
+            while (at < end && *at != ',' && *at != ']' && *at != ' ' && *at != '[' && *at != '"' && *at != '\n' &&
+                   *at != '\r' && *at != '\t' && *at != '{' && *at != '}' && *at != ':')
+                at++;
+        }
+        if (is_filled || depth == 0 || (leaf_depth != 0 && leaf_depth != depth))
+            return start - text;
+        leaf_depth = depth;
+        is_filled = 1;
+        num_elements++;
+        memcpy(out + (start - text), start, (size_t)(at - start));
+    }
+    if (depth != 0 || !is_filled || (leaf_depth != 0 && leaf_depth != deepest))
+        return size;
+    *num_dims = deepest;
+    if (!put_number(pieces, size) || !put_number(pieces, num_elements))
+        *is_out_of_memory = 1;
+    return -1;
+}
+
+static PyObject *flat_array(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer text;
+    (void)module;
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "flat_array takes a text and the size of a piece");
+        return NULL;
+    }
+    Py_ssize_t piece_bytes = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int64_t dims[MAX_DIMS + 1];
+    Numbers pieces = {NULL, 0, 0};
+    int num_dims = 0, is_out_of_memory = 0;
+    Py_ssize_t wrong_at = 0;
+    PyObject *found = NULL, *flat = PyBytes_FromStringAndSize(NULL, text.len);
+    if (flat == NULL)
+        goto done;
+    unsigned char *out = (unsigned char *)PyBytes_AsString(flat);
+    Py_BEGIN_ALLOW_THREADS
+    wrong_at = flatten(text.buf, text.len, out, piece_bytes, dims, &num_dims, &pieces, &is_out_of_memory);
+    Py_END_ALLOW_THREADS
+    if (is_out_of_memory)
+        PyErr_NoMemory();
+    else if (wrong_at >= 0)
+        found = PyLong_FromSsize_t(wrong_at);
+    else
+        found = Py_BuildValue("(Oy#y#)", flat, dims + 1, (Py_ssize_t)(num_dims * sizeof *dims), pieces.items,
+                              pieces.count * (Py_ssize_t)sizeof *pieces.items);
+done:
+    free(pieces.items);
+    Py_XDECREF(flat);
+    PyBuffer_Release(&text);
+    return found;
+}
+
+/* Where members of the array or object that is the text end, so that between two ends there are about `piece_bytes`, or
+ * one longer member; None for what is not whole.
+ */
+static PyObject *cut_members(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer text;
+    (void)module;
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "cut_members takes a text and the size of a piece");
+        return NULL;
+    }
+    Py_ssize_t piece_bytes = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Numbers ends = {NULL, 0, 0};
+    PyObject *found = NULL;
+    int is_whole = text.len >= 2, is_stored = 1;
+    Py_BEGIN_ALLOW_THREADS
+    const unsigned char *first = text.buf, *at = first + 1, *last = first + text.len - 1;
+    Py_ssize_t piece_start = 1, member_start = 1;
+    Measure m = {.max_depth = INT32_MAX};
+    while (is_whole && is_stored && at <= last) {
+        if (*at == '"')
+            is_whole = (at = behind_string(at, last)) != NULL;
+        else if (*at == '[' || *at == '{')
+            is_whole = pass_value(&at, last, &m) == WHOLE;
+        else if (*at == ',' || at == last) {
+            Py_ssize_t place = at - first;
+            if (place - piece_start >= piece_bytes || at == last) {
+                /* A member that is a piece of its own stands alone: others may precede it. */
+                if (place - member_start >= piece_bytes && member_start > piece_start)
+                    is_stored = put_number(&ends, member_start - 1);
+                is_stored = is_stored && put_number(&ends, place);
+                piece_start = place + 1;
+            }
+            member_start = place + 1;
+            at++;
+        } else
+            at++;
+    }
+    Py_END_ALLOW_THREADS
+    if (!is_stored)
+        PyErr_NoMemory();
+    else if (is_whole)
+        found = PyBytes_FromStringAndSize((const char *)ends.items, ends.count * (Py_ssize_t)sizeof *ends.items);
+    free(ends.items);
+    PyBuffer_Release(&text);
+    return found != NULL ? found : refused();
+}
+
+/* ---- BYTES ----------------------------------------------------------------------------------------------------------
+ *
+ * Four bytes of length, lowest first, stand before each element. A call handles a slice of a tensor, so that other
+ * threads get their turn between two.
+ */
+
+#define MAX_SLICE_BYTES (1 << 20)
+#define MIN_UNLOCKED_BYTES (1 << 18) /* copied without the GIL */
+
+static inline uint32_t get_u32_le(const unsigned char *in)
+{
+    return in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
+}
+
+static PyObject *copied(const unsigned char *from, Py_ssize_t size)
+{
+    if (size < MIN_UNLOCKED_BYTES)
+        return PyBytes_FromStringAndSize((const char *)from, size);
+    PyObject *copy = PyBytes_FromStringAndSize(NULL, size);
+    if (copy == NULL)
+        return NULL;
+    char *to = PyBytes_AsString(copy);
+    Py_BEGIN_ALLOW_THREADS
+    memcpy(to, from, (size_t)size);
+    Py_END_ALLOW_THREADS
+    return copy;
+}
+
+/* The elements from `offset` on, `count` or a slice of them, and where they end; None when one is not whole. */
+static PyObject *split_elements(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer data;
+    (void)module;
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "split_elements takes data, an offset and a count");
+        return NULL;
+    }
+    Py_ssize_t offset = PyLong_AsSsize_t(args[1]), count = PyLong_AsSsize_t(args[2]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *found = NULL, *elements = NULL;
+    if (offset < 0 || offset > data.len || count < 0 || count > (data.len - offset) / 4)
+        goto done;
+    Py_ssize_t first = offset, place = 0;
+    elements = PyList_New(0);
+    while (elements != NULL && place < count && offset - first < MAX_SLICE_BYTES) {
+        if (data.len - offset < 4)
+            goto done;
+        const unsigned char *at = (const unsigned char *)data.buf + offset;
+        Py_ssize_t length = (Py_ssize_t)get_u32_le(at);
+        if (length > data.len - offset - 4)
+            goto done;
+        PyObject *element = copied(at + 4, length);
+        if (element == NULL || PyList_Append(elements, element) < 0) {
+            Py_XDECREF(element);
+            goto done;
+        }
+        Py_DECREF(element);
+        offset += 4 + length;
+        place++;
+    }
+    if (elements != NULL)
+        found = Py_BuildValue("(On)", elements, offset);
+done:
+    Py_XDECREF(elements);
+    PyBuffer_Release(&data);
+    return found != NULL ? found : refused();
+}
+
+/* The elements of a list with their lengths; None when one of them is no `bytes`, or too long. */
+static PyObject *join_elements(PyObject *module, PyObject *elements)
+{
+    (void)module;
+    if (!PyList_Check(elements)) {
+        PyErr_SetString(PyExc_TypeError, "join_elements takes a list");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(elements), size = 0;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        PyObject *element = PyList_GetItem(elements, place);
+        if (!PyBytes_Check(element))
+            Py_RETURN_NONE;
+        Py_ssize_t length = PyBytes_Size(element);
+        if (length > (Py_ssize_t)UINT32_MAX || length > PY_SSIZE_T_MAX - 4 - size)
+            Py_RETURN_NONE;
+        size += 4 + length;
+    }
+    PyObject *joined = PyBytes_FromStringAndSize(NULL, size);
+    if (joined == NULL)
+        return NULL;
+    unsigned char *out = (unsigned char *)PyBytes_AsString(joined);
+    for (Py_ssize_t place = 0; place < count; place++) {
+        PyObject *element = PyList_GetItem(elements, place);
+        Py_ssize_t length = PyBytes_Size(element);
+        for (int byte = 0; byte < 4; byte++)
+            *out++ = (unsigned char)((uint32_t)length >> 8 * byte);
+        memcpy(out, PyBytes_AsString(element), (size_t)length);
+        out += length;
+    }
+    return joined;
+}
+
 static PyObject *set_powers(PyObject *module, PyObject *table)
 {
     char *bytes;
@@ -764,7 +1271,13 @@ static PyMethodDef methods[] = {
     FAST(read_call),
     FAST(join_answer),
     FAST(read_frame),
+    FAST(split_elements),
+    FAST(measure_json),
+    FAST(cut_data),
+    FAST(flat_array),
+    FAST(cut_members),
     {"write_array", write_array, METH_O, NULL},
+    {"join_elements", join_elements, METH_O, NULL},
     {"set_powers", set_powers, METH_O, NULL},
     {"guard", guard, METH_O, NULL},
     {"is_broken", is_broken, METH_O, NULL},

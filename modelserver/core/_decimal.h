@@ -147,14 +147,20 @@ static int shortest(uint32_t exponent, uint32_t mantissa, uint32_t *w)
     return q;
 }
 
-/* NULL for what is not finite. Written as orjson does: with a point from 1e-6 to below 1e13, with an exponent else. */
+/* What is not finite is a bare word, as in Python. Written as orjson does: with a point from 1e-6 to below 1e13, with an exponent else. */
 static char *put_float(char *out, uint32_t bits)
 {
     uint32_t exponent = bits >> 23 & 0xFF, mantissa = bits & 0x7FFFFF, w;
-    if (exponent == 0xFF)
-        return NULL;
+    if (exponent == 0xFF && mantissa != 0) {
+        memcpy(out, "NaN", 3);
+        return out + 3;
+    }
     if (bits >> 31)
         *out++ = '-';
+    if (exponent == 0xFF) {
+        memcpy(out, "Infinity", 8);
+        return out + 8;
+    }
     if (exponent == 0 && mantissa == 0) {
         memcpy(out, "0.0", 3);
         return out + 3;

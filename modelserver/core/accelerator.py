@@ -1,4 +1,4 @@
-"""The optional part in C (`_accelerator.c`): tensors in JSON, HTTP/2's usual frames, the joining of gRPC's answers, and
+"""The optional part in C (`_accelerator.c`): tensors in JSON, BYTES tensors, HTTP/2's usual frames, gRPC answers, and
 guards of memory that others may take away.
 
 It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
@@ -25,7 +25,7 @@ ReadArray = Callable[[object, bytes], bytes | None]
 # Of a body, texts and one kind less: the elements of each array, when the body is the texts with arrays of these kinds
 # between them; None as above.
 ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, ...] | None]
-# Of an array: its elements as flat JSON; None for what is not contiguous, not finite, or neither float32 nor integers.
+# Of an array: its elements as flat JSON; None for what is not contiguous, or neither float32 nor integers.
 WriteArray = Callable[[object], bytes | None]
 # Of a stream's id, the parts of a message, and two frames whose own ids do not count: the first frame, the message in a
 # DATA frame, the last frame, all of that stream; None for what is unusual.
@@ -37,6 +37,24 @@ ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, in
 # Of a mapped file that others may make smaller: a number for its guard; None when there are too many. From then on
 # what is no longer in the file reads as zeros, which `is_broken` tells, instead of ending the process.
 Guard = Callable[[object], int | None]
+# Of data, an offset and a count: the BYTES elements there, all or a slice of them, and where they end; None when one is
+# not whole.
+SplitElements = Callable[[object, int, int], tuple[list[bytes], int] | None]
+# Of a text and the most levels: a state, and how many values it can have at most.
+MeasureJson = Callable[[object, int], tuple[int, int]]
+# Of an infer request's text, the most levels and the most values: a state, the text with "[0]", "[1]" and so on in
+# place of the inputs' `data`, and where these are: pairs of int64.
+CutData = Callable[[object, int, int], tuple[int, bytes, bytes]]
+# Of an array and the size of a piece: the array with a space for each bracket, its sizes as int64, and the pieces'
+# ends, as pairs of a place and the number of elements before it; or the place where it is not regular.
+FlatArray = Callable[[object, int], tuple[bytes, bytes, bytes] | int]
+# Of an array or object and the size of a piece: where members end, as int64; None for what is not whole.
+CutMembers = Callable[[object, int], bytes | None]
+# Of a list of BYTES elements: their wire form; None when one is not `bytes`.
+JoinElements = Callable[[list[Any]], bytes | None]
+
+# The states of `MeasureJson` and `CutData`.
+WHOLE, TOO_DEEP, TOO_MANY, NOT_WHOLE, ESCAPED = range(5)
 
 
 def load(environment: Mapping[str, str]) -> ModuleType | None:
@@ -90,3 +108,9 @@ guard: Guard | None = None if _MODULE_IN_C is None else _MODULE_IN_C.guard
 is_broken: Callable[[int], bool] | None = None if _MODULE_IN_C is None else _MODULE_IN_C.is_broken
 unguard: Callable[[int], None] | None = None if _MODULE_IN_C is None else _MODULE_IN_C.unguard
 read_frame: ReadFrame | None = None if _MODULE_IN_C is None else _MODULE_IN_C.read_frame
+split_elements: SplitElements | None = None if _MODULE_IN_C is None else _MODULE_IN_C.split_elements
+join_elements: JoinElements | None = None if _MODULE_IN_C is None else _MODULE_IN_C.join_elements
+measure_json: MeasureJson | None = None if _MODULE_IN_C is None else _MODULE_IN_C.measure_json
+cut_data: CutData | None = None if _MODULE_IN_C is None else _MODULE_IN_C.cut_data
+flat_array: FlatArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.flat_array
+cut_members: CutMembers | None = None if _MODULE_IN_C is None else _MODULE_IN_C.cut_members

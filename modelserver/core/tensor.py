@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import islice
 from math import prod
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Slices, finish
 from modelserver.errors import InvalidArgumentError
 
 Buffer = bytes | bytearray | memoryview
+# BYTES elements that are handled before other work gets a turn.
+SLICE_ELEMENTS = 16384
 
 
 class Tensor(msgspec.Struct, eq=False):
@@ -32,6 +37,19 @@ class Tensor(msgspec.Struct, eq=False):
     def shape(self) -> tuple[int, ...]:
         shape: tuple[int, ...] = self.data.shape
         return shape
+
+
+def is_long(tensors: Iterable[Tensor], *, as_text: bool) -> bool:
+    """Whether it would hold the event loop for long to encode these; numbers are views where they are not text."""
+    for tensor in tensors:
+        if tensor.data.size > SLICE_ELEMENTS and (as_text or tensor.datatype.itemsize is None):
+            return True
+    return False
+
+
+def placeholder(name: str, datatype: Datatype, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of that shape without memory of its own, for what is checked before the elements are read."""
+    return Tensor(name, datatype, np.broadcast_to(np.zeros((), datatype.numpy), shape))
 
 
 def tensor_from_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], raw: Buffer) -> Tensor:
@@ -62,6 +80,11 @@ def tensor_to_bytes(tensor: Tensor) -> Buffer:
 
 def decode_bytes_elements(name: str, shape: tuple[int, ...], raw: Buffer) -> np.ndarray[Any, Any]:
     """Split a BYTES tensor (4-byte little-endian length before each element) into an object array."""
+    return finish(bytes_element_slices(name, shape, raw))
+
+
+def bytes_element_slices(name: str, shape: tuple[int, ...], raw: Buffer) -> Slices[np.ndarray[Any, Any]]:
+    """As `decode_bytes_elements`, in slices of about a millisecond."""
     count = prod(shape)
     # Each element costs at least its length prefix: checked before a huge shape is allocated.
     if count * 4 > len(raw):
@@ -70,29 +93,63 @@ def decode_bytes_elements(name: str, shape: tuple[int, ...], raw: Buffer) -> np.
             f"can hold at most {len(raw) // 4}"
         )
     elements = np.empty(count, dtype=object)
-    view = bytes(raw)
-    offset = 0
-    for index in range(count):
-        end = offset + 4
-        if end > len(view):
-            raise InvalidArgumentError(f"input '{name}': element {index} of {count} is missing from the BYTES data")
-        (length,) = struct.unpack_from("<I", view, offset)
-        if end + length > len(view):
-            raise InvalidArgumentError(
-                f"input '{name}': element {index} claims {length} bytes, but only {len(view) - end} are left"
-            )
-        elements[index] = view[end : end + length]
-        offset = end + length
-    if offset != len(view):
+    split = accelerator.split_elements
+    index = offset = 0
+    while index < count:
+        wanted = min(count - index, SLICE_ELEMENTS)
+        found = None if split is None else split(raw, offset, wanted)
+        if found is None:
+            found = _split_elements(name, raw, offset, index, index + wanted, count)
+        part, offset = found
+        elements[index : index + len(part)] = part
+        index += len(part)
+        yield
+    if offset != len(raw):
         raise InvalidArgumentError(
-            f"input '{name}': {len(view) - offset} unexpected bytes after the {count} BYTES elements "
+            f"input '{name}': {len(raw) - offset} unexpected bytes after the {count} BYTES elements "
             f"of shape {list(shape)}"
         )
     return elements.reshape(shape)
 
 
+def _split_elements(
+    name: str, raw: Buffer, offset: int, index: int, end_index: int, count: int
+) -> tuple[list[bytes], int]:
+    """The elements from `index` to `end_index` of `count`, the first of which is at `offset`, and where they end."""
+    part: list[bytes] = []
+    size = len(raw)
+    for place in range(index, end_index):
+        start = offset + 4
+        if start > size:
+            raise InvalidArgumentError(f"input '{name}': element {place} of {count} is missing from the BYTES data")
+        (length,) = struct.unpack_from("<I", raw, offset)
+        if start + length > size:
+            raise InvalidArgumentError(
+                f"input '{name}': element {place} claims {length} bytes, but only {size - start} are left"
+            )
+        offset = start + length
+        part.append(bytes(raw[start:offset]))
+    return part, offset
+
+
 def encode_bytes_elements(elements: Iterable[Any]) -> bytes:
     """The wire form of BYTES elements; str elements are encoded as UTF-8."""
+    return finish(encoding_slices(elements))
+
+
+def encoding_slices(elements: Iterable[Any]) -> Slices[bytes]:
+    """As `encode_bytes_elements`, in slices of about a millisecond."""
+    parts: list[bytes] = []
+    join = accelerator.join_elements
+    rest = iter(elements.tolist() if isinstance(elements, np.ndarray) else elements)
+    while part := list(islice(rest, SLICE_ELEMENTS)):
+        joined = None if join is None else join(part)
+        parts.append(_join_elements(part) if joined is None else joined)
+        yield
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _join_elements(elements: Iterable[Any]) -> bytes:
     parts = []
     for element in elements:
         raw = element if isinstance(element, bytes) else str(element).encode()

@@ -179,7 +179,7 @@ def test_json_may_nest_a_hundred_levels(connection: Connection, path: str) -> No
         ({"data": [1.0, 2.0]}, "INPUT0"),
         ({"data": []}, "INPUT0"),
         ({"data": [[1.0], [2.0, 3.0]], "shape": [2, 1]}, "INPUT0"),
-        ({"data": [[[1.0]]]}, "INPUT0"),
+        ({"data": [[[1.0]], [[2.0]]]}, "INPUT0"),
         ({"data": ["1"]}, "INPUT0"),
         ({"data": [None]}, "INPUT0"),
         ({"data": 1.0}, "INPUT0"),

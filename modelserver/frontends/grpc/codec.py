@@ -13,10 +13,18 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from modelserver.access import Access
+from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.template import VIEW_BYTES
-from modelserver.core.tensor import Buffer, Tensor, tensor_from_bytes, tensor_to_bytes
+from modelserver.core.tensor import (
+    Buffer,
+    Tensor,
+    bytes_element_slices,
+    placeholder,
+    tensor_from_bytes,
+    tensor_to_bytes,
+)
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import envelope
 from modelserver.frontends.grpc.contents import tensor_from_contents
@@ -27,6 +35,8 @@ from modelserver.pb import grpc_service_pb2 as pb
 
 # Heads up to this size are remembered; parameters make a head vary from request to request.
 _REMEMBERED_BYTES = 1024
+# BYTES elements take up to 10 ms/MB.
+_MAX_ELEMENT_BYTES_ON_LOOP = 128 * 1024
 _REGION = REGION.encode()
 _MALFORMED = "the message is not a serialized inference.ModelInferRequest"
 
@@ -48,6 +58,11 @@ class GrpcLimits:
     max_stream_inflight: int = 256
     access: Access = field(default_factory=Access)
 
+    @property
+    def max_fields(self) -> int:
+        """Of a ModelInferRequest: inputs, outputs, raw contents, parameters; and its names and id."""
+        return 3 * self.max_tensors + self.max_parameters + 16
+
 
 DEFAULT_LIMITS = GrpcLimits()
 
@@ -55,14 +70,27 @@ DEFAULT_LIMITS = GrpcLimits()
 Learn = Callable[[Buffer, bytes, RequestHead], None]
 
 
-def decode_infer_request(
-    message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS, *, learn: Learn | None = None
-) -> InferRequest:
-    """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it.
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A request whose elements take long to decode. The inputs of `request` have their shapes and no content."""
 
-    `learn` is told of one that a client may repeat with other contents.
+    request: InferRequest
+    head: RequestHead
+    raws: Sequence[Buffer]
+
+
+def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> InferRequest:
+    """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it."""
+    decoded = decode_on_loop(message, limits)
+    return finish(element_slices(decoded)) if isinstance(decoded, Outline) else decoded
+
+
+def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None = None) -> InferRequest | Outline:
+    """As `decode_infer_request`; where the elements would hold the event loop for long, the request's outline.
+
+    `element_slices` does the rest then. `learn` is called with a request that a client may repeat with other contents.
     """
-    split = _split(message)
+    split = _split(message, limits)
     # A parameter of a tensor takes more than a byte of the head.
     if split.num_parameters or len(split.head) > limits.max_parameters:
         _check_parameters(split, limits)
@@ -75,33 +103,53 @@ def decode_infer_request(
         head = read_head(split.head)
     if len(head.inputs) > limits.max_tensors or (head.outputs and len(head.outputs) > limits.max_tensors):
         raise _too_many(head, limits)
-    request = InferRequest(
-        head.model_name,
-        head.version,
-        _raw_inputs(head, raws) if raws else _typed_inputs(head),
-        _decode_id(split.id),
-        head.outputs,
-    )
+    is_long = bool(raws) and _num_element_bytes(head, raws) > _MAX_ELEMENT_BYTES_ON_LOOP
+    if is_long:
+        inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
+    else:
+        inputs = _raw_inputs(head, raws) if raws else _typed_inputs(head)
+    request = InferRequest(head.model_name, head.version, inputs, _decode_id(split.id), head.outputs)
     request.transfer = head.transfer
     if split.num_parameters:
         apply_parameters(request, head.parameters)
-    elif raws and learn is not None and head.transfer is None:
+    elif raws and learn is not None and head.transfer is None and not is_long:
         learn(message, split.head, head)
+    return Outline(request, head, raws) if is_long else request
+
+
+def element_slices(outline: Outline) -> Slices[InferRequest]:
+    """The whole request, in slices. Raises as `decode_infer_request`."""
+    request, head, raws = outline.request, outline.head, outline.raws
+    if head.has_contents or len(raws) != len(head.inputs):
+        raise _unusable_raws(head, len(raws))
+    inputs: dict[str, Tensor] = {}
+    for item, raw in zip(head.inputs, raws, strict=True):
+        if item.num_bytes is None:
+            elements = yield from bytes_element_slices(item.name, item.shape, raw)
+            inputs[item.name] = Tensor(item.name, item.datatype, elements)
+        else:
+            inputs[item.name] = _raw_input(item, raw)
+    request.inputs = inputs
     return request
 
 
-def request_id(message: Buffer) -> str:
+def _num_element_bytes(head: RequestHead, raws: Sequence[Buffer]) -> int:
+    """Bytes that are split into elements."""
+    return sum(len(raw) for item, raw in zip(head.inputs, raws, strict=False) if item.num_bytes is None)
+
+
+def request_id(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> str:
     """The id of a request that could not be decoded, as far as one can be found."""
     try:
-        return _decode_id(_split(message).id)
+        return _decode_id(_split(message, limits).id)
     except ServerError:
         return ""
 
 
-def request_names(message: Buffer) -> tuple[str, str]:
+def request_names(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> tuple[str, str]:
     """The model and the id of a request that could not be decoded, as far as they can be found at little cost."""
     try:
-        split = _split(message)
+        split = _split(message, limits)
         is_small = len(split.head) <= _REMEMBERED_BYTES
         model_name = pb.ModelInferRequest.FromString(split.head).model_name if is_small else ""
         return model_name, _decode_id(split.id)
@@ -145,18 +193,29 @@ def _check_parameters(split: envelope.SplitRequest, limits: GrpcLimits) -> None:
     if split.num_parameters > limit:
         raise InvalidArgumentError(f"the request has more than {limit} parameters")
     try:
-        has_more = envelope.has_tensor_parameters(split.head, limit)
+        envelope.check_tensor_fields(split.head, limit)
     except envelope.MalformedError:
         raise InvalidArgumentError(_MALFORMED) from None
-    if has_more:
-        raise InvalidArgumentError(f"an input or an output has more than {limit} parameters")
+    except envelope.TooManyFieldsError as error:
+        if error.num_parameters > limit:
+            raise InvalidArgumentError(f"an input or an output has more than {limit} parameters") from None
+        raise PayloadTooLargeError(
+            "an input or an output repeats its fields: it has one name, one datatype, one shape and one contents"
+        ) from None
 
 
-def _split(message: Buffer) -> envelope.SplitRequest:
+def _split(message: Buffer, limits: GrpcLimits) -> envelope.SplitRequest:
     try:
-        return envelope.split_request(message)
+        return envelope.split_request(message, limits.max_fields)
     except envelope.MalformedError:
         raise InvalidArgumentError(_MALFORMED) from None
+    except envelope.TooManyFieldsError as error:
+        if error.num_parameters > limits.max_parameters:
+            raise InvalidArgumentError(f"the request has more than {limits.max_parameters} parameters") from None
+        raise PayloadTooLargeError(
+            f"the request has more than {limits.max_fields} fields: at most {limits.max_tensors} inputs, outputs and "
+            f"raw_input_contents each, and {limits.max_parameters} parameters are allowed"
+        ) from None
 
 
 def _decode_id(encoded: bytes) -> str:
@@ -170,18 +229,17 @@ def _raw_inputs(head: RequestHead, raws: Sequence[Buffer]) -> dict[str, Tensor]:
     """Inputs whose bytes are in raw_input_contents, by position."""
     if head.has_contents or len(raws) != len(head.inputs):
         raise _unusable_raws(head, len(raws))
-    inputs: dict[str, Tensor] = {}
-    for tensor, raw in zip(head.inputs, raws, strict=True):
-        if tensor.num_bytes != len(raw):
-            decoded = tensor_from_bytes(tensor.name, tensor.datatype, tensor.shape, raw)
-        else:
-            data = np.frombuffer(raw, tensor.datatype.numpy).reshape(tensor.shape)
-            # A view into a large message may start anywhere; kernels expect whole elements on their boundaries.
-            if not data.flags.aligned:
-                data = data.copy()
-            decoded = Tensor(tensor.name, tensor.datatype, data)
-        inputs[tensor.name] = decoded
-    return inputs
+    return {item.name: _raw_input(item, raw) for item, raw in zip(head.inputs, raws, strict=True)}
+
+
+def _raw_input(item: InputHead, raw: Buffer) -> Tensor:
+    if item.num_bytes != len(raw):
+        return tensor_from_bytes(item.name, item.datatype, item.shape, raw)
+    data = np.frombuffer(raw, item.datatype.numpy).reshape(item.shape)
+    # A view into a large message may start anywhere; kernels expect whole elements on their boundaries.
+    if not data.flags.aligned:
+        data = data.copy()
+    return Tensor(item.name, item.datatype, data)
 
 
 def _typed_inputs(head: RequestHead) -> dict[str, Tensor]:

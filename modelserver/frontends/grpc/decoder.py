@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc.codec import GrpcLimits, decode_infer_request, request_names
+from modelserver.frontends.grpc.codec import GrpcLimits, Outline, decode_on_loop, element_slices, request_names
 from modelserver.frontends.grpc.templates import Templates
 
 
@@ -19,12 +20,27 @@ class InferDecoder:
 
     def decode(self, message: Buffer, stream: ResponseStream) -> InferRequest:
         """The request, whose responses go to `stream`. Raises ServerError for everything that is wrong with it."""
+        decoded = self.decode_on_loop(message, stream)
+        return finish(self.element_slices(decoded)) if isinstance(decoded, Outline) else decoded
+
+    def decode_on_loop(self, message: Buffer, stream: ResponseStream) -> InferRequest | Outline:
+        """As `decode`. Where that takes long, the request's outline: `element_slices` does the rest beside the loop."""
         request = self._templates.find(message, stream)
-        if request is None:
-            try:
-                request = decode_infer_request(message, self._limits, learn=self._templates.learn)
-            except ServerError as error:
-                error.name_request(*request_names(message))
-                raise
-            request.stream = stream
-        return request
+        if request is not None:
+            return request
+        try:
+            decoded = decode_on_loop(message, self._limits, learn=self._templates.learn)
+        except ServerError as error:
+            error.name_request(*request_names(message, self._limits))
+            raise
+        request = decoded.request if isinstance(decoded, Outline) else decoded
+        request.stream = stream
+        return decoded
+
+    def element_slices(self, outline: Outline) -> Slices[InferRequest]:
+        """The rest of a request, in slices. Raises as `decode`."""
+        try:
+            return (yield from element_slices(outline))
+        except ServerError as error:
+            error.name_request(outline.request.model_name, outline.request.id)
+            raise

@@ -21,12 +21,22 @@ _ID, _PARAMETERS, _RAW_INPUT_CONTENTS = 0x1A, 0x22, 0x3A
 _PARAMETERS_OF = {0x2A: 0x22, 0x32: 0x12}
 # Wire types: what follows a tag.
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+# Of a tensor, besides its parameters: name, datatype, contents, and a dimension each where the shape is not packed.
+_MAX_OTHER_FIELDS = 64
 # Smaller data is copied: cheaper than a view, and aligned.
 _VIEW_BYTES = 4096
 
 
 class MalformedError(Exception):
     """The bytes are not a protobuf message that can be walked here."""
+
+
+class TooManyFieldsError(Exception):
+    """A message has more fields than its limits allow; `num_parameters` of those that were looked at are parameters."""
+
+    def __init__(self, num_parameters: int) -> None:
+        super().__init__(num_parameters)
+        self.num_parameters = num_parameters
 
 
 @dataclass(slots=True)
@@ -42,10 +52,11 @@ class SplitRequest:
     num_parameters: int
 
 
-def split_request(message: Buffer) -> SplitRequest:
+def split_request(message: Buffer, max_fields: int = 1 << 16) -> SplitRequest:
     """Take id and raw_input_contents out of a serialized ModelInferRequest.
 
-    Raises MalformedError where the message cannot be walked; that it can says nothing about the head.
+    Raises MalformedError where the message cannot be walked; that it can says nothing about the head. Raises
+    TooManyFieldsError for one with more than `max_fields`.
     """
     data = message if isinstance(message, bytes) else memoryview(message).cast("B")
     end = len(data)
@@ -55,7 +66,9 @@ def split_request(message: Buffer) -> SplitRequest:
     num_parameters = 0
     offset = kept_from = 0
     try:
-        while offset < end:
+        for _ in range(max_fields):
+            if offset >= end:
+                break
             start = offset
             tag = data[offset]
             size = data[offset + 1]
@@ -79,23 +92,26 @@ def split_request(message: Buffer) -> SplitRequest:
             kept_from = offset
     except IndexError:
         raise MalformedError from None
+    if offset < end:
+        raise TooManyFieldsError(num_parameters)
     if kept_from < end:
         head.append(data[kept_from:end])
     return SplitRequest(b"".join(head), bytes(request_id), raws, num_parameters)
 
 
-def has_tensor_parameters(head: bytes, limit: int) -> bool:
-    """Whether an input or an output in a SplitRequest's `head` has more than `limit` parameters; parses none.
+def check_tensor_fields(head: bytes, max_parameters: int) -> None:
+    """Count the fields of each input and output in a SplitRequest's `head`; parses none of them.
 
-    Raises MalformedError.
+    Raises MalformedError, and TooManyFieldsError for one that has more than it can need.
     """
+    most = max_parameters + _MAX_OTHER_FIELDS
     for tag, body, end in _fields(head, 0, len(head)):
         wanted = _PARAMETERS_OF.get(tag)
         if wanted is not None:
-            found = (None for tag, _, _ in _fields(head, body, end) if tag == wanted)
-            if sum(1 for _ in islice(found, limit + 1)) > limit:
-                return True
-    return False
+            tags = [tag for tag, _, _ in islice(_fields(head, body, end), most + 1)]
+            num_parameters = tags.count(wanted)
+            if len(tags) > most or num_parameters > max_parameters:
+                raise TooManyFieldsError(num_parameters)
 
 
 def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:

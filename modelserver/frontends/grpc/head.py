@@ -96,6 +96,10 @@ def _input_head(tensor: pb.ModelInferRequest.InferInputTensor) -> InputHead:
         raise InvalidArgumentError(
             f"input '{name}': unknown datatype '{tensor.datatype}', expected one of {', '.join(_DATATYPES)}"
         )
+    if len(tensor.shape) > _MAX_DIMENSIONS:
+        raise InvalidArgumentError(
+            f"input '{name}': {len(tensor.shape)} dimensions, at most {_MAX_DIMENSIONS} are possible"
+        )
     shape = tuple(tensor.shape)
     _check_shape(name, datatype, shape)
     num_bytes = None if datatype.itemsize is None else prod(shape) * datatype.itemsize
@@ -104,8 +108,6 @@ def _input_head(tensor: pb.ModelInferRequest.InferInputTensor) -> InputHead:
 
 def _check_shape(name: str, datatype: Datatype, shape: tuple[int, ...]) -> None:
     """Refuse shapes that no array can have."""
-    if len(shape) > _MAX_DIMENSIONS:
-        raise InvalidArgumentError(f"input '{name}': {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are possible")
     if min(shape, default=1) < 0:
         raise InvalidArgumentError(f"input '{name}': shape {list(shape)} has a negative dimension")
     # Zeros are left out: NumPy computes strides of an empty array from its other dimensions.

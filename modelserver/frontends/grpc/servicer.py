@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health_pb2
@@ -11,7 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from modelserver.access import ApiGroup
 from modelserver.config.message import config_to_message
-from modelserver.core.request import forward, set_context
+from modelserver.core.long_work import Result, long_work
+from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.grpc import codec, replies
 from modelserver.frontends.grpc.access_log import with_access_log
@@ -139,7 +141,29 @@ class GrpcFrontend:
     def _model_infer(self, call: UnaryCall) -> None:
         reply = UnaryReply(call)
         try:
-            request = self._decoder.decode(call.message, reply)
+            decoded = self._decoder.decode_on_loop(call.message, reply)
+            if isinstance(decoded, codec.Outline):
+                self._dataplane.check_inputs(decoded.request)
+                infer = partial(self._infer_decoded, call, reply)
+                call.on_cancel = long_work().start(self._decoder.element_slices(decoded), infer)
+                return
+        except Exception as error:
+            reply.release()
+            fail(call, error)
+        else:
+            self._infer(call, reply, decoded)
+
+    def _infer_decoded(self, call: UnaryCall, reply: UnaryReply, result: Result[InferRequest]) -> None:
+        try:
+            request = result()
+        except Exception as error:
+            reply.release()
+            fail(call, error)
+        else:
+            self._infer(call, reply, request)
+
+    def _infer(self, call: UnaryCall, reply: UnaryReply, request: InferRequest) -> None:
+        try:
             if call.deadline_ns is not None:
                 request.deadline_ns = call.deadline_ns
             if self._forwards and (headers := self._limits.access.forwarded(call.metadata)):

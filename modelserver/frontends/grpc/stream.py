@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
+from modelserver.core.long_work import at_once, long_work
 from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.core.tensor import Buffer
+from modelserver.core.tensor import Buffer, is_long
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc import codec
 from modelserver.frontends.grpc.call import Parts, RpcError, StreamCall
@@ -61,7 +63,8 @@ class InferStream:
     ) -> None:
         self._call = call
         self._dataplane = dataplane
-        self._decode = decoder.decode
+        self._decode = decoder.decode_on_loop
+        self._element_slices = decoder.element_slices
         self._limits = limits
         self._headers = limits.access.forwarded(call.metadata)
         self._context = limits.access.context(call.metadata)
@@ -111,16 +114,20 @@ class InferStream:
     async def _read(self) -> None:
         slots, most = self._open, self._limits.max_stream_inflight
         async for message in self._call.messages:
-            self._accept(message)
+            await self._accept(message)
             while len(slots) >= most:
                 self._has_room.clear()
                 await self._has_room.wait()
 
-    def _accept(self, message: Buffer) -> None:
+    async def _accept(self, message: Buffer) -> None:
         slot = _Slot(self)
         self._open[slot] = None
         try:
-            slot.request = request = self._decode(message, slot)
+            request = self._decode(message, slot)
+            if isinstance(request, codec.Outline):
+                self._dataplane.check_inputs(request.request)
+                request = await long_work().run(self._element_slices(request))
+            slot.request = request
             slot.request_id = request.id
             request.deadline_ns = self._call.deadline_ns
             if self._headers is not None:
@@ -132,7 +139,7 @@ class InferStream:
             slot.is_free = request.is_decoupled
         except Exception as error:
             if slot.request is None:
-                slot.request_id = codec.request_id(message)
+                slot.request_id = codec.request_id(message, self._limits)
             else:
                 slot.is_free = slot.request.is_decoupled
             slot.deliver(InferResponse(error=as_server_error(error)))
@@ -188,7 +195,8 @@ class InferStream:
     def _push(self, slot: _Slot, response: InferResponse) -> None:
         """The response may be sent: at once if that takes no waiting, else by the call's own task."""
         outgoing, send_now = self._outgoing, self._call.send_now
-        if outgoing or self._is_sending or send_now is None or self._ends_on_error:
+        is_slow = self._ends_on_error or is_long(response.outputs, as_text=False)
+        if outgoing or self._is_sending or send_now is None or is_slow:
             outgoing.append((slot, response))
             self._has_news.set()
             return
@@ -215,7 +223,10 @@ class InferStream:
     async def _send_ready(self) -> None:
         while self._outgoing:
             slot, response = self._outgoing[0]
-            parts = self._encode(slot, response)
+            if is_long(response.outputs, as_text=False):
+                parts = await long_work().run(at_once(partial(self._encode, slot, response)))
+            else:
+                parts = self._encode(slot, response)
             if parts is not None:
                 await self._call.send(parts)
             self._outgoing.popleft()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from modelserver.core.long_work import Result, at_once, long_work
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import is_long
 from modelserver.errors import UnsupportedError
-from modelserver.frontends.grpc.call import UnaryCall
+from modelserver.frontends.grpc.call import Parts, UnaryCall
 from modelserver.frontends.grpc.codec import encode_infer_response
 from modelserver.frontends.grpc.edge import fail
 
@@ -48,6 +52,10 @@ class UnaryReply(ResponseStream):
         try:
             if request.is_decoupled or held is not None:
                 response = _only(request, held, response)
+            if is_long(response.outputs, as_text=False):
+                encode = at_once(partial(encode_infer_response, request, response))
+                call.on_cancel = long_work().start(encode, partial(_reply, call))
+                return
             parts = encode_infer_response(request, response)
         except Exception as error:
             request.cancel()
@@ -68,6 +76,15 @@ class UnaryReply(ResponseStream):
         """
         self._call = self._held = None
         self.request = None  # type: ignore[assignment]  # nobody asks any more
+
+
+def _reply(call: UnaryCall, encoded: Result[Parts]) -> None:
+    try:
+        parts = encoded()
+    except Exception as error:
+        fail(call, error)
+    else:
+        call.reply(parts)
 
 
 def _only(request: InferRequest, held: InferResponse | None, last: InferResponse) -> InferResponse:

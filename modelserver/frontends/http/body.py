@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, UnsupportedError
@@ -17,6 +18,8 @@ from modelserver.frontends.http.compression import (
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import error_response
+
+T = TypeVar("T")
 
 # zlib on more than this would hold up the event loop for longer than a hop to a thread costs. A compressed
 # body can grow a thousandfold, so its limit is lower.
@@ -39,13 +42,14 @@ def with_plain_body(exchange: HttpExchange, limits: HttpLimits, then: Callable[[
     encoding = exchange.head.headers["content-encoding"]
     work = partial(decompress, body, encoding, limits.max_body_bytes)
     if len(body) <= _MAX_INLINE_DECOMPRESS_BYTES:
-        _finish(exchange, work, then)
+        answer_errors(exchange, then, work)
         return
     future = asyncio.get_running_loop().run_in_executor(None, work)
-    future.add_done_callback(lambda done: _finish(exchange, done.result, then))
+    future.add_done_callback(lambda done: answer_errors(exchange, then, done.result))
 
 
-def _finish(exchange: HttpExchange, result: Callable[[], Buffer], then: Callable[[Buffer], None]) -> None:
+def answer_errors(exchange: HttpExchange, then: Callable[[T], None], result: Callable[[], T]) -> None:
+    """Call `then` with a result. What either raises is the exchange's answer."""
     try:
         then(result())
     except Exception as error:

@@ -15,14 +15,22 @@ import numpy as np
 import orjson
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Slices
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.template import VIEW_BYTES
-from modelserver.core.tensor import Buffer, Tensor, decode_bytes_elements, tensor_to_bytes
+from modelserver.core.tensor import (
+    Buffer,
+    Tensor,
+    bytes_element_slices,
+    decode_bytes_elements,
+    placeholder,
+    tensor_to_bytes,
+)
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.head import InputHead, RequestHead
-from modelserver.frontends.http.json_tensor import tensor_from_json, tensor_to_json
+from modelserver.frontends.http.json_tensor import tensor_from_json, tensor_slices, tensor_to_json
 from modelserver.frontends.http.request_parameters import apply_parameters
 from modelserver.frontends.http.status import JSON_HEADERS
 
@@ -52,14 +60,53 @@ def decode_infer(
             inputs[item.name] = _binary_tensor(item, item.num_bytes, body, offset)
             offset += item.num_bytes
     if offset != len(body):
-        raise InvalidArgumentError(
-            f"unexpected additional input data for model '{model_name}': "
-            f"{len(body) - offset} bytes after the last binary input"
-        )
+        raise _unexpected_data(model_name, len(body) - offset)
+    return _request(model_name, version, head, inputs)
+
+
+def outline_infer(model_name: str, version: int | None, head: RequestHead) -> tuple[InferRequest, OutputForm]:
+    """As `decode_infer`, without the elements: the inputs have their shapes, and no content."""
+    inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
+    return _request(model_name, version, head, inputs)
+
+
+def element_slices(model_name: str, body: Buffer, head: RequestHead, head_len: int) -> Slices[dict[str, Tensor]]:
+    """The inputs of a call, as `decode_infer` makes them, in slices."""
+    inputs: dict[str, Tensor] = {}
+    offset = head_len
+    for item in head.inputs:
+        if item.num_bytes is None:
+            known = (item.name, item.datatype, item.shape, item.count)
+            if isinstance(item.data, memoryview):
+                inputs[item.name] = yield from tensor_slices(*known, item.data)
+            else:
+                inputs[item.name] = tensor_from_json(*known, item.data)
+                yield
+        elif item.datatype.itemsize is None:
+            raw = _binary_part(item, item.num_bytes, body, offset)
+            elements = yield from bytes_element_slices(item.name, item.shape, raw)
+            inputs[item.name] = Tensor(item.name, item.datatype, elements)
+        else:
+            inputs[item.name] = _binary_tensor(item, item.num_bytes, body, offset)
+        offset += item.num_bytes or 0
+    if offset != len(body):
+        raise _unexpected_data(model_name, len(body) - offset)
+    return inputs
+
+
+def _request(
+    model_name: str, version: int | None, head: RequestHead, inputs: dict[str, Tensor]
+) -> tuple[InferRequest, OutputForm]:
     request = InferRequest(model_name, version, inputs, head.id, head.outputs)
     request.transfer = head.transfer
     is_binary = apply_parameters(request, head.parameters) if head.parameters else False
     return request, OutputForm(is_binary, head.listed)
+
+
+def _unexpected_data(model_name: str, num_bytes: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"unexpected additional input data for model '{model_name}': {num_bytes} bytes after the last binary input"
+    )
 
 
 def encode_infer(request: InferRequest, response: InferResponse, form: OutputForm) -> HttpResponse:
@@ -223,15 +270,20 @@ def _json_row(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
     return orjson.dumps(row).removesuffix(b"null}")
 
 
-def _binary_tensor(item: InputHead, num_bytes: int, body: Buffer, offset: int) -> Tensor:
+def _binary_part(item: InputHead, num_bytes: int, body: Buffer, offset: int) -> memoryview:
+    """The bytes of a binary input."""
     if offset + num_bytes > len(body):
         raise InvalidArgumentError(
             f"unexpected size for input '{item.name}', expecting {offset + num_bytes - len(body)} additional bytes "
             "for the model after the JSON (whose size is in the header Inference-Header-Content-Length)"
         )
+    return memoryview(body)[offset : offset + num_bytes]
+
+
+def _binary_tensor(item: InputHead, num_bytes: int, body: Buffer, offset: int) -> Tensor:
+    raw = _binary_part(item, num_bytes, body, offset)
     datatype = item.datatype
     if datatype.itemsize is None:
-        raw = memoryview(body)[offset : offset + num_bytes]
         return Tensor(item.name, datatype, decode_bytes_elements(item.name, item.shape, raw))
     data = np.frombuffer(body, datatype.numpy, item.count, offset)
     if not data.flags.aligned:

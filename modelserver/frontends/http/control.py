@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.body import check_size, with_plain_body
 from modelserver.frontends.http.documents import index_document
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.inference import parse_version
-from modelserver.frontends.http.json_body import parse_object
+from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import bare_response, error_response, json_response
 
@@ -33,43 +31,35 @@ class Control:
     def index(self, exchange: HttpExchange, repository: str = "") -> None:
         """The rows of all models, or with `{"ready": true}` in the body of those that are ready."""
 
-        def answer(body: Buffer) -> None:
-            document = parse_object(body, self._limits)
+        def answer(document: dict[str, Any]) -> None:
             ready_only = document.get("ready", False)
             if not isinstance(ready_only, bool):
                 raise InvalidArgumentError("'ready' in the index request must be a boolean")
             exchange.respond(json_response(index_document(self._controlplane.index(ready_only, repository))))
 
-        self._with_body(exchange, answer)
+        with_object(exchange, self._limits, answer, has_unique_fields=False)
 
     def load(self, exchange: HttpExchange, name: str, repository: str = "", version: str | None = None) -> None:
         """Load or reload a model or a version; answers when it is ready or has failed. Files are base64."""
         number = parse_version(name, version)
 
-        def submit(body: Buffer) -> None:
-            parameters = _parse_parameters(body, self._limits)
+        def submit(document: dict[str, Any]) -> None:
+            parameters = _parameters(document)
             operation = self._controlplane.load(name, parameters, repository_name=repository, version=number)
             self._run(exchange, operation, {"name": name, "load": True})
 
-        self._with_body(exchange, submit)
+        with_object(exchange, self._limits, submit, has_unique_fields=False)
 
     def unload(self, exchange: HttpExchange, name: str, repository: str = "", version: str | None = None) -> None:
         """Unload a model or a version."""
         number = parse_version(name, version)
 
-        def submit(body: Buffer) -> None:
-            parameters = _parse_parameters(body, self._limits)
+        def submit(document: dict[str, Any]) -> None:
+            parameters = _parameters(document)
             operation = self._controlplane.unload(name, parameters, repository_name=repository, version=number)
             self._run(exchange, operation, {"name": name, "unload": True})
 
-        self._with_body(exchange, submit)
-
-    def _with_body(self, exchange: HttpExchange, then: Callable[[Buffer], None]) -> None:
-        check_size(exchange.body, self._limits)
-        if "content-encoding" in exchange.head.headers:
-            with_plain_body(exchange, self._limits, then)
-        else:
-            then(exchange.body)
+        with_object(exchange, self._limits, submit, has_unique_fields=False)
 
     def _run(self, exchange: HttpExchange, operation: Coroutine[Any, Any, None], document: dict[str, Any]) -> None:
         task = asyncio.get_running_loop().create_task(_answer(exchange, operation, document))
@@ -86,8 +76,8 @@ async def _answer(exchange: HttpExchange, operation: Coroutine[Any, Any, None], 
     exchange.respond(response)
 
 
-def _parse_parameters(body: Buffer, limits: HttpLimits) -> dict[str, Parameter]:
-    parameters = parse_object(body, limits).get("parameters")
+def _parameters(document: dict[str, Any]) -> dict[str, Parameter]:
+    parameters = document.get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):

@@ -1,15 +1,39 @@
-"""From the body of an infer call to a request: by a template where the call is known, in full where it is not."""
+"""From the body of an infer call to a request: by a template where the call is known, in full where it is not.
+
+What would hold the event loop for more than a few milliseconds is decoded in two steps beside it: `outline` says what
+the call is about, so that it can be refused before its elements are looked at, and `elements` does the rest.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from modelserver.core.long_work import Slices, finish
+from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.frontends.http.codec import decode_infer
+from modelserver.frontends.http.codec import OutputForm, decode_infer, element_slices, outline_infer
 from modelserver.frontends.http.head import HeadReader, RequestHead
 from modelserver.frontends.http.json_templates import JsonTemplates
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.templates import BinaryTemplates, Known, RecentCall
+
+# The slowest JSON takes 100 ms/MB; known calls, whose elements are read in C, 3.
+_MAX_JSON_BYTES_ON_LOOP = 16 * 1024
+_MAX_KNOWN_BYTES_ON_LOOP = 512 * 1024
+# BYTES elements take up to 10 ms/MB.
+_MAX_ELEMENT_BYTES_ON_LOOP = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A call without its elements. The inputs of `request` have their shapes and no content."""
+
+    request: InferRequest
+    form: OutputForm
+    head: RequestHead
+    head_len: int
 
 
 class InferDecoder:
@@ -36,13 +60,33 @@ class InferDecoder:
         InvalidArgumentError, PayloadTooLargeError for what is over the limits, UnsupportedError for extensions
         that this server does not have.
         """
+        known = self.decode_on_loop(name, version, body, head_len, stream, recent)
+        if known is None:
+            known = finish(self.elements(finish(self.outline(name, version, body, head_len)), body))
+            known[0].stream = stream
+        return known
+
+    def decode_on_loop(
+        self,
+        name: str,
+        version: int | None,
+        body: Buffer,
+        head_len: int | None,
+        stream: ResponseStream,
+        recent: RecentCall | None = None,
+    ) -> Known | None:
+        """As `decode`; None where that would hold the event loop for long."""
         if head_len is None:
+            if len(body) > _MAX_KNOWN_BYTES_ON_LOOP:
+                return None
             text = bytes(body)
             known = self._json.find(name, version, text, stream)
         else:
             known = self._binary.find(name, version, body, head_len, stream, recent)
         if known is not None:
             return known
+        if (len(body) if head_len is None else head_len) > _MAX_JSON_BYTES_ON_LOOP:
+            return None
         head: RequestHead | None = None
         try:
             if head_len is None:
@@ -52,6 +96,8 @@ class InferDecoder:
             else:
                 text = bytes(body[:head_len])
                 head = self._heads.recall(text)
+                if head.num_element_bytes > _MAX_ELEMENT_BYTES_ON_LOOP:
+                    return None
                 request, form = decode_infer(name, version, body, head, head_len)
                 self._binary.learn(request, form, head, text)
         except ServerError as error:
@@ -59,3 +105,28 @@ class InferDecoder:
             raise
         request.stream = stream
         return request, form
+
+    def outline(self, name: str, version: int | None, body: Buffer, head_len: int | None) -> Slices[Outline]:
+        """What a call is about. Raises as `decode`."""
+        text = body if head_len is None else body[:head_len]
+        head: RequestHead | None = None
+        try:
+            if len(text) <= _MAX_JSON_BYTES_ON_LOOP:
+                head = self._heads.recall(bytes(text))
+            else:
+                head = yield from self._heads.read_long(text)
+            yield
+            return Outline(*outline_infer(name, version, head), head, len(text))
+        except ServerError as error:
+            error.name_request(name, "" if head is None else head.id)
+            raise
+
+    def elements(self, outline: Outline, body: Buffer) -> Slices[Known]:
+        """The whole call. Raises as `decode`."""
+        request = outline.request
+        try:
+            request.inputs = yield from element_slices(request.model_name, body, outline.head, outline.head_len)
+        except ServerError as error:
+            error.name_request(request.model_name, request.id)
+            raise
+        return request, outline.form

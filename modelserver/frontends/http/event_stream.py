@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import orjson
 
+from modelserver.core.long_work import at_once, long_work
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import is_long
 from modelserver.errors import ServerError
 from modelserver.frontends.http.answer_form import PLAIN, AnswerForm
 from modelserver.frontends.http.exchange import HttpExchange, ResponseWriter
@@ -95,7 +98,12 @@ class EventStream(ResponseStream):
             self._give_up()
 
     async def _write_events(self, responses: list[InferResponse]) -> None:
-        events = [self._event(response) for response in responses]
+        events = []
+        for response in responses:
+            if is_long(response.outputs, as_text=True):
+                events.append(await long_work().run(at_once(partial(self._event, response))))
+            else:
+                events.append(self._event(response))
         if self._writer is None:
             assert self._exchange is not None, "nothing is written after the end"
             error = responses[0].error

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from modelserver.core.long_work import long_work
 from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import UnsupportedError
 from modelserver.frontends.http.answer_form import AnswerForm, document_form, events_form
-from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
+from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.compression import choose_encoding
 from modelserver.frontends.http.event_stream import EventStream
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
-from modelserver.frontends.http.generate_codec import decode_generate, encode_generate
+from modelserver.frontends.http.generate_codec import decode_generate, encode_generate, generate_slices
 from modelserver.frontends.http.inference import parse_version
+from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.load_report import reporting
 from modelserver.frontends.http.patience import patience_ns
@@ -69,7 +71,16 @@ class Generate:
         body: Buffer,
     ) -> None:
         config = self._dataplane.model_config(name, version)
-        request = decode_generate(name, version, config, body, self._limits)
+        infer = partial(self._infer, exchange, make_reply)
+        if len(body) <= MAX_BYTES_ON_LOOP:
+            infer(decode_generate(name, version, config, body, self._limits))
+        else:
+            slices = generate_slices(name, version, config, body, self._limits)
+            exchange.on_disconnect = long_work().start(slices, partial(answer_errors, exchange, infer))
+
+    def _infer(
+        self, exchange: HttpExchange, make_reply: Callable[[], _OnlyReply | EventStream], request: InferRequest
+    ) -> None:
         forwarded = self._limits.access.forwarded(exchange.head.headers, exchange.head.names)
         if forwarded is not None:
             forward(request, forwarded)

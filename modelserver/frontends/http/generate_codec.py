@@ -7,19 +7,29 @@ rule. Shapes are not said but found: by the number of elements, or by how their 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any
 
+import numpy as np
 import orjson
 
 from modelserver.config.schema import ModelConfig, ModelInput
+from modelserver.core import accelerator
+from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
-from modelserver.core.tensor import Buffer, Tensor
+from modelserver.core.tensor import SLICE_ELEMENTS, Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.json_tensor import num_levels, tensor_from_json, tensor_to_json
-from modelserver.frontends.http.json_text import check_depth, has_non_finite, parse_non_finite
+from modelserver.frontends.http.json_text import (
+    check_depth,
+    has_non_finite,
+    key_of,
+    parse_non_finite,
+    parse_slices,
+    stripped,
+)
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.request_parameters import apply_parameters
 
@@ -35,6 +45,25 @@ def decode_generate(
     document = _parse(text, limits)
     specs = {spec.name: spec for spec in config.input}
     _refuse_repeated(text, specs)
+    return finish(_request_slices(name, version, config, document, limits))
+
+
+def generate_slices(
+    name: str, version: int | None, config: ModelConfig, body: Buffer, limits: HttpLimits
+) -> Slices[InferRequest]:
+    """As `decode_generate`, in slices, of a long body."""
+    if accelerator.cut_members is None:
+        yield
+        return decode_generate(name, version, config, body, limits)
+    document = _checked((yield from parse_slices(body, limits)), limits)
+    yield from _repetition_slices(memoryview(body), {spec.name for spec in config.input})
+    return (yield from _request_slices(name, version, config, document, limits))
+
+
+def _request_slices(
+    name: str, version: int | None, config: ModelConfig, document: Mapping[str, Any], limits: HttpLimits
+) -> Slices[InferRequest]:
+    specs = {spec.name: spec for spec in config.input}
     is_batched = config.max_batch_size > 0
     inputs: dict[str, Tensor] = {}
     parameters: dict[str, Any] = {}
@@ -44,7 +73,7 @@ def decode_generate(
         if spec is not None:
             if key in inputs:
                 raise InvalidArgumentError(f"input '{key}' already exists in request")
-            inputs[key] = _tensor(spec, value, limits, is_batched=is_batched)
+            inputs[key] = yield from _tensor_slices(spec, value, limits, is_batched=is_batched)
         elif key == _ID:
             if not isinstance(value, str):
                 raise InvalidArgumentError(f"'id' must be a string, got {value!r:.40}")
@@ -85,6 +114,10 @@ def _parse(text: bytes, limits: HttpLimits) -> dict[str, Any]:
         if not has_non_finite(text):
             raise InvalidArgumentError(f"failed to parse the request JSON buffer: {error}") from error
         document = parse_non_finite(text)
+    return _checked(document, limits)
+
+
+def _checked(document: Any, limits: HttpLimits) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidArgumentError(
             f"a generate request is a JSON object of inputs and parameters, got {type(document).__name__}"
@@ -108,6 +141,26 @@ def _refuse_repeated(text: bytes, specs: Mapping[str, ModelInput]) -> None:
         json.loads(text, object_pairs_hook=note)
 
 
+def _repetition_slices(text: memoryview, names: Collection[str]) -> Slices[None]:
+    """As `_refuse_repeated`, of a long object: of its own members, and of those of its `parameters`."""
+    assert accelerator.cut_members is not None, "the caller has looked"
+    ends = accelerator.cut_members(text, 1)
+    seen: set[str] = set()
+    start = 1
+    for end in np.frombuffer(ends or b"", np.int64).tolist():
+        member = text[start:end]
+        start = end + 1
+        key = key_of(member)
+        name = orjson.loads(key[1])
+        if name in seen:
+            raise InvalidArgumentError(f"input '{name}' already exists in request")
+        if name in names:
+            seen.add(name)
+        elif name == _PARAMETERS:
+            yield from _repetition_slices(stripped(member[key.end() :]), names)
+        yield
+
+
 def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> list[tuple[str, Any]]:
     """The document's entries, with those of its object `parameters` in their place."""
     entries: list[tuple[str, Any]] = []
@@ -121,7 +174,7 @@ def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> li
     return entries
 
 
-def _tensor(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Tensor:
+def _tensor_slices(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Slices[Tensor]:
     assert spec.data_type is not None, "a loaded model's inputs have datatypes"
     data = value if isinstance(value, list) else [value]
     if is_batched and num_levels(data) == len(spec.dims) > 1:
@@ -133,7 +186,16 @@ def _tensor(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: boo
             f"input '{spec.name}' is over the limit of {limits.max_body_bytes} bytes; raise it with "
             "--http-max-input-size"
         )
-    return tensor_from_json(spec.name, spec.data_type, shape, count, data)
+    if count <= SLICE_ELEMENTS or num_levels(data) > 1:
+        yield
+        return tensor_from_json(spec.name, spec.data_type, shape, count, data)
+    array = np.empty(count, spec.data_type.numpy)
+    for start in range(0, count, SLICE_ELEMENTS):
+        part = data[start : start + SLICE_ELEMENTS]
+        size = len(part)
+        array[start : start + size] = tensor_from_json(spec.name, spec.data_type, (size,), size, part).data
+        yield
+    return Tensor(spec.name, spec.data_type, array.reshape(shape))
 
 
 def _shape(spec: ModelInput, data: list[Any], *, is_batched: bool) -> tuple[int, ...]:

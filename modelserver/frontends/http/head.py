@@ -6,19 +6,24 @@ Clients send the same head in request after request: `HeadReader` remembers the 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Slices
+from modelserver.core.tensor import Buffer
 from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.json_text import (
     as_finite,
     check_depth,
+    document_slices,
     has_more_members,
     has_non_finite,
     parse_non_finite,
@@ -34,6 +39,10 @@ _MAX_REMEMBERED = 512
 _MAX_REMEMBERED_BYTES = 1024
 # Parameters take some ten times the memory of their text: those of a longer one are counted before they are parsed.
 _MAX_UNCOUNTED_BYTES = 16 * 1024
+# Of a long request, besides the inputs' data: what is parsed at once.
+_MAX_VALUES = 1 << 16
+_MAX_OUTLINE_BYTES = 4 * 1024 * 1024
+_MAX_NON_FINITE_BYTES = 32 * 1024
 
 
 class _Input(msgspec.Struct):
@@ -107,6 +116,11 @@ class RequestHead:
     listed: Mapping[str, bool] | None
     transfer: Transfer | None = None
 
+    @property
+    def num_element_bytes(self) -> int:
+        """Bytes behind the head that are split into elements."""
+        return sum(item.num_bytes or 0 for item in self.inputs if item.datatype.itemsize is None)
+
 
 class HeadReader:
     """Reads heads within `limits`."""
@@ -122,8 +136,46 @@ class HeadReader:
 
     def read(self, text: bytes) -> RequestHead:
         """Raises InvalidArgumentError, PayloadTooLargeError or UnsupportedError, saying where."""
+        return self._head(_parse(text, self.limits))
+
+    def read_long(self, text: Buffer) -> Slices[RequestHead]:
+        """As `read`, in slices; the `data` of an input is then a view of the text, or what is there in its place."""
+        yield
+        if accelerator.cut_data is None:
+            return self.read(bytes(text))
         limits = self.limits
-        parsed = _parse(text, limits)
+        state, outline, cuts = accelerator.cut_data(text, limits.max_json_depth, _MAX_VALUES)
+        yield
+        if state == accelerator.TOO_DEEP:
+            raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({limits.max_json_depth})")
+        if state == accelerator.NOT_WHOLE:
+            raise InvalidArgumentError("the request's JSON is malformed: a string, an array or an object has no end")
+        if state == accelerator.ESCAPED:
+            raise InvalidArgumentError("the members of an input are named without escapes in a request of this size")
+        if state == accelerator.TOO_MANY or len(outline) > _MAX_OUTLINE_BYTES:
+            raise PayloadTooLargeError(
+                f"the request's JSON has more than {_MAX_VALUES} values or {_MAX_OUTLINE_BYTES} bytes besides the "
+                "inputs' data"
+            )
+        if len(outline) > _MAX_NON_FINITE_BYTES and has_non_finite(outline):
+            raise InvalidArgumentError("NaN and Infinity are for the inputs' data only in a request of this size")
+        head = self._head(_parse(outline, limits))
+        yield
+        unused = dict(enumerate(np.frombuffer(cuts, np.int64).reshape(-1, 2).tolist()))
+        view = memoryview(text)
+        inputs = []
+        for item in head.inputs:
+            data = item.data
+            if isinstance(data, msgspec.Raw) and bytes(memoryview(data)[:1]) == b"[":
+                start, end = unused.pop(int(bytes(data)[1:-1]))
+                data = view[start:end]
+            inputs.append(replace(item, data=data))
+        for start, end in unused.values():  # not of an input, and yet it has to be JSON
+            yield from document_slices(view[start:end])
+        return replace(head, inputs=tuple(inputs))
+
+    def _head(self, parsed: _Request) -> RequestHead:
+        limits = self.limits
         listed = parsed.outputs
         if len(parsed.inputs) > limits.max_tensors or (listed and len(listed) > limits.max_tensors):
             raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")

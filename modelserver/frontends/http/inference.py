@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.access import Access
+from modelserver.core.long_work import Slices, at_once, long_work
 from modelserver.core.numerals import is_digits
 from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.core.tensor import Buffer
+from modelserver.core.tensor import Buffer, is_long
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.frontends.http.answer_form import events_form
-from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
+from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.codec import OutputForm, encode_infer, encode_infer_event
 from modelserver.frontends.http.compression import choose_encoding
-from modelserver.frontends.http.decoder import InferDecoder
+from modelserver.frontends.http.decoder import InferDecoder, Outline
 from modelserver.frontends.http.event_stream import EventStream
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
@@ -25,10 +27,12 @@ from modelserver.frontends.http.load_report import ASKING_HEADER, reporting
 from modelserver.frontends.http.patience import PATIENCE_HEADER, patience_ns
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.status import error_response
-from modelserver.frontends.http.templates import RecentCall
+from modelserver.frontends.http.templates import Known, RecentCall
 
 if TYPE_CHECKING:
     from modelserver.dataplane import AnyDataPlane
+
+T = TypeVar("T")
 
 JSON_LEN_HEADER = "inference-header-content-length"
 
@@ -103,7 +107,8 @@ class Inference:
         self._max_body_bytes = limits.max_body_bytes
         self._names_callers = bool(limits.access.callers_by)
         self._infer = dataplane.infer
-        self._decode = InferDecoder(limits).decode
+        self._decoder = InferDecoder(limits)
+        self._decode = self._decoder.decode_on_loop
 
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """As `answer`, for a head that was not read before."""
@@ -130,7 +135,11 @@ class Inference:
                     request = recent.template.fill(head.name, head.version, recent.id, body, len(recent.text), reply)
                     form = recent.form
                 else:
-                    request, form = self._decode(head.name, head.version, body, json_len, reply, recent)
+                    known = self._decode(head.name, head.version, body, json_len, reply, recent)
+                    if known is None:
+                        self._decode_long(exchange, head, body)
+                        return
+                    request, form = known
                 reply.request, reply.form = request, form
                 self._infer(request)
             except BaseException:
@@ -147,26 +156,57 @@ class Inference:
         json_len = head.json_len
         if json_len is not None and not 0 <= json_len <= len(body):
             raise _wrong_json_len(exchange.head.headers[JSON_LEN_HEADER], len(body))
-        if head.accepts_events and self._sends_events(head):
-            self._submit_for_events(exchange, head, body)
-            return
-        reply = _Reply(exchange, head.answer_encoding)
-        try:
-            if json_len == 0:
-                request, form = self._decode_raw(head, body), OutputForm(is_binary=True)
-                request.stream = reply
-            else:
-                request, form = self._decode(head.name, head.version, body, json_len, reply)
-            if head.forwarded is not None:
-                forward(request, head.forwarded)
+        is_for_events = head.accepts_events and self._sends_events(head)
+        known: Known | None
+        if json_len == 0:
+            known = self._decode_raw(head, body), OutputForm(is_binary=True)
+        else:
+            known = self._decode(head.name, head.version, body, json_len, ResponseStream())
+        if known is None:
+            self._decode_long(exchange, head, body, is_for_events=is_for_events)
+        else:
+            self._infer_decoded(exchange, head, known, is_for_events=is_for_events)
+
+    def _decode_long(
+        self, exchange: HttpExchange, head: InferHead, body: Buffer, *, is_for_events: bool = False
+    ) -> None:
+        """As `_submit`, of a call that is decoded beside the event loop."""
+        work = long_work()
+        decoder = self._decoder
+        infer = partial(self._infer_decoded, exchange, head, is_for_events=is_for_events)
+
+        def decode_elements(outline: Outline) -> None:
+            self._dataplane.check_inputs(outline.request)
+            start(decoder.elements(outline, body), infer)
+
+        def start(slices: Slices[T], then: Callable[[T], None]) -> None:
+            exchange.on_disconnect = work.start(slices, partial(answer_errors, exchange, then))
+
+        start(decoder.outline(head.name, head.version, body, head.json_len), decode_elements)
+
+    def _infer_decoded(self, exchange: HttpExchange, head: InferHead, known: Known, *, is_for_events: bool) -> None:
+        request, form = known
+        reply: _Reply | EventStream
+        if is_for_events:
+            # As Triton does not: an event for each response, with the document that an infer call answers.
+            if form.is_binary or (form.listed and any(form.listed.values())):
+                raise InvalidArgumentError("events are text: outputs cannot be binary, ask for them as JSON")
+            reply = EventStream(exchange, encode_infer_event, events_form(exchange.head.headers.get("accept")))
+        else:
+            reply = _Reply(exchange, head.answer_encoding)
+            reply.form = form
             if head.trace_parent:
                 set_context(request, head.trace_parent)
-            if self._names_callers:
-                request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
-            if head.patience_ns:
-                request.deadline_ns = time.monotonic_ns() + head.patience_ns
-            reply.request, reply.form = request, form
-            exchange.on_disconnect = request.cancel
+        request.stream = reply
+        reply.request = request
+        if head.forwarded is not None:
+            forward(request, head.forwarded)
+        if self._names_callers:
+            request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
+        if head.patience_ns:
+            request.deadline_ns = time.monotonic_ns() + head.patience_ns
+        exchange.on_disconnect = request.cancel
+        try:
             self._dataplane.infer(request)
         except BaseException:
             reply.release()
@@ -175,29 +215,6 @@ class Inference:
     def _sends_events(self, head: InferHead) -> bool:
         """Whether the answer is a stream of events: of a decoupled model, or for a client that takes nothing else."""
         return not head.accepts_json or self._dataplane.model_config(head.name, head.version).is_decoupled
-
-    def _submit_for_events(self, exchange: HttpExchange, head: InferHead, body: Buffer) -> None:
-        """As Triton does not: an event for each response, with the document that an infer call answers."""
-        reply = EventStream(exchange, encode_infer_event, events_form(exchange.head.headers.get("accept")))
-        try:
-            if head.json_len == 0:
-                request, form = self._decode_raw(head, body), OutputForm(is_binary=True)
-            else:
-                request, form = self._decode(head.name, head.version, body, head.json_len, reply)
-            if form.is_binary or (form.listed and any(form.listed.values())):
-                raise InvalidArgumentError("events are text: outputs cannot be binary, ask for them as JSON")
-            if head.forwarded is not None:
-                forward(request, head.forwarded)
-            if self._names_callers:
-                request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
-            if head.patience_ns:
-                request.deadline_ns = time.monotonic_ns() + head.patience_ns
-            reply.request = request
-            exchange.on_disconnect = request.cancel
-            self._dataplane.infer(request)
-        except BaseException:
-            reply.release()
-            raise
 
     def _decode_raw(self, head: InferHead, body: Buffer) -> InferRequest:
         config = self._dataplane.model_config(head.name, head.version)
@@ -214,6 +231,13 @@ def _wrong_json_len(text: str, body_len: int) -> InvalidArgumentError:
         f"inference header size should be in range (0, {body_len}), got: {text:.40}; it is the header "
         "Inference-Header-Content-Length"
     )
+
+
+def _respond(exchange: HttpExchange, encoding: str | None, answer: HttpResponse) -> None:
+    if encoding is None:
+        exchange.respond(answer)
+    else:
+        respond_compressed(exchange, answer, encoding)
 
 
 class _Reply(ResponseStream):
@@ -248,13 +272,16 @@ class _Reply(ResponseStream):
         self.request = self.form = None  # type: ignore[assignment]  # nobody asks any more
         try:
             if response.error is None and response.outputs and response.is_final and self._held is None:
+                if is_long(response.outputs, as_text=not form.is_binary):
+                    encode = at_once(partial(encode_infer, request, response, form))
+                    exchange.on_disconnect = long_work().start(
+                        encode, partial(answer_errors, exchange, partial(_respond, exchange, self._encoding))
+                    )
+                    return
                 answer = encode_infer(request, response, form)  # the usual one
             else:
                 answer = self._answer(request, form, response)
-            if self._encoding is None:
-                exchange.respond(answer)
-            else:
-                respond_compressed(exchange, answer, self._encoding)
+            _respond(exchange, self._encoding, answer)
         except Exception as error:
             exchange.respond(error_response(error))
 

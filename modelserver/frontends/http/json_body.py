@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import orjson
 
 from modelserver.core.documents import check_fields
+from modelserver.core.long_work import Slices, finish, long_work
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.body import check_size, with_plain_body
+from modelserver.frontends.http.body import answer_errors, check_size, with_plain_body
 from modelserver.frontends.http.exchange import HttpExchange
-from modelserver.frontends.http.json_text import check_depth
+from modelserver.frontends.http.json_text import check_depth, parse_slices, stripped
 from modelserver.frontends.http.limits import HttpLimits
 
+# The slowest JSON takes 100 ms/MB.
+MAX_BYTES_ON_LOOP: Final = 16 * 1024
 
-def with_object(exchange: HttpExchange, limits: HttpLimits, then: Callable[[dict[str, Any]], None]) -> None:
+
+def with_object(
+    exchange: HttpExchange,
+    limits: HttpLimits,
+    then: Callable[[dict[str, Any]], None],
+    *,
+    has_unique_fields: bool = True,
+) -> None:
     """Call `then` with the exchange's body, the settings of an operator, now or later; errors are answered then.
 
-    Raises ServerError for what is wrong at once.
+    With `has_unique_fields` a field that is there twice is an error. Raises ServerError for what is wrong at once.
     """
+
+    def parse(body: Buffer) -> None:
+        slices = _settings_slices if has_unique_fields else object_slices
+        if len(body) <= MAX_BYTES_ON_LOOP:
+            then(finish(slices(body, limits)))
+        else:
+            work = long_work().start(slices(body, limits), partial(answer_errors, exchange, then))
+            exchange.on_disconnect = work
+
     check_size(exchange.body, limits)
     if "content-encoding" in exchange.head.headers:
-        with_plain_body(exchange, limits, lambda body: then(_parse_settings(body, limits)))
+        with_plain_body(exchange, limits, parse)
     else:
-        then(_parse_settings(exchange.body, limits))
+        parse(exchange.body)
 
 
-def _parse_settings(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
-    """As `parse_object`, without fields that are there twice: operators write these bodies."""
-    document = parse_object(body, limits)
+def _settings_slices(body: Buffer, limits: HttpLimits) -> Slices[dict[str, Any]]:
+    """As `object_slices`, without fields that are there twice: operators write these bodies."""
+    document = yield from object_slices(body, limits)
     if document:
         check_fields(bytes(body), "the request's JSON")
     return document
@@ -46,6 +66,20 @@ def parse_object(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"the request's JSON is malformed: {error}") from error
+    return _object(document)
+
+
+def object_slices(body: Buffer, limits: HttpLimits) -> Slices[dict[str, Any]]:
+    """As `parse_object`, in slices where the body is long."""
+    if len(body) <= MAX_BYTES_ON_LOOP:
+        yield
+        return parse_object(body, limits)
+    if not stripped(memoryview(body)):
+        return {}
+    return _object((yield from parse_slices(body, limits)))
+
+
+def _object(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidArgumentError("the request's JSON must be an object")
     return document

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from functools import lru_cache
+from math import prod
 from typing import Annotated, Any
 
 import msgspec
@@ -13,9 +14,10 @@ import orjson
 
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
-from modelserver.core.tensor import Tensor
+from modelserver.core.long_work import Slices
+from modelserver.core.tensor import SLICE_ELEMENTS, Tensor
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.json_text import dump_non_finite
+from modelserver.frontends.http.json_text import has_non_finite, parse_non_finite, with_non_finite
 
 Shape = tuple[int, ...]
 
@@ -24,6 +26,8 @@ _LEADING_BRACKETS = re.compile(rb"[\[\s]*")
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 _BYTES = Datatype.BYTES  # to look a member up at its class is a call in Python 3.11
 _MAX_PACKED = 1024
+# Of a long `data`, what is parsed at a time: some 3 ms at worst.
+_PIECE_BYTES = 16 * 1024
 _WITH_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _N = ord("n")  # as a number: looking for it is then a tenth of the time
 # `struct`'s letters, by dtype's kind and size: NumPy's own depend on the system.
@@ -37,13 +41,9 @@ def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, da
     `data` is flat in row-major order, or nested exactly as `shape` (whose product is `count`) says. Raises
     InvalidArgumentError, naming the tensor, for anything else.
     """
-    if datatype in _BINARY_ONLY:
-        raise InvalidArgumentError(
-            f"input '{name}': {datatype.value} has no JSON form; send it as binary data "
-            "(parameter 'binary_data_size' and header Inference-Header-Content-Length)"
-        )
+    _check_has_json(name, datatype)
     depth = num_levels(data)
-    if depth > 1 and depth != len(shape):
+    if 1 < depth < len(shape):
         raise InvalidArgumentError(
             f"input '{name}': 'data' must be flat or nested as its shape {list(shape)} says, got {depth} levels"
         )
@@ -55,20 +55,65 @@ def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, da
     return tensor_from_values(name, datatype, shape, count, depth, _decode(name, datatype, depth, data))
 
 
+def tensor_slices(name: str, datatype: Datatype, shape: Shape, count: int, data: memoryview) -> Slices[Tensor]:
+    """As `tensor_from_json`, in slices, of a long `data`."""
+    _check_has_json(name, datatype)
+    if accelerator.flat_array is None:
+        yield
+        return tensor_from_json(name, datatype, shape, count, msgspec.Raw(data))
+    found = accelerator.flat_array(data, _PIECE_BYTES)
+    yield
+    if isinstance(found, int):
+        near = bytes(data[max(0, found - 20) : found + 20]).decode("utf-8", "replace")
+        raise InvalidArgumentError(
+            f"input '{name}': 'data' does not hold {datatype.value}, or its rows have different lengths, near byte "
+            f"{found}: '{near}'"
+        )
+    text, sizes, ends = found
+    dims = tuple(np.frombuffer(sizes, np.int64).tolist())
+    _check_nesting(name, shape, count, dims)
+    array = np.empty(count, datatype.numpy)
+    start = done = 0
+    for end, total in np.frombuffer(ends, np.int64).reshape(-1, 2).tolist() if count else ():
+        piece = msgspec.Raw(b"[%b]" % text[start:end])
+        array[done:total] = tensor_from_json(name, datatype, (total - done,), total - done, piece).data
+        start, done = end + 1, total
+        yield
+    return Tensor(name, datatype, array.reshape(shape))
+
+
+def _check_has_json(name: str, datatype: Datatype) -> None:
+    if datatype in _BINARY_ONLY:
+        raise InvalidArgumentError(
+            f"input '{name}': {datatype.value} has no JSON form; send it as binary data "
+            "(parameter 'binary_data_size' and header Inference-Header-Content-Length)"
+        )
+
+
+def _check_nesting(name: str, shape: Shape, count: int, dims: Shape) -> None:
+    """Compare how `data` nests with the tensor's shape.
+
+    As in Triton it may nest deeper: then the elements count, in their order.
+    """
+    if len(dims) == 1 or len(dims) > len(shape):
+        if prod(dims) != count:
+            raise InvalidArgumentError(
+                f"input '{name}': expected {count} elements for shape {list(shape)}, got {prod(dims)} in 'data'"
+            )
+    elif dims != shape:
+        raise InvalidArgumentError(
+            f"input '{name}': 'data' is nested as {list(dims)}, or ragged, but its shape is {list(shape)}"
+        )
+
+
 def tensor_from_values(
     name: str, datatype: Datatype, shape: Shape, count: int, depth: int, values: list[Any]
 ) -> Tensor:
     """As `tensor_from_json`, of a list that was parsed by `decoder` with the same datatype and depth."""
     array = _to_array(name, datatype, depth, values)
-    if depth > 1:
-        if array.shape != shape:
-            raise InvalidArgumentError(
-                f"input '{name}': 'data' is nested as {list(array.shape)}, or ragged, but its shape is {list(shape)}"
-            )
-    elif len(array) != count:
-        raise InvalidArgumentError(
-            f"input '{name}': expected {count} elements for shape {list(shape)}, got {len(array)} in 'data'"
-        )
+    if depth > 1 and array.ndim != depth:
+        raise InvalidArgumentError(f"input '{name}': 'data' is ragged: its rows have different lengths")
+    _check_nesting(name, shape, count, array.shape)
     return Tensor(name, datatype, _encode_strings(array, shape) if datatype is Datatype.BYTES else array.reshape(shape))
 
 
@@ -78,8 +123,22 @@ def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
     Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
     """
     data, datatype = tensor.data, tensor.datatype
+    if data.size > SLICE_ELEMENTS and not is_nested:
+        flat = data.ravel()
+        # Other threads get their turn between two pieces.
+        pieces = [
+            _flat_json(Tensor(tensor.name, datatype, flat[start : start + SLICE_ELEMENTS]), start)[1:-1]
+            for start in range(0, data.size, SLICE_ELEMENTS)
+        ]
+        return b"[%b]" % b",".join(pieces)
+    return _flat_json(tensor, is_nested=is_nested)
+
+
+def _flat_json(tensor: Tensor, start: int = 0, *, is_nested: bool = False) -> bytes:
+    """As `tensor_to_json`, of elements that begin at `start` of the output."""
+    data, datatype = tensor.data, tensor.datatype
     if datatype is _BYTES:
-        texts = _decode_strings(tensor)
+        texts = _decode_strings(tensor, start)
         return orjson.dumps(np.array(texts, object).reshape(data.shape).tolist() if is_nested else texts)
     if datatype in _BINARY_ONLY:
         raise InvalidArgumentError(
@@ -94,7 +153,7 @@ def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
     text = orjson.dumps(data, None, _WITH_NUMPY)
     # What is not finite is null there, and nothing else has an n: finding that costs less than looking at each number.
     if _N in text and data.dtype.kind == "f":
-        return dump_non_finite(data.tolist())
+        return with_non_finite(text, data.reshape(-1))
     return text
 
 
@@ -152,7 +211,13 @@ def num_levels(data: msgspec.Raw | list[Any]) -> int:
 def _decode(name: str, datatype: Datatype, depth: int, data: msgspec.Raw | list[Any]) -> list[Any]:
     try:
         if isinstance(data, msgspec.Raw):
-            return decoder(datatype, depth).decode(data)  # type: ignore[no-any-return]
+            try:
+                return decoder(datatype, depth).decode(data)  # type: ignore[no-any-return]
+            except msgspec.DecodeError:
+                text = bytes(data)
+                if not has_non_finite(text):
+                    raise
+                data = parse_non_finite(text)
         return msgspec.convert(data, _list_type(datatype, depth))  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"input '{name}': 'data' does not hold {datatype.value}: {error}") from error
@@ -177,9 +242,9 @@ def _encode_strings(array: np.ndarray[Any, Any], shape: Shape) -> np.ndarray[Any
     return elements.reshape(shape)
 
 
-def _decode_strings(tensor: Tensor) -> list[str]:
+def _decode_strings(tensor: Tensor, start: int) -> list[str]:
     texts = []
-    for index, element in enumerate(tensor.data.ravel().tolist()):
+    for index, element in enumerate(tensor.data.ravel().tolist(), start):
         try:
             texts.append(element.decode() if isinstance(element, bytes) else str(element))
         except UnicodeDecodeError as error:

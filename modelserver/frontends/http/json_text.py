@@ -8,8 +8,13 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import orjson
 
-from modelserver.errors import InvalidArgumentError
+from modelserver.core import accelerator
+from modelserver.core.long_work import Slices
+from modelserver.core.tensor import Buffer
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
+from modelserver.frontends.http.limits import HttpLimits
 
 # Always matches from a quote on, closed string or not, so that hostile text costs no more than its length.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
@@ -17,7 +22,14 @@ _STRING_OR_COMMA = re.compile(_STRING.pattern + rb"|,", re.DOTALL)
 _NON_FINITE = re.compile(rb"NaN|Infinity")
 _STRING_OR_NON_FINITE = re.compile(_STRING.pattern + rb"|NaN|Infinity", re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_WORDS = {float("inf"): b"Infinity", float("-inf"): b"-Infinity"}
 _BLOCK = 1 << 20
+# Of a long document, what is parsed at a time: some 3 ms at worst.
+_PIECE_BYTES = 16 * 1024
+_MAX_KEY_BYTES = 64 * 1024
+_CLOSERS = {b"[": b"]", b"{": b"}"}
+_SPACE = b" \t\n\r"
+_KEY = re.compile(rb'[ \t\n\r]*("(?:[^"\\]++|\\.)*+")[ \t\n\r]*:', re.DOTALL)
 
 
 def check_depth(text: bytes | bytearray, max_depth: int) -> None:
@@ -35,6 +47,106 @@ def check_depth(text: bytes | bytearray, max_depth: int) -> None:
         if depths.max() > max_depth:
             raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
         depth = int(depths[-1])
+
+
+def parse_slices(text: Buffer, limits: HttpLimits) -> Slices[Any]:
+    """Parse a document in slices. Raises InvalidArgumentError, PayloadTooLargeError."""
+    yield
+    if accelerator.measure_json is None:
+        check_depth(bytes(text), limits.max_json_depth)
+        _check_values(_num_values(bytes(text)), limits)
+        return _loads(text)
+    state, num_values = accelerator.measure_json(text, limits.max_json_depth)
+    if state == accelerator.TOO_DEEP:
+        raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({limits.max_json_depth})")
+    if state == accelerator.NOT_WHOLE:
+        raise InvalidArgumentError("the request's JSON is malformed: a string, an array or an object has no end")
+    _check_values(num_values, limits)
+    return (yield from document_slices(memoryview(text)))
+
+
+def _check_values(num_values: int, limits: HttpLimits) -> None:
+    if num_values > limits.max_json_values:
+        raise PayloadTooLargeError(
+            f"the request's JSON may have {num_values} values, at most {limits.max_json_values} are allowed; send "
+            "large tensors to /infer"
+        )
+
+
+def _num_values(text: bytes) -> int:
+    """As `accelerator.measure_json` counts them."""
+    structure = _STRING.sub(b"", text)
+    return sum(map(structure.count, (b",", b":", b"[", b"{")))
+
+
+def document_slices(text: memoryview) -> Slices[Any]:
+    """Parse a document whose nesting is bounded, in pieces. Raises InvalidArgumentError."""
+    yield
+    whole = stripped(text)
+    opener = bytes(whole[:1])
+    if len(whole) <= _PIECE_BYTES or opener not in _CLOSERS or accelerator.cut_members is None:
+        return _loads(whole)
+    ends = accelerator.cut_members(whole, _PIECE_BYTES)
+    closer = _CLOSERS[opener]
+    if ends is None or whole[-1:] != closer:
+        raise InvalidArgumentError("the request's JSON is malformed: brackets do not match")
+    yield
+    start = 1
+    found: Any = [] if opener == b"[" else {}
+    places = np.frombuffer(ends, np.int64).tolist()
+    for end in places:
+        piece = whole[start:end]
+        if end != places[-1] and not stripped(piece):
+            raise InvalidArgumentError("the request's JSON is malformed: a member is missing")
+        if len(piece) > 2 * _PIECE_BYTES:
+            yield from _add_member(found, piece)
+        else:
+            members = _loads(b"".join((opener, piece, closer)))
+            if start > 1 and not members:
+                raise InvalidArgumentError("the request's JSON is malformed: a member is missing")
+            found.extend(members) if opener == b"[" else found.update(members)
+        start = end + 1
+        yield
+    return found
+
+
+def _add_member(found: Any, member: memoryview) -> Slices[None]:
+    """Add one long member to an array or an object."""
+    if isinstance(found, list):
+        found.append((yield from document_slices(member)))
+        return
+    key = key_of(member)
+    found[_loads(key[1])] = yield from document_slices(member[key.end() :])
+
+
+def key_of(member: memoryview) -> re.Match[bytes]:
+    """The key of an object's member as its first group, and the colon. Raises InvalidArgumentError."""
+    key = _KEY.match(member[:_MAX_KEY_BYTES])
+    if key is None:
+        raise InvalidArgumentError(
+            f"the request's JSON is malformed: a key is missing, or longer than {_MAX_KEY_BYTES} bytes"
+        )
+    return key
+
+
+def stripped(text: memoryview) -> memoryview:
+    """The text without the blanks around it, which are looked at in pieces."""
+    while text and not (left := bytes(text[:_PIECE_BYTES]).lstrip(_SPACE)):
+        text = text[_PIECE_BYTES:]
+    if text:
+        text = text[min(_PIECE_BYTES, len(text)) - len(left) :]
+    while text and not (right := bytes(text[-_PIECE_BYTES:]).rstrip(_SPACE)):
+        text = text[:-_PIECE_BYTES]
+    if text:
+        text = text[: len(text) - min(_PIECE_BYTES, len(text)) + len(right)]
+    return text
+
+
+def _loads(text: Buffer) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"the request's JSON is malformed: {error}") from error
 
 
 def has_more_members(text: bytes, limit: int) -> bool:
@@ -74,6 +186,8 @@ def parse_non_finite(text: bytes | bytearray) -> Any:
     return document
 
 
-def dump_non_finite(values: list[Any]) -> bytes:
-    """A flat list of numbers as JSON, with NaN, Infinity and -Infinity as bare tokens like Triton's."""
-    return json.dumps(values, separators=(",", ":")).encode()
+def with_non_finite(text: bytes, values: np.ndarray[Any, Any]) -> bytes:
+    """The JSON of numbers with NaN, Infinity and -Infinity as bare tokens, like Triton's, in place of its nulls."""
+    words = [_WORDS.get(value, b"NaN") for value in values[~np.isfinite(values)].tolist()]
+    parts = text.split(b"null")
+    return b"".join([piece for pair in zip(parts, [*words, b""], strict=True) for piece in pair])

@@ -18,6 +18,8 @@ class HttpLimits:
 
     max_body_bytes: int = 64 * 1024 * 1024
     max_json_depth: int = 100
+    # Of any document but an infer request, whose tensors have no such bound.
+    max_json_values: int = 1 << 19
     max_tensors: int = 1024
     max_parameters: int = 1024
     max_name_len: int = 1024

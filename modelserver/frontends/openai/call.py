@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from modelserver.core.long_work import long_work
 from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ModelAsleepError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.compression import choose_encoding, decompress
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
-from modelserver.frontends.http.json_body import parse_object
+from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.status import JSON_TYPE
@@ -132,7 +133,7 @@ class CallEdge:
         try:
             _check_media_type(exchange)
             body = await _plain_body(exchange, self._limits)
-            call = Call(exchange, self._limits, parse_object(body, self._limits))
+            call = Call(exchange, self._limits, await _document(body, self._limits))
             try:
                 await serve(call)
             except ModelAsleepError as asleep:  # raised before anything was asked of the model
@@ -167,6 +168,13 @@ def _check_media_type(exchange: HttpExchange) -> None:
         raise MediaTypeError(
             f"the body must be application/json, the header Content-Type says '{given:.100}' (with curl use --json)"
         )
+
+
+async def _document(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
+    """The JSON object of a call. A long one is parsed beside the event loop."""
+    if len(body) <= MAX_BYTES_ON_LOOP:
+        return parse_object(body, limits)
+    return await long_work().run(object_slices(body, limits))
 
 
 async def _plain_body(exchange: HttpExchange, limits: HttpLimits) -> Buffer:

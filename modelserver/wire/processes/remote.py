@@ -101,6 +101,9 @@ class RemoteDataPlane:
         self._send(Infer(call, head, encoded_id, request.deadline_ns, content, stream.reads_later, request.caller))
         return stream
 
+    def check_inputs(self, request: InferRequest) -> None:
+        """As that of the data plane; the core, which knows the models, checks in `infer`."""
+
     def on_inferred(self, message: Inferred) -> None:
         """A response has come."""
         call = message.call

@@ -42,6 +42,9 @@ def twin(request: pytest.FixtureRequest) -> Iterator[None]:
         (Datatype.FP32, (4,), "[1, 2.5, -3e2, 0]", [1, 2.5, -300, 0]),
         (Datatype.FP32, (2, 2), "[1, 2, 3, 4]", [[1, 2], [3, 4]]),
         (Datatype.FP64, (2, 2), "[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+        # Deeper than the shape, as Triton takes it.
+        (Datatype.FP32, (4,), "[[1, 2], [3, 4]]", [1, 2, 3, 4]),
+        (Datatype.BYTES, (1, 2), '[[["a"], ["b"]]]', [[b"a", b"b"]]),
         (Datatype.INT8, (1, 2, 1), " [ [\n[-128],[127]]]", [[[-128], [127]]]),
         (Datatype.UINT64, (2,), "[0, 18446744073709551615]", [0, 2**64 - 1]),
         (Datatype.BOOL, (2,), "[true, false]", [True, False]),
@@ -69,7 +72,9 @@ def test_decodes_flat_and_nested_data(datatype: Datatype, shape: tuple[int, ...]
         (Datatype.FP32, (2, 2), "[[1, 2], [3]]", "ragged"),
         (Datatype.BYTES, (2, 2), '[["a", "b"], ["c"]]', "ragged"),
         (Datatype.FP32, (2, 2), "[[1, 2, 3, 4]]", "nested as .1, 4."),
-        (Datatype.FP32, (4,), "[[1, 2], [3, 4]]", "flat or nested"),
+        (Datatype.FP32, (2, 2, 1), "[[1, 2], [3, 4]]", "flat or nested"),
+        (Datatype.FP32, (4,), "[[1, 2], [3]]", "ragged"),
+        (Datatype.FP32, (4,), "[[1, 2], [3, 4], [5, 6]]", "expected 4 elements for shape .4., got 6"),
         (Datatype.FP32, (2, 1), "[[1], 2]", r"`\$\[1\]`"),
         (Datatype.FP32, (2,), "[1, [2]]", r"`\$\[1\]`"),
         (Datatype.FP32, (1,), '["1"]', "Expected `float`, got `str`"),
@@ -111,7 +116,7 @@ def test_integers_are_checked_against_their_range(datatype: Datatype) -> None:
 def test_data_that_was_parsed_already_is_checked_alike() -> None:
     tensor = tensor_from_json("x", Datatype.FP32, (1, 2), 2, [[float("nan"), 1]])
     assert np.array_equal(tensor.data, np.array([[np.nan, 1]], np.float32), equal_nan=True)
-    for data in ([["a", 1]], [[1], [2]], [[[1, 2]]], 5, [[1, [2]]]):
+    for data in ([["a", 1]], [[1], [2]], [[[1, 2, 3]]], 5, [[1, [2]]]):
         with pytest.raises(InvalidArgumentError, match="'x'"):
             tensor_from_json("x", Datatype.FP32, (1, 2), 2, data)
 

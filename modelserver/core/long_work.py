@@ -1,0 +1,154 @@
+"""Work that would hold the event loop for long: done in slices, beside the loop, one slice at a time.
+
+Most of this work holds the interpreter's lock. A thread that computes without a pause gives the lock to the loop only
+every 5 ms, and several such threads take turns. So all long work of a loop shares one thread, which changes
+between the pieces of work about every millisecond and pauses shortly, for the loop to go on. A slice should not take
+longer than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from contextvars import Context, copy_context
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+# Yields after each slice, and returns the result.
+Slices = Generator[None, None, T]
+# Returns the result of finished work, or raises its error.
+Result = Callable[[], T]
+
+# A piece of work gets as many slices as begin within this time.
+_TURN_S: Final = 0.001
+# Long enough for a thread that waits for the interpreter's lock to get it.
+_PAUSE_S: Final = 0.0001
+
+_work_of: WeakKeyDictionary[asyncio.AbstractEventLoop, LongWork] = WeakKeyDictionary()
+
+
+def finish(slices: Slices[T]) -> T:
+    """Do all of the work here and now."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def at_once(function: Callable[[], T]) -> Slices[T]:
+    """One slice that is all of the work."""
+    yield
+    return function()
+
+
+def long_work() -> LongWork:
+    """The long work of the running event loop."""
+    loop = asyncio.get_running_loop()
+    found = _work_of.get(loop)
+    if found is None:
+        found = _work_of[loop] = LongWork()
+    return found
+
+
+class _Job:
+    __slots__ = ("context", "error", "is_given_up", "result", "slices", "then")
+
+    def __init__(self, slices: Slices[Any], then: Callable[[Result[Any]], None], context: Context) -> None:
+        self.slices = slices
+        self.then = then
+        self.context = context
+        self.is_given_up = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def get(self) -> Any:
+        error, self.error = self.error, None
+        result, self.result = self.result, None
+        if error is not None:
+            raise error
+        return result
+
+
+class LongWork:
+    """The pieces of work of one event loop. Called from its thread."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[_Job] = deque()
+        self._is_running = False
+
+    def start(self, slices: Slices[T], then: Callable[[Result[T]], None]) -> Callable[[], None]:
+        """Do the work, then call `then` on the event loop, with the context variables that are set now.
+
+        Call what is returned to give the work up: it ends after its slice, and `then` is not called.
+        """
+        job = _Job(slices, then, copy_context())
+        self._jobs.append(job)
+        self._ensure_running()
+
+        def give_up() -> None:
+            job.is_given_up = True
+
+        return give_up
+
+    async def run(self, slices: Slices[T]) -> T:
+        """Do the work and wait for its result. When the caller is cancelled, the work is given up."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def take(result: Result[T]) -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(result())
+            except Exception as error:
+                future.set_exception(error)
+
+        give_up = self.start(slices, take)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            give_up()
+            raise
+
+    def _ensure_running(self) -> None:
+        if self._jobs and not self._is_running:
+            self._is_running = True
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(None, self._work, loop).add_done_callback(self._rest)
+
+    def _rest(self, _: asyncio.Future[None]) -> None:
+        self._is_running = False
+        self._ensure_running()  # a piece may have come while the thread ended
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give each piece of work a slice, in turns, until none is left. In the thread."""
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job.is_given_up:
+                job.slices.close()
+                continue
+            try:
+                end_s = time.perf_counter() + _TURN_S
+                while time.perf_counter() < end_s:
+                    next(job.slices)
+            except StopIteration as end:
+                job.result = end.value
+            except BaseException as error:
+                job.error = error
+            else:
+                self._jobs.append(job)
+                time.sleep(_PAUSE_S)
+                continue
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(_end, job, context=job.context)
+            time.sleep(_PAUSE_S)
+
+
+def _end(job: _Job) -> None:
+    if not job.is_given_up:
+        job.then(job.get)
