@@ -38,7 +38,7 @@ class ServerFrontends:
     def make(self, metrics: ServerMetrics) -> Frontends:
         """Those that the options ask for."""
         options = self._options
-        page = MetricsFrontend(metrics.collect) if options.allow_metrics else None
+        page = MetricsFrontend(metrics.collect_slices) if options.allow_metrics else None
         return Frontends(
             dataplane=self._dataplane,
             http=self._whole_http(page) if options.allow_http else None,

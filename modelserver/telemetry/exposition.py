@@ -13,6 +13,8 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
+from modelserver.core.long_work import Slices, finish
+
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LAST_LABELS = frozenset({"le", "quantile"})
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -20,18 +22,31 @@ OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset
 
 def render_text(families: Iterable[Metric]) -> bytes:
     """The families in Prometheus' text format; those without a value are left out."""
+    return finish(text_slices(families))
+
+
+def text_slices(families: Iterable[Metric]) -> Slices[bytes]:
+    """As `render_text`, in slices."""
     lines: list[str] = []
     for family in filter(_has_samples, families):
         kind = {"unknown": "untyped", "info": "gauge"}.get(family.type, family.type)
         name = exposed_name(family)
         lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
         lines.append(f"# TYPE {name} {kind}")
-        lines.extend(_line(sample) for sample in family.samples if not sample.name.endswith("_created"))
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                lines.append(_line(sample))
+                yield
     return ("\n".join(lines) + "\n").encode()
 
 
 def render_openmetrics(families: Iterable[Metric]) -> bytes:
     """The families in OpenMetrics' text format; those without a value are left out."""
+    return finish(openmetrics_slices(families))
+
+
+def openmetrics_slices(families: Iterable[Metric]) -> Slices[bytes]:
+    """As `render_openmetrics`, in slices."""
     lines: list[str] = []
     for family in filter(_has_samples, families):
         is_plain_counter = family.type == "counter" and any(
@@ -40,7 +55,9 @@ def render_openmetrics(families: Iterable[Metric]) -> bytes:
         kind = "unknown" if is_plain_counter else family.type
         lines.append(f"# HELP {family.name} {_escape_value(family.documentation)}")
         lines.append(f"# TYPE {family.name} {kind}")
-        lines.extend(_line(sample) for sample in family.samples)
+        for sample in family.samples:
+            lines.append(_line(sample))
+            yield
     return ("\n".join(lines) + "\n# EOF\n").encode()
 
 

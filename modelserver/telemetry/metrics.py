@@ -13,6 +13,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from modelserver.cache.store import StoreCounts
+from modelserver.core.long_work import Slices, finish
 from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.caller_counts import CallerCounts
 from modelserver.telemetry.exposition import exposed_name
@@ -92,11 +93,51 @@ class ServerMetrics:
 
     def collect(self) -> list[Metric]:
         """Every family, in a fixed order; those of models have no sample while there is no model."""
-        samples = [ModelSample.take(model) for model in self._models()]
-        families = [*model_families(samples, self._options)]
+        return finish(self.collect_slices())
+
+    def collect_slices(self) -> Slices[list[Metric]]:
+        """As `collect`. The first slice is for the event loop: it reads what only the loop may touch."""
+        models = list(self._models())
+        measured = [model.measure() for model in models]
+        of_server = self._families_of_server()
+        yield
+        samples: list[ModelSample] = []
+        for model in models:
+            samples.append(ModelSample.take(model))
+            yield
+        families: list[Metric] = []
+        for family in model_families(samples, self._options):
+            families.append(family)
+            yield
         if self._answers is not None:
             cached = [(sample.labels, sample.numbers) for sample in samples if sample.has_cache]
             families += cache_families(self._answers, cached)
+        families += of_server
+        if self._host is not None:
+            families += _host_families(self._host)
+        if self._gpus is not None:
+            families += gpu_families(self._gpus.read())
+        yield
+        families += measured_families(
+            # vLLM's dashboards ask for `model_name` and `engine`, Triton's for `model` and `version`.
+            (
+                {**sample.labels, "model_name": sample.model.name, "engine": str(position)},
+                with_queue(measurements, 0 if position else sample.numbers.pending),
+            )
+            for sample, instances in zip(samples, measured, strict=True)
+            for position, measurements in enumerate(instances)
+        )
+        yield
+        info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")
+        info.add_sample(info.name, {"version": self._server_version}, 1)
+        families += [info, *self._process.collect()]
+        if self._model_metrics is not None:
+            _add_families_of_models(families, self._model_metrics.families())
+        return families
+
+    def _families_of_server(self) -> list[Metric]:
+        """Those that are made of what belongs to the event loop."""
+        families: list[Metric] = []
         if self._limiter is not None:
             families += limiter_families(self._limiter)
         if self._callers is not None:
@@ -112,24 +153,6 @@ class ServerMetrics:
         families += front_families(self._fronts())
         if self._reloads is not None:
             families += self._reloads.families()
-        if self._host is not None:
-            families += _host_families(self._host)
-        if self._gpus is not None:
-            families += gpu_families(self._gpus.read())
-        families += measured_families(
-            # vLLM's dashboards ask for `model_name` and `engine`, Triton's for `model` and `version`.
-            (
-                {**sample.labels, "model_name": sample.model.name, "engine": str(position)},
-                with_queue(measurements, 0 if position else sample.numbers.pending),
-            )
-            for sample in samples
-            for position, measurements in enumerate(sample.model.measure())
-        )
-        info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")
-        info.add_sample(info.name, {"version": self._server_version}, 1)
-        families += [info, *self._process.collect()]
-        if self._model_metrics is not None:
-            _add_families_of_models(families, self._model_metrics.families())
         return families
 
 

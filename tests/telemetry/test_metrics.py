@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -234,7 +235,13 @@ def test_what_waits_in_the_queue_is_added_once() -> None:
 
 def answer(path: str, *, method: str = "GET", accept: str = "") -> HttpResponse:
     exchange = Exchange(method, path, {"accept": accept} if accept else {})
-    MetricsFrontend(metrics(worked_model()).collect).handle(exchange)
+
+    async def ask() -> None:
+        MetricsFrontend(metrics(worked_model()).collect_slices).handle(exchange)
+        while not exchange.responses:  # noqa: ASYNC110  # an exchange has no event
+            await asyncio.sleep(0.001)
+
+    asyncio.run(ask())
     (only,) = exchange.responses
     return only
 
