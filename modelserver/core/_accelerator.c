@@ -1120,6 +1120,69 @@ done:
     return found != NULL ? found : refused();
 }
 
+/* ---- Protobuf: the end of the first field from `at` on that ends at `until` or behind it; None where none is whole. */
+
+static int read_varint(const unsigned char **at, const unsigned char *end, uint64_t *value)
+{
+    *value = 0;
+    for (int shift = 0; shift < 70 && *at < end; shift += 7) {
+        unsigned char byte = *(*at)++;
+        if (shift < 64)
+            *value |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80)
+            return 1;
+    }
+    return 0;
+}
+
+static int pass_field(const unsigned char **at, const unsigned char *end)
+{
+    uint64_t tag, size = 0;
+    if (!read_varint(at, end, &tag))
+        return 0;
+    switch (tag & 7) {
+    case 0:
+        return read_varint(at, end, &size);
+    case 1:
+        size = 8;
+        break;
+    case 2:
+        if (!read_varint(at, end, &size))
+            return 0;
+        break;
+    case 5:
+        size = 4;
+        break;
+    default:
+        return 0;
+    }
+    if (size > (uint64_t)(end - *at))
+        return 0;
+    *at += size;
+    return 1;
+}
+
+static PyObject *pass_fields(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_buffer data;
+    (void)module;
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "pass_fields takes data and two offsets");
+        return NULL;
+    }
+    Py_ssize_t offset = PyLong_AsSsize_t(args[1]), until = PyLong_AsSsize_t(args[2]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const unsigned char *first = data.buf, *end = first + data.len;
+    int is_whole = offset >= 0 && offset <= data.len;
+    const unsigned char *at = is_whole ? first + offset : end;
+    while (is_whole && at < end && at - first < until)
+        is_whole = pass_field(&at, end);
+    Py_ssize_t place = at - first;
+    PyBuffer_Release(&data);
+    return is_whole ? PyLong_FromSsize_t(place) : refused();
+}
+
 /* The elements of a list with their lengths; None when one of them is no `bytes`, or too long. */
 static PyObject *join_elements(PyObject *module, PyObject *elements)
 {
@@ -1272,6 +1335,7 @@ static PyMethodDef methods[] = {
     FAST(join_answer),
     FAST(read_frame),
     FAST(split_elements),
+    FAST(pass_fields),
     FAST(measure_json),
     FAST(cut_data),
     FAST(flat_array),

@@ -50,6 +50,9 @@ CutData = Callable[[object, int, int], tuple[int, bytes, bytes]]
 FlatArray = Callable[[object, int], tuple[bytes, bytes, bytes] | int]
 # Of an array or object and the size of a piece: where members end, as int64; None for what is not whole.
 CutMembers = Callable[[object, int], bytes | None]
+# Of data and two offsets: the end of the first field of protobuf from the first offset on that ends at the second one
+# or behind it, or of the last; None when one is not whole.
+PassFields = Callable[[object, int, int], int | None]
 # Of a list of BYTES elements: their wire form; None when one is not `bytes`.
 JoinElements = Callable[[list[Any]], bytes | None]
 
@@ -114,3 +117,4 @@ measure_json: MeasureJson | None = None if _MODULE_IN_C is None else _MODULE_IN_
 cut_data: CutData | None = None if _MODULE_IN_C is None else _MODULE_IN_C.cut_data
 flat_array: FlatArray | None = None if _MODULE_IN_C is None else _MODULE_IN_C.flat_array
 cut_members: CutMembers | None = None if _MODULE_IN_C is None else _MODULE_IN_C.cut_members
+pass_fields: PassFields | None = None if _MODULE_IN_C is None else _MODULE_IN_C.pass_fields

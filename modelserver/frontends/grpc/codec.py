@@ -27,7 +27,7 @@ from modelserver.core.tensor import (
 )
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import envelope
-from modelserver.frontends.grpc.contents import tensor_from_contents
+from modelserver.frontends.grpc.contents import tensor_from_contents, tensor_slices
 from modelserver.frontends.grpc.head import InputHead, RequestHead, read_head, remembered_head
 from modelserver.frontends.grpc.parameters import REGION, apply_parameters, parameter_fields
 from modelserver.frontends.grpc.status import sendable
@@ -37,6 +37,10 @@ from modelserver.pb import grpc_service_pb2 as pb
 _REMEMBERED_BYTES = 1024
 # BYTES elements take up to 10 ms/MB.
 _MAX_ELEMENT_BYTES_ON_LOOP = 128 * 1024
+# Typed contents take up to 35 ms/MB.
+_MAX_CONTENTS_BYTES_ON_LOOP = 64 * 1024
+# Of a request with longer contents, besides these: parsed at once.
+_MAX_HEAD_BYTES = 4 * 1024 * 1024
 _REGION = REGION.encode()
 _MALFORMED = "the message is not a serialized inference.ModelInferRequest"
 
@@ -77,6 +81,8 @@ class Outline:
     request: InferRequest
     head: RequestHead
     raws: Sequence[Buffer]
+    # Of each input that has some.
+    contents: Sequence[Sequence[memoryview]] = ()
 
 
 def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> InferRequest:
@@ -95,14 +101,15 @@ def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None =
     if split.num_parameters or len(split.head) > limits.max_parameters:
         _check_parameters(split, limits)
     raws = split.raws
+    if not raws and len(split.head) > _MAX_CONTENTS_BYTES_ON_LOOP:
+        return _outline_of_contents(split, limits)
     # A head without raw contents is remembered if shared memory has them; else it has the contents itself.
     is_alike = raws or _REGION in split.head
     if is_alike and not split.num_parameters and len(split.head) <= _REMEMBERED_BYTES:
         head = remembered_head(split.head)
     else:
         head = read_head(split.head)
-    if len(head.inputs) > limits.max_tensors or (head.outputs and len(head.outputs) > limits.max_tensors):
-        raise _too_many(head, limits)
+    _check_tensors(head, limits)
     is_long = bool(raws) and _num_element_bytes(head, raws) > _MAX_ELEMENT_BYTES_ON_LOOP
     if is_long:
         inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
@@ -117,9 +124,37 @@ def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None =
     return Outline(request, head, raws) if is_long else request
 
 
+def _outline_of_contents(split: envelope.SplitRequest, limits: GrpcLimits) -> Outline:
+    """The outline of a request with long typed contents."""
+    try:
+        serialized, contents = envelope.cut_contents(split.head)
+    except envelope.MalformedError:
+        raise InvalidArgumentError(_MALFORMED) from None
+    if len(serialized) > _MAX_HEAD_BYTES:
+        raise PayloadTooLargeError(
+            f"the request has {len(serialized)} bytes besides its tensors, at most {_MAX_HEAD_BYTES} are allowed"
+        )
+    head = read_head(serialized)
+    _check_tensors(head, limits)
+    inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
+    request = InferRequest(head.model_name, head.version, inputs, _decode_id(split.id), head.outputs)
+    request.transfer = head.transfer
+    if split.num_parameters:
+        apply_parameters(request, head.parameters)
+    return Outline(request, head, (), [views for views in contents if views])
+
+
+def _check_tensors(head: RequestHead, limits: GrpcLimits) -> None:
+    if len(head.inputs) > limits.max_tensors or (head.outputs and len(head.outputs) > limits.max_tensors):
+        raise _too_many(head, limits)
+
+
 def element_slices(outline: Outline) -> Slices[InferRequest]:
     """The whole request, in slices. Raises as `decode_infer_request`."""
     request, head, raws = outline.request, outline.head, outline.raws
+    if outline.contents:
+        request.inputs = yield from _content_slices(outline)
+        return request
     if head.has_contents or len(raws) != len(head.inputs):
         raise _unusable_raws(head, len(raws))
     inputs: dict[str, Tensor] = {}
@@ -131,6 +166,21 @@ def element_slices(outline: Outline) -> Slices[InferRequest]:
             inputs[item.name] = _raw_input(item, raw)
     request.inputs = inputs
     return request
+
+
+def _content_slices(outline: Outline) -> Slices[dict[str, Tensor]]:
+    inputs: dict[str, Tensor] = {}
+    contents = iter(outline.contents)
+    try:
+        for item in outline.head.inputs:
+            if item.contents is None:
+                inputs[item.name] = _typed_input(item)  # which says that there are none
+            else:
+                shape = item.shape
+                inputs[item.name] = yield from tensor_slices(item.name, item.datatype, shape, next(contents))
+    except envelope.MalformedError:
+        raise InvalidArgumentError(_MALFORMED) from None
+    return inputs
 
 
 def _num_element_bytes(head: RequestHead, raws: Sequence[Buffer]) -> int:

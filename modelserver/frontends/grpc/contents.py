@@ -1,15 +1,23 @@
-"""Tensors from the typed `contents` of a request: one repeated field per family of datatypes."""
+"""Tensors from the typed `contents` of a request: one repeated field per family of datatypes.
+
+Long contents are cut into short ones, which mean the same one after another.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
+from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Slices
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.grpc.envelope import MalformedError, read_field, varint
 from modelserver.pb import grpc_service_pb2 as pb
 
 # FP16 and BF16 are absent: they have no field and travel as raw contents only.
@@ -34,6 +42,11 @@ _NARROW: dict[Datatype, np.dtype[Any]] = {
     Datatype.UINT8: np.dtype(np.uint32),
     Datatype.UINT16: np.dtype(np.uint32),
 }
+# Bytes that are parsed at a time: some 2 ms at worst.
+_PIECE_BYTES = 64 * 1024
+# Tags of packed numbers that are as in memory, and of those that are varints.
+_PACKED_FIXED: dict[int, np.dtype[Any]] = {0x32: np.dtype("<f4"), 0x3A: np.dtype("<f8")}
+_PACKED_VARINTS = frozenset((0x0A, 0x12, 0x1A, 0x22, 0x2A))
 
 
 def tensor_from_contents(
@@ -43,38 +56,118 @@ def tensor_from_contents(
 
     Raises InvalidArgumentError for the wrong field, too few or many elements, or one out of range.
     """
+    data = _elements(name, datatype, contents)
+    if len(data) != prod(shape):
+        raise _count_error(name, datatype, shape, len(data))
+    return Tensor(name, datatype, data.reshape(shape))
+
+
+def tensor_slices(name: str, datatype: Datatype, shape: tuple[int, ...], views: Sequence[memoryview]) -> Slices[Tensor]:
+    """As `tensor_from_contents`, in slices; the contents are all of `views`, which are serialized, as if joined."""
+    _field_of(name, datatype)
+    expected = prod(shape)
+    if expected > sum(map(len, views)):  # every element takes a byte: before a huge shape is allocated
+        raise _count_error(name, datatype, shape, f"{sum(map(len, views))} bytes")
+    data = np.empty(expected, datatype.numpy)
+    done = 0
+    yield
+    for view in views:
+        for tag, piece in _pieces(view):
+            dtype = _PACKED_FIXED.get(tag)
+            if dtype == datatype.numpy and len(piece) % datatype.numpy.itemsize == 0:
+                part = np.frombuffer(piece, dtype)
+            else:
+                whole = bytes(piece) if tag == 0 else b"%b%b%b" % (varint(tag), varint(len(piece)), bytes(piece))
+                part = _elements(name, datatype, _parsed(whole), done)
+            if done + len(part) > expected:
+                raise _count_error(name, datatype, shape, "more")
+            data[done : done + len(part)] = part
+            done += len(part)
+            yield
+    if done != expected:
+        raise _count_error(name, datatype, shape, done)
+    return Tensor(name, datatype, data.reshape(shape))
+
+
+def _pieces(view: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Fields together, as tag 0; or a part of the packed numbers of one field, and its tag."""
+    at = 0
+    while at < len(view):
+        end = _pass_fields(view, at, at + _PIECE_BYTES)
+        tag, body, behind = read_field(view, at)
+        is_packed = tag in _PACKED_VARINTS or tag in _PACKED_FIXED
+        if end - at <= 2 * _PIECE_BYTES or not is_packed:
+            yield 0, view[at:end]
+            at = end
+            continue
+        while body < behind:
+            stop = min(body + _PIECE_BYTES, behind)
+            if tag in _PACKED_VARINTS and stop < behind:
+                # A varint ends with a byte below 128, and has 10 at most.
+                stop = next((place for place in range(stop, stop - 10, -1) if view[place - 1] < 0x80), stop)
+            yield tag, view[body:stop]
+            body = stop
+        at = behind
+
+
+def _pass_fields(view: memoryview, at: int, until: int) -> int:
+    """The end of the first field from `at` on that ends at `until` or behind it, or of the last."""
+    if accelerator.pass_fields is not None:
+        end = accelerator.pass_fields(view, at, until)
+    else:
+        while at < min(until, len(view)):
+            _, _, at = read_field(view, at)
+        end = at if at <= len(view) else None
+    if end is None:
+        raise MalformedError
+    return end
+
+
+def _parsed(serialized: bytes) -> pb.InferTensorContents:
+    try:
+        return pb.InferTensorContents.FromString(serialized)
+    except DecodeError:
+        raise MalformedError from None
+
+
+def _field_of(name: str, datatype: Datatype) -> str:
     field = _FIELDS.get(datatype)
     if field is None:
         raise InvalidArgumentError(
             f"input '{name}': {datatype.value} has no field in contents; send it in raw_input_contents"
         )
+    return field
+
+
+def _elements(name: str, datatype: Datatype, contents: pb.InferTensorContents, start: int = 0) -> np.ndarray[Any, Any]:
+    """Those of some contents, the first of which is that number `start` of the tensor."""
+    field = _field_of(name, datatype)
     given = [descriptor.name for descriptor, _ in contents.ListFields()]
     if given and given != [field]:
         raise InvalidArgumentError(f"input '{name}': {datatype.value} belongs in {field}, got {' and '.join(given)}")
     elements = getattr(contents, field)
-    expected = prod(shape)
-    if len(elements) != expected:
-        raise InvalidArgumentError(
-            f"input '{name}': expected {expected} elements in {field} for shape {list(shape)}, got {len(elements)}"
-        )
-    data: np.ndarray[Any, Any]
     if datatype is Datatype.BYTES:
-        data = np.empty(expected, dtype=object)
+        data = np.empty(len(elements), dtype=object)
         data[:] = elements[:]
-    else:
-        data = np.fromiter(elements, _NARROW.get(datatype, datatype.numpy), expected)
-        if datatype in _NARROW:
-            data = _narrowed(name, datatype, data)
-    return Tensor(name, datatype, data.reshape(shape))
+        return data
+    wide = np.fromiter(elements, _NARROW.get(datatype, datatype.numpy), len(elements))
+    return _narrowed(name, datatype, wide, start) if datatype in _NARROW else wide
 
 
-def _narrowed(name: str, datatype: Datatype, wide: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _count_error(name: str, datatype: Datatype, shape: tuple[int, ...], got: object) -> InvalidArgumentError:
+    field = _FIELDS[datatype]
+    return InvalidArgumentError(
+        f"input '{name}': expected {prod(shape)} elements in {field} for shape {list(shape)}, got {got}"
+    )
+
+
+def _narrowed(name: str, datatype: Datatype, wide: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
     limits = np.iinfo(datatype.numpy)
     outside = np.flatnonzero((wide < limits.min) | (wide > limits.max))
     if outside.size:
         index = int(outside[0])
         raise InvalidArgumentError(
-            f"input '{name}': element {index} is {wide[index]}, "
+            f"input '{name}': element {start + index} is {wide[index]}, "
             f"outside the range of {datatype.value} ({limits.min} to {limits.max})"
         )
     return wide.astype(datatype.numpy)

@@ -17,6 +17,7 @@ from modelserver.pb import grpc_service_pb2 as pb
 
 # Tags of ModelInferRequest: field number and wire type in one.
 _ID, _PARAMETERS, _RAW_INPUT_CONTENTS = 0x1A, 0x22, 0x3A
+_INPUTS = _CONTENTS = 0x2A
 # Of the tags of its tensors, those of their parameters.
 _PARAMETERS_OF = {0x2A: 0x22, 0x32: 0x12}
 # Wire types: what follows a tag.
@@ -77,7 +78,7 @@ def split_request(message: Buffer, max_fields: int = 1 << 16) -> SplitRequest:
                 body = offset + 2
                 offset = body + size
             else:
-                tag, body, offset = _read_field(data, offset)
+                tag, body, offset = read_field(data, offset)
             if offset > end:
                 raise MalformedError
             if tag == _RAW_INPUT_CONTENTS:
@@ -118,7 +119,7 @@ def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]
     """Of each field between `offset` and `end`: its tag, where its body begins and where it ends."""
     try:
         while offset < end:
-            tag, body, offset = _read_field(data, offset)
+            tag, body, offset = read_field(data, offset)
             yield tag, body, offset
     except IndexError:
         raise MalformedError from None
@@ -126,7 +127,37 @@ def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]
         raise MalformedError
 
 
-def _read_field(data: Buffer, offset: int) -> tuple[int, int, int]:
+def cut_contents(head: bytes) -> tuple[bytes, list[list[memoryview]]]:
+    """A SplitRequest's `head` with empty `contents` in its inputs, and the serialized contents of each of these.
+
+    Raises MalformedError.
+    """
+    kept: list[Buffer] = []
+    contents: list[list[memoryview]] = []
+    view = memoryview(head)
+    start = 0
+    for tag, body, end in _fields(head, 0, len(head)):
+        if tag != _INPUTS:
+            kept.append(view[start:end])
+            start = end
+            continue
+        views: list[memoryview] = []
+        rest: list[Buffer] = []
+        at = body
+        for inner, inner_body, inner_end in _fields(head, body, end):
+            if inner == _CONTENTS:
+                views.append(view[inner_body:inner_end])
+            else:
+                rest.append(view[at:inner_end])
+            at = inner_end
+        fields = b"".join(rest) + b"\x2a\0" * bool(views)
+        kept += (b"\x2a", varint(len(fields)), fields)
+        start = end
+        contents.append(views)
+    return b"".join(kept), contents
+
+
+def read_field(data: Buffer, offset: int) -> tuple[int, int, int]:
     """Tag of the field at `offset`, where its body begins, and where the next field does."""
     tag, offset = _read_varint(data, offset)
     wire_type = tag & 7
