@@ -5,12 +5,15 @@ Numeric tensors are their memory. A BYTES tensor is its elements' lengths (uint3
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.tensor import Tensor
+from modelserver.core.long_work import Slices, finish
+from modelserver.core.tensor import SLICE_ELEMENTS, Tensor, placeholder
 from modelserver.errors import InvalidArgumentError
 from modelserver.execution.messages import TensorRecord
 from modelserver.execution.shared_buffer import ALIGNMENT, ByteView, align
@@ -74,7 +77,7 @@ class Payload:
 class Unpacker:
     """Makes the tensors that one record describes, out of any number of payloads."""
 
-    __slots__ = ("_datatype", "_dtype", "_nbytes", "_offset", "_shape", "name")
+    __slots__ = ("_datatype", "_dtype", "_nbytes", "_offset", "_shape", "is_long", "name")
 
     def __init__(self, record: TensorRecord) -> None:
         self.name = record.name
@@ -82,6 +85,19 @@ class Unpacker:
         self._shape = record.shape
         self._offset = record.offset
         self._nbytes = record.nbytes
+        # There are so many elements that they are better unpacked in slices.
+        self.is_long = self._datatype is Datatype.BYTES and prod(record.shape) > SLICE_ELEMENTS
+
+    def placeholder(self) -> Tensor:
+        """The tensor without its content."""
+        return placeholder(self.name, self._datatype, self._shape)
+
+    def slices(self, payload: bytes | bytearray | ByteView) -> Slices[Tensor]:
+        """As a call, in slices."""
+        if not self.is_long:
+            return self(payload)
+        raw = np.frombuffer(payload, np.uint8, self._nbytes, self._offset)
+        return Tensor(self.name, self._datatype, (yield from unpacking_slices(raw, self._shape)))
 
     def __call__(self, payload: bytes | bytearray | ByteView) -> Tensor:
         """A view of `payload`, or an object array for BYTES."""
@@ -114,7 +130,7 @@ def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
     Raises InvalidArgumentError for an element of another type.
     """
     flat = elements.ravel().tolist()
-    if not all(type(element) is bytes for element in flat):
+    if set(map(type, flat)) - {bytes}:
         flat = [_encode_element(name, index, element) for index, element in enumerate(flat)]
     lengths = np.fromiter(map(len, flat), np.int64, len(flat))
     if lengths.size and int(lengths.max()) > _MAX_ELEMENT_BYTES:
@@ -124,22 +140,24 @@ def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
 
 def unpack_elements(raw: ByteView, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The object array of bytes that `pack_elements` described."""
-    elements = np.empty(shape, dtype=object)
+    return finish(unpacking_slices(raw, shape))
+
+
+def unpacking_slices(raw: ByteView, shape: tuple[int, ...]) -> Slices[np.ndarray[Any, Any]]:
+    """As `unpack_elements`, in slices."""
+    elements = np.empty(prod(shape), dtype=object)
     count = elements.size
-    lengths = raw[: 4 * count].view("<u4")
-    ends = (np.cumsum(lengths, dtype=np.int64) + 4 * count).tolist()
-    starts = [4 * count, *ends[:-1]]
-    content = raw.tobytes()
-    elements.reshape(-1)[:] = _object_array([content[a:b] for a, b in zip(starts, ends, strict=False)])
-    return elements
-
-
-def _object_array(items: list[bytes]) -> np.ndarray[Any, Any]:
-    # Assigning a list directly would let NumPy guess a fixed-width dtype on the way.
-    array = np.empty(len(items), dtype=object)
-    for index, item in enumerate(items):
-        array[index] = item
-    return array
+    ends = np.cumsum(raw[: 4 * count].view("<u4"), dtype=np.int64) + 4 * count
+    begin = 4 * count
+    yield
+    for start in range(0, count, SLICE_ELEMENTS):
+        stops = ends[start : start + SLICE_ELEMENTS] - begin
+        content = raw[begin : begin + int(stops[-1])].tobytes()
+        places = [0, *stops.tolist()]
+        elements[start : start + len(stops)] = [content[a:b] for a, b in pairwise(places)]
+        begin += len(content)
+        yield
+    return elements.reshape(shape)
 
 
 def _encode_element(name: str, index: int, element: object) -> bytes:

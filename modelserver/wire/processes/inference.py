@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Result, Slices, long_work
 from modelserver.core.request import InferRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import InternalError, ServerError
+from modelserver.core.tensor import Tensor
+from modelserver.errors import CancelledError, InternalError, ServerError
 from modelserver.execution.messages import RequestRecord, ResponseRecord, TensorRecord
 from modelserver.execution.packing import Payload, Unpacker
 from modelserver.execution.records import response_record
+from modelserver.execution.shared_buffer import ByteView
 from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred, portable
 
@@ -31,8 +34,8 @@ _MAX_REMEMBERED_BYTES: Final = 1024
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(RequestRecord).decode
 
-# What equal heads say, ready for use.
-Head = tuple[RequestRecord, tuple[Unpacker, ...], RequestForm | None]
+# What equal heads say, ready for use; and whether the tensors take long to unpack.
+Head = tuple[RequestRecord, tuple[Unpacker, ...], RequestForm | None, bool]
 
 
 class RemoteRequests:
@@ -53,13 +56,43 @@ class RemoteRequests:
         """Have a request executed; its responses go back over the link."""
         call = message.call
         try:
-            request = self._request(message)
+            record, unpackers, form, is_long = self._heads.get(message.head) or self._read_head(message.head)
+            if is_long:
+                self._infer_long(message, record, unpackers)
+                return
+            data = self._data(message)
+            inputs = {unpack.name: unpack(data) for unpack in unpackers}
+            request = self._request(message, record, form, inputs)
             # Before the request is submitted: it may be answered within that call.
             self._requests[call] = request
             self._dataplane.infer(request)
         except Exception as error:
             self._requests.pop(call, None)
             self._link.send(_failed(call, error))
+
+    def _infer_long(self, message: Infer, record: RequestRecord, unpackers: Sequence[Unpacker]) -> None:
+        """As `infer`, of a request that is unpacked beside the event loop: after its shapes are found to be right."""
+        call = message.call
+        inputs = {unpack.name: unpack.placeholder() for unpack in unpackers}
+        request = self._request(message, record, None, inputs)
+        self._dataplane.check_inputs(request)
+        self._requests[call] = request
+
+        def take(result: Result[dict[str, Tensor]]) -> None:
+            try:
+                request.inputs = result()
+                if request.is_cancelled:
+                    raise CancelledError("the request was cancelled")
+                self._dataplane.infer(request)
+            except Exception as error:
+                if self._requests.pop(call, None) is not None:
+                    self._link.send(_failed(call, error))
+
+        long_work().start(_unpacking(unpackers, self._data(message)), take)
+
+    def _data(self, message: Infer) -> bytes | ByteView:
+        content = message.content
+        return content if type(content) is bytes else self._link.view(content)
 
     def cancel(self, call: int) -> bool:
         """The client left; whether `call` is one of these requests."""
@@ -129,15 +162,13 @@ class RemoteRequests:
         parameters = dict(response.parameters) if response.parameters is not None else None
         return _encode(ResponseRecord(records, None, parameters)), self._link.tensors(payload)
 
-    def _request(self, message: Infer) -> InferRequest:
-        head = message.head
-        record, unpackers, form = self._heads.get(head) or self._read_head(head)
-        content = message.content
-        data = content if type(content) is bytes else self._link.view(content)
+    def _request(
+        self, message: Infer, record: RequestRecord, form: RequestForm | None, inputs: dict[str, Tensor]
+    ) -> InferRequest:
         return InferRequest(
             record.model_name,
             record.version,
-            {unpack.name: unpack(data) for unpack in unpackers},
+            inputs,
             message.id.decode("utf-8", "surrogatepass") if message.id else "",
             record.outputs,
             record.parameters,
@@ -157,13 +188,22 @@ class RemoteRequests:
     def _read_head(self, head: bytes) -> Head:
         record = _decode_request(head)
         unpackers = tuple(map(Unpacker, record.inputs))
+        # A sequence's requests keep their order.
+        is_long = not record.sequence_id and any(unpack.is_long for unpack in unpackers)
         if len(head) > _MAX_REMEMBERED_BYTES or record.parameters:
-            return record, unpackers, None
+            return record, unpackers, None, is_long
         if len(self._heads) >= _MAX_REMEMBERED:
             self._heads.clear()
         has_bytes = any(tensor.datatype == Datatype.BYTES.value for tensor in record.inputs)
-        found = self._heads[head] = (record, unpackers, None if has_bytes else RequestForm())
+        found = self._heads[head] = (record, unpackers, None if has_bytes else RequestForm(), is_long)
         return found
+
+
+def _unpacking(unpackers: Sequence[Unpacker], data: bytes | ByteView) -> Slices[dict[str, Tensor]]:
+    inputs: dict[str, Tensor] = {}
+    for unpack in unpackers:
+        inputs[unpack.name] = yield from unpack.slices(data)
+    return inputs
 
 
 class _AnswerStream(ResponseStream):
