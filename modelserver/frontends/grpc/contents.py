@@ -102,9 +102,11 @@ def _pieces(view: memoryview) -> Iterator[tuple[int, memoryview]]:
             continue
         while body < behind:
             stop = min(body + _PIECE_BYTES, behind)
-            if tag in _PACKED_VARINTS and stop < behind:
+            if tag in _PACKED_VARINTS:
                 # A varint ends with a byte below 128, and has 10 at most.
-                stop = next((place for place in range(stop, stop - 10, -1) if view[place - 1] < 0x80), stop)
+                last = min(stop + 10, behind)
+                while stop < last and view[stop - 1] >= 0x80:
+                    stop += 1
             yield tag, view[body:stop]
             body = stop
         at = behind
