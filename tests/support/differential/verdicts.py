@@ -61,7 +61,6 @@ RULES: tuple[Rule, ...] = (
     _better("what belongs to no input is refused", "grpc: a raw part too many"),
     _better("a version is a number", "version '1.0' (*"),
     _better("unsigned numbers are ids of sequences over both protocols", "grpc: an unsigned sequence"),
-    _better("negative ids are refused, not wrapped", "grpc: a negative sequence"),
     _better("data in two places is refused, whether or not the region is there", "a region and data (grpc-raw)"),
     _better("no classes are no classes over both protocols", "no classes (grpc-*"),
     # Answers.
@@ -158,6 +157,7 @@ RULES: tuple[Rule, ...] = (
         "metrics: families",
         facts=("nv_inference_first_response_histogram_ms",),
     ),
+    _better("newer Tritons tell it of every model", "metrics: *", facts=("nv_inference_first_response_histogram_ms*",)),
     # Flags.
     _better("an empty header is empty", "forwarded: an empty one (http)", pair=(" ", "")),
     _better("what only grows is a counter", "cache: families", pair=("gauge", "counter")),
@@ -174,7 +174,6 @@ RULES: tuple[Rule, ...] = (
     _better("the index tells why a model did not load", "control: load bad_*", facts=("*.index*",)),
     _better("a model that cannot execute does not load", "control: load bad_no_execute"),
     # Modes of the repository.
-    _better("a setting that can have no effect is refused", "ragged: index of ragged_unbatched"),
     _different(
         "a config that is wrong is the model's fault, of no version", "ragged: index of *", facts=("*.version",)
     ),
