@@ -61,7 +61,7 @@ def contained_path(path: str) -> PurePosixPath:
     sizes = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
     if max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES:
         raise InvalidArgumentError(
-            f"invalid file override path '{path:.100}...': a path has {_MAX_PATH_BYTES} bytes at most, and each name "
-            f"in it {_MAX_NAME_BYTES}; shorten it"
+            f"failed to poll from model repository: the file override path '{path:.100}...' is too long: a path has "
+            f"{_MAX_PATH_BYTES} bytes at most, and each name in it {_MAX_NAME_BYTES}; shorten it"
         )
     return PurePosixPath(*parts)
