@@ -36,7 +36,7 @@ from modelserver.backend import (
 
 from .aoti import load_package
 from .archive import DAMAGE, FileKind, file_kind, first_lines, names_tensorrt
-from .binding import bind_inputs, output_positions, positions
+from .binding import bind_inputs, check_texts, output_positions, positions
 from .instance import TorchInstance
 from .options import ALLOW_NATIVE, TorchOptions, torch_options
 from .program import Program, load_checkpoint, load_exported, load_torchscript, prepared
@@ -74,9 +74,9 @@ class TorchBackend(Backend):
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         config = context.config
-        _refuse_strings(context)
         path = _model_path(context)
         kind = _kind_of(context, path)
+        _check_strings(context, kind)
         if kind is not FileKind.EXPORTED:
             check_trust(context, kind, path)
             if config.input and config.output:
@@ -101,7 +101,6 @@ class TorchBackend(Backend):
         return (Finding(FindingLevel.OK, "torch", found),)
 
     def load(self) -> None:
-        _refuse_strings(self.context)
         self._options = torch_options(self.context)
         set_interop_threads(self.context.model_name, self._options.num_interop_threads)
         if not self._options.has_cudnn:
@@ -113,9 +112,13 @@ class TorchBackend(Backend):
             program = self._programs.get(device) if self._options.shares_weights else None
             if program is None:
                 program = self._programs[device] = self._new_program(device)
-        names = [spec.name for spec in model_inputs(self.context.config)]
+        specs = model_inputs(self.context.config)
+        names = [spec.name for spec in specs]
         try:
             binding = bind_inputs(names, program.arguments)
+            if not binding.as_dict:
+                texts = [spec.name for spec in specs if spec.data_type is Datatype.BYTES]
+                check_texts(names, texts, program.arguments)
         except ConfigError as error:
             raise ConfigError(f"model '{self.context.model_name}': {error}") from error
         signature = None if program.signature is None else _renamed(program.signature, self.context.config)
@@ -131,6 +134,7 @@ class TorchBackend(Backend):
 
     def _new_program(self, device: str | None) -> Program:
         path = _model_path(self.context)
+        _check_strings(self.context, _kind_of(self.context, path))
         reservation = self._reserve(path, device) if device is not None and device != "cpu" else None
         try:
             program = _load(self.context, path, device)
@@ -255,15 +259,25 @@ def _import_torch_tensorrt(context: BackendContext, path: Path) -> None:
         ) from error
 
 
-def _refuse_strings(context: BackendContext) -> None:
+def _check_strings(context: BackendContext, kind: FileKind) -> None:
+    """Text goes to and from TorchScript, as a list of strings, and to no other kind. Raises ConfigError."""
     config = context.config
-    names = [spec.name for spec in model_inputs(config) if spec.data_type is Datatype.BYTES]
-    names += [spec.name for spec in model_outputs(config) if spec.data_type is Datatype.BYTES]
-    if names:
-        raise ConfigError(
-            f"model '{context.model_name}': {', '.join(names)}: PyTorch has no tensors of TYPE_STRING; turn text into "
-            "numbers in a Python model in front"
-        )
+    for role, specs in (("input", model_inputs(config)), ("output", model_outputs(config))):
+        for spec in specs:
+            if spec.data_type is not Datatype.BYTES:
+                continue
+            if kind is not FileKind.TORCHSCRIPT:
+                raise ConfigError(
+                    f"model '{context.model_name}': {spec.name}: PyTorch has no tensors of TYPE_STRING; turn text into "
+                    "numbers in a Python model in front, or script the model: TorchScript takes List[str]"
+                )
+            shape = spec.dims if spec.reshape is None else spec.reshape.shape
+            if len(shape) + (config.max_batch_size > 0) > 1:
+                raise ConfigError(
+                    f"Triton only supports 1 dimensional List of String as {role} for '{spec.name}' for model "
+                    f"'{context.model_name}': write dims: [ -1 ] and max_batch_size: 0, or, for one text of each row, "
+                    "dims: [ 1 ] reshape { shape: [ ] }"
+                )
 
 
 def _renamed(signature: FileSignature, config: ModelConfig) -> FileSignature:

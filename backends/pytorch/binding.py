@@ -17,11 +17,15 @@ _POSITION = re.compile(r".*__(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What forward() takes: names in order, how many have no default, or one dict of tensors."""
+    """What forward() takes: names in order, how many have no default, or one dict of tensors.
+
+    `texts` are those that are lists of strings, as TorchScript declares them.
+    """
 
     names: tuple[str, ...]
     num_required: int
     takes_dict: bool = False
+    texts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,19 @@ def bind_inputs(names: Sequence[str], arguments: Arguments) -> InputBinding:
                 "config; name every input like its argument"
             )
     return InputBinding(positional=tuple(name for _, name in sorted(zip(order, names, strict=True))))
+
+
+def check_texts(names: Sequence[str], texts: Sequence[str], arguments: Arguments) -> None:
+    """That the inputs `texts` of `names`, and no others, go to lists of strings. Raises ConfigError."""
+    binding = bind_inputs(names, arguments)
+    given = dict(zip(arguments.names, binding.positional, strict=False)) or {name: name for name in binding.keywords}
+    for argument, name in given.items():
+        if (name in texts) != (argument in arguments.texts):
+            wanted = "TYPE_STRING" if argument in arguments.texts else "a datatype of numbers"
+            raise ConfigError(
+                f"input '{name}' is {'List[str]' if argument in arguments.texts else 'a Tensor'} in "
+                f"forward({', '.join(arguments.names)}): its data_type is to be {wanted}"
+            )
 
 
 def _bind_by_name(names: Sequence[str], arguments: Arguments, shown: str) -> InputBinding:

@@ -24,7 +24,7 @@ from .binding import InputBinding, output_positions
 from .cuda_lane import CudaLane
 from .options import TorchOptions
 from .program import Program
-from .tensors import TORCH_DTYPES, to_numpy, to_torch
+from .tensors import TORCH_DTYPES, from_texts, to_numpy, to_texts, to_torch
 from .threads import use_threads
 
 # The memory format is one of images: [batch, channels, height, width].
@@ -56,7 +56,7 @@ class TorchInstance(TensorInstance):
         outputs = model_outputs(config)
         places = _places([spec.name for spec in outputs], program.result_names)
         self._outputs = [
-            (spec.name, place, TORCH_DTYPES[spec.data_type])
+            (spec.name, place, TORCH_DTYPES.get(spec.data_type))
             for spec, place in zip(outputs, places, strict=True)
             if spec.data_type is not None
         ]
@@ -93,6 +93,8 @@ class TorchInstance(TensorInstance):
         return stack
 
     def _tensor(self, name: str, array: Array) -> Any:
+        if array.dtype == object:
+            return to_texts(name, array)
         if name in self._scalars:
             array = array.reshape(())
         tensor = to_torch(array, name in self._bfloat16)
@@ -109,13 +111,15 @@ class TorchInstance(TensorInstance):
         return self._call(*positional, **{name: tensors[name] for name in binding.keywords if name in tensors})
 
     def _arrays(self, result: Any) -> dict[str, Array]:
-        if isinstance(result, torch.Tensor):
+        if isinstance(result, torch.Tensor) or _is_texts(result):
             result = (result,)
-        tensors = [_picked(result, name, place) for name, place, _ in self._outputs]
+        picked = {name: _picked(result, name, place, is_text=dtype is None) for name, place, dtype in self._outputs}
+        arrays = {name: from_texts(picked.pop(name)) for name, _, dtype in self._outputs if dtype is None}
+        tensors = list(picked.values())
         if self._lane is not None:
             tensors = self._lane.download(tensors)
-        arrays = {}
-        for (name, _, dtype), tensor in zip(self._outputs, tensors, strict=True):
+        of_tensors = [(name, dtype) for name, _, dtype in self._outputs if dtype is not None]
+        for (name, dtype), tensor in zip(of_tensors, tensors, strict=True):
             if tensor.dtype is not dtype:
                 raise InternalError(
                     f"output '{name}': the model gives {tensor.dtype}, the config says {dtype}; correct its data_type"
@@ -139,8 +143,13 @@ def _reason(error: RuntimeError) -> str:
     return lines[-1].removeprefix("RuntimeError: ") if is_torchscript else lines[0]
 
 
-def _picked(result: Any, name: str, place: int) -> Any:
-    """The tensor of output `name`: by key from a dict, by position from a tuple or list."""
+def _is_texts(result: Any) -> bool:
+    """Whether it is one List[str], and not a list of outputs; TorchScript has no list of both."""
+    return isinstance(result, list) and all(isinstance(text, str) for text in result)
+
+
+def _picked(result: Any, name: str, place: int, *, is_text: bool) -> Any:
+    """The tensor, or list of strings, of output `name`: by key from a dict, by position from a tuple or list."""
     if isinstance(result, dict):
         if name not in result:
             raise InternalError(f"output '{name}': the model gives a dict with the keys {', '.join(map(str, result))}")
@@ -151,6 +160,7 @@ def _picked(result: Any, name: str, place: int) -> Any:
         raise InternalError(f"output '{name}': the model gives {len(result)} results, the config wants number {place}")
     else:
         tensor = result[place]
-    if not isinstance(tensor, torch.Tensor):
-        raise InternalError(f"output '{name}': the model gives a {type(tensor).__name__} instead of a tensor")
+    if is_text != _is_texts(tensor) or not (is_text or isinstance(tensor, torch.Tensor)):
+        wanted = "list of strings" if is_text else "tensor"
+        raise InternalError(f"output '{name}': the model gives a {type(tensor).__name__} instead of a {wanted}")
     return tensor

@@ -46,7 +46,8 @@ def load_torchscript(path: Path, device: str | None) -> Program:
     taken = module.forward.schema.arguments[1:]  # without self
     required = [argument for argument in taken if not argument.has_default_value()]
     takes_dict = len(required) == 1 and required[0].type.kind() == "DictType"
-    arguments = Arguments(tuple(argument.name for argument in taken), len(required), takes_dict)
+    texts = frozenset(argument.name for argument in taken if str(argument.type) == "List[str]")
+    arguments = Arguments(tuple(argument.name for argument in taken), len(required), takes_dict, texts)
     return Program(module, arguments, module=module)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelserver.backend import Array, Datatype
+from modelserver.backend import Array, Datatype, InvalidArgumentError
 
 TORCH_DTYPES: dict[Datatype, Any] = {
     Datatype.BOOL: torch.bool,
@@ -37,6 +37,23 @@ def to_torch(array: Array, is_bfloat16: bool) -> Any:
         array = np.array(array)
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+
+
+def to_texts(name: str, array: Array) -> list[str]:
+    """The strings of a BYTES array of one dimension, as TorchScript takes them. Raises InvalidArgumentError."""
+    try:
+        return [element.decode() for element in array.tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"input '{name}': TorchScript's strings are UTF-8, got an element that is not"
+        ) from error
+
+
+def from_texts(texts: list[str]) -> Array:
+    """The BYTES array of a model's list of strings."""
+    array = np.empty(len(texts), object)
+    array[:] = [text.encode() for text in texts]
+    return array
 
 
 def to_numpy(tensor: Any) -> Array:

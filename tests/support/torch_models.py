@@ -36,6 +36,18 @@ class MaskedScale(nn.Module):
         return x * scale if mask is None else x * scale * mask
 
 
+class Greeting(nn.Module):
+    """Strings go in and out beside a tensor."""
+
+    def forward(self, names: list[str], times: torch.Tensor) -> tuple[list[str], torch.Tensor]:
+        return ["hello " + name for name in names], times * 2
+
+
+class Shouting(nn.Module):
+    def forward(self, text: list[str]) -> list[str]:
+        return [each.upper() for each in text]
+
+
 class Keyworded(nn.Module):
     def forward(self, x: torch.Tensor, times: int, *, shift: torch.Tensor) -> list[torch.Tensor]:
         return [x * times + shift, (x * times).to(torch.bfloat16)]

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 from support.contexts import context_of, instance_of, tensors
-from support.torch_models import Copy, Keyworded, SumAndDifference, path_in, rewritten, write_export, write_script
+from support.torch_models import (
+    Copy,
+    Keyworded,
+    Shouting,
+    SumAndDifference,
+    path_in,
+    rewritten,
+    write_export,
+    write_script,
+)
 from torch.export import Dim
 
 from modelserver.backend import (
@@ -109,10 +118,30 @@ def test_inputs_that_forward_does_not_take_are_refused(pytorch, tmp_path: Path) 
         backend.create_instance(Placement("m_0"))
 
 
-def test_strings_are_refused(pytorch, tmp_path: Path) -> None:
+def test_an_exported_program_takes_no_strings(pytorch, tmp_path: Path) -> None:
     config = ModelConfig(input=tensors(ModelInput, text=(Datatype.BYTES, (1,))))
     with pytest.raises(ConfigError, match="text: PyTorch has no tensors of TYPE_STRING"):
-        pytorch.complete_config(context_of(write_script(tmp_path, Copy()), config=config))
+        pytorch.complete_config(context_of(write_export(tmp_path, Copy(), torch.ones(2)), config=config))
+
+
+def test_strings_of_a_script_have_one_dimension(pytorch, tmp_path: Path) -> None:
+    config = ModelConfig(input=tensors(ModelInput, text=(Datatype.BYTES, (2, -1))))
+    with pytest.raises(ConfigError, match=r"^Triton only supports 1 dimensional List of String as input for 'text'"):
+        pytorch.complete_config(context_of(write_script(tmp_path, Shouting()), config=config))
+
+
+@pytest.mark.parametrize(
+    ("module", "datatype", "wanted"), [(Copy(), Datatype.BYTES, "numbers"), (Shouting(), FP32, "TYPE_STRING")]
+)
+def test_strings_go_to_arguments_that_take_them(pytorch, tmp_path: Path, module, datatype, wanted: str) -> None:
+    name = "x" if datatype is Datatype.BYTES else "text"
+    config = ModelConfig(
+        input=tensors(ModelInput, **{name: (datatype, (-1,))}), output=tensors(ModelOutput, y=(datatype, (-1,)))
+    )
+    backend = pytorch(context_of(write_script(tmp_path / "m", module), config=config))
+    backend.load()
+    with pytest.raises(ConfigError, match=f"input '{name}' is .* its data_type is to be .*{wanted}"):
+        backend.create_instance(Placement("m_0"))
 
 
 def test_a_missing_file_says_where_it_was_looked_for(pytorch, tmp_path: Path) -> None:

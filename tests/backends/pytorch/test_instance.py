@@ -14,8 +14,10 @@ from support.torch_models import (
     Copy,
     Doubling,
     FromDict,
+    Greeting,
     Keyworded,
     MaskedScale,
+    Shouting,
     SumAndDifference,
     write_export,
     write_script,
@@ -195,3 +197,26 @@ def test_instances_of_one_device_share_weights_and_run_at_once(model_repository:
         thread.join()
     assert answers == [True] * 20
     backend.unload()
+
+
+def test_scripts_take_and_give_strings(tmp_path: Path) -> None:
+    config = ModelConfig(
+        input=tensors(ModelInput, names=(Datatype.BYTES, (-1,)), times=(FP32, (-1,))),
+        output=tensors(ModelOutput, greetings=(Datatype.BYTES, (-1,)), doubled=(FP32, (-1,))),
+    )
+    names = np.array([b"Ada", "Zoë".encode(), b""], object)
+    outputs = instance(write_script(tmp_path, Greeting()), config).run({"names": names, "times": vector(1, 2)})
+    assert outputs["greetings"].tolist() == [b"hello Ada", "hello Zoë".encode(), b"hello "]
+    assert outputs["doubled"].tolist() == [2, 4]
+
+
+def test_a_list_of_strings_is_one_output(tmp_path: Path) -> None:
+    shouting = instance(write_script(tmp_path, Shouting()), config_of(["text"], ["loud"], Datatype.BYTES))
+    assert shouting.run({"text": np.array([b"ah", b"oh"], object)})["loud"].tolist() == [b"AH", b"OH"]
+    assert shouting.run({"text": np.array([], object)})["loud"].tolist() == []
+
+
+def test_strings_are_utf8(tmp_path: Path) -> None:
+    shouting = instance(write_script(tmp_path, Shouting()), config_of(["text"], ["loud"], Datatype.BYTES))
+    with pytest.raises(InvalidArgumentError, match="input 'text': TorchScript's strings are UTF-8"):
+        shouting.run({"text": np.array([b"\xff"], object)})
