@@ -178,7 +178,9 @@ def _nested(depth: int) -> bytes:
             id="rank",
         ),
         pytest.param(_inputs(LIMITS.max_tensors), _inputs(LIMITS.max_tensors + 1), "more than 1024", id="tensors"),
-        pytest.param(_nested(LIMITS.max_json_depth), _nested(LIMITS.max_json_depth + 1), "deep", id="depth"),
+        pytest.param(
+            _nested(LIMITS.max_json_depth), _nested(LIMITS.max_json_depth + 1), "nesting depth exceeds", id="depth"
+        ),
     ],
 )
 def test_limits_of_a_document_at_the_limit(server: ServerProcess, within: bytes, beyond: bytes, words: str) -> None:

@@ -286,7 +286,6 @@ def test_the_metrics_port_serves_metrics_only(tmp_path: Path) -> None:
     with running_server(tmp_path) as running:
         assert get(running.metrics_url, "/metrics")[0] == 200
         assert get(running.metrics_url, "/v2/health/live")[0] == 404
-        assert get(running.http_url, "/metrics")[0] == 404
 
 
 @pytest.mark.usefixtures("any_layout")

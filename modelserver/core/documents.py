@@ -69,7 +69,11 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
             _check_mapping(node, where)
             return node
 
-    return yaml.load(text, Loader)  # noqa: S506  # it is a SafeLoader
+    loader = Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _check_mapping(node: yaml.MappingNode, where: str) -> None:
