@@ -207,7 +207,10 @@ class PythonInstance(BatchInstance):
     def _check(
         self, responses: Any, requests: Sequence[InferRequest], wrapped: Sequence[InferenceRequest]
     ) -> list[InferResponse | ServerError | None]:
-        if responses is None and any(request.is_rescheduled for request in wrapped):
+        if responses is None and (
+            any(request.is_rescheduled for request in wrapped)
+            or any(getattr(request, "own_line", None) is not None for request in requests)
+        ):
             responses = [None] * len(requests)
         if not isinstance(responses, list):
             raise _WrongReturn(f"Expected a list in the execute return, found type '{type(responses)}'.")

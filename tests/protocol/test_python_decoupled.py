@@ -117,6 +117,8 @@ class TritonPythonModel:
                 answers.append(None)
             else:
                 answers.append(response(number(request)))
+        if number(requests[0]) > 100:
+            return None  # the senders have every request
         return answers
 
     def answer(self, sender, value):
@@ -236,7 +238,7 @@ def test_coroutines_of_several_requests_run_at_once(python: RunningServer) -> No
 
 def test_a_model_with_one_answer_may_give_it_later(protocol: type[ProtocolClient], python: RunningServer) -> None:
     with protocol(python) as client:
-        for value in range(6):
+        for value in (*range(6), 101):
             answer = client.infer("later", {"N": np.array([value], np.int32)})
             assert answer["OUT"].tolist() == [value]
 
