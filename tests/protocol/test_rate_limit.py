@@ -167,8 +167,8 @@ async def test_metrics_tell_what_is_used(client: AsyncClient, running: RunningSe
         await until(lambda: limiter.num_waiting == 1, "the first waits")
         page = await asyncio.to_thread(_read, f"http://{running.metrics_url}/metrics")
         half.gate.release()
-    assert 'modelserver_resource_capacity{resource="R",device="0"} 2' in page
-    assert 'modelserver_resource_used{resource="R",device="0"} 1' in page
+    assert 'modelserver_resource_capacity{device="0",resource="R"} 2' in page
+    assert 'modelserver_resource_used{device="0",resource="R"} 1' in page
     assert "modelserver_resource_waiting_instances 1" in page
 
 

@@ -30,7 +30,7 @@ from modelserver.core.tensor import (
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.head import InputHead, RequestHead
-from modelserver.frontends.http.json_tensor import tensor_from_json, tensor_slices, tensor_to_json
+from modelserver.frontends.http.json_tensor import check_has_json, tensor_from_json, tensor_slices, tensor_to_json
 from modelserver.frontends.http.request_parameters import apply_parameters
 from modelserver.frontends.http.status import JSON_HEADERS
 
@@ -66,6 +66,9 @@ def decode_infer(
 
 def outline_infer(model_name: str, version: int | None, head: RequestHead) -> tuple[InferRequest, OutputForm]:
     """As `decode_infer`, without the elements: the inputs have their shapes, and no content."""
+    for item in head.inputs:
+        if item.num_bytes is None:
+            check_has_json(item.name, item.datatype)
     inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
     return _request(model_name, version, head, inputs)
 

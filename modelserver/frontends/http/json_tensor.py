@@ -41,7 +41,7 @@ def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, da
     `data` is flat in row-major order, or nested exactly as `shape` (whose product is `count`) says. Raises
     InvalidArgumentError, naming the tensor, for anything else.
     """
-    _check_has_json(name, datatype)
+    check_has_json(name, datatype)
     depth = num_levels(data)
     if 1 < depth < len(shape):
         raise InvalidArgumentError(
@@ -57,7 +57,7 @@ def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, da
 
 def tensor_slices(name: str, datatype: Datatype, shape: Shape, count: int, data: memoryview) -> Slices[Tensor]:
     """As `tensor_from_json`, in slices, of a long `data`."""
-    _check_has_json(name, datatype)
+    check_has_json(name, datatype)
     if accelerator.flat_array is None:
         yield
         return tensor_from_json(name, datatype, shape, count, msgspec.Raw(data))
@@ -82,7 +82,8 @@ def tensor_slices(name: str, datatype: Datatype, shape: Shape, count: int, data:
     return Tensor(name, datatype, array.reshape(shape))
 
 
-def _check_has_json(name: str, datatype: Datatype) -> None:
+def check_has_json(name: str, datatype: Datatype) -> None:
+    """Raises InvalidArgumentError for FP16 and BF16, whose elements only binary data can hold."""
     if datatype in _BINARY_ONLY:
         raise InvalidArgumentError(
             f"input '{name}': {datatype.value} has no JSON form; send it as binary data "
