@@ -84,7 +84,7 @@ def list_keys(
 def _expiry(text: str) -> float:
     """Days from now, or a date, in seconds since 1970. Raises InvalidArgumentError, also for what is over."""
     days, now_s = text.removesuffix("d"), time.time()
-    if text.endswith("d") and is_digits(days, 6):
+    if text.endswith("d") and is_digits(days, 12):
         expires_s = now_s + int(days) * 86_400
     else:
         try:

@@ -157,7 +157,7 @@ def test_an_initial_state_may_come_from_a_file(tmp_path: Path) -> None:
     assert sent.inputs["S_IN"].data.tolist() == [[8, 9]]
 
 
-@pytest.mark.parametrize(("content", "problem"), [(None, "No such file"), (b"1234", "expected 8 bytes")])
+@pytest.mark.parametrize(("content", "problem"), [(None, "No such file"), (b"1234", "Expected 8, got 4")])
 def test_an_initial_state_that_cannot_be_read_fails_the_load(
     tmp_path: Path, content: bytes | None, problem: str
 ) -> None:

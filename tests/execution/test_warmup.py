@@ -121,7 +121,7 @@ async def test_a_sample_without_inputs_is_skipped(tmp_path: Path) -> None:
         ({"IN": WarmupInput(None, (1,), zero_data=True)}, 1, "has no data_type"),
         ({"IN": sample(input_data_file="missing")}, 1, "cannot read"),
         ({"IN": sample(input_data_file="../secret")}, 1, "leaves"),
-        ({"IN": sample(input_data_file="short")}, 2, "expected 24 bytes"),
+        ({"IN": sample(input_data_file="short")}, 2, "Expected 24, got 4"),
     ],
 )
 async def test_a_sample_that_does_not_fit_fails_the_load(

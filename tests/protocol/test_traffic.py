@@ -123,7 +123,7 @@ async def test_shadows_are_compared_and_seen_by_nobody(client: AsyncClient, serv
         expected = {"2": {"equal": 10}, "3": {"failed": 5}, "4": {"different": 10}}
         await until(lambda: shadow_counts(url) == expected, "all copies were compared")
         page = await asyncio.to_thread(lambda: httpx.get(f"http://{served.metrics_url}/metrics").text)
-        sample = f'modelserver_shadow_requests_total{{model="{name}",version="4",result="different"}} 10'
+        sample = f'modelserver_shadow_requests_total{{model="{name}",result="different",version="4"}} 10'
         assert sample in page
         assert f'modelserver_traffic_weight{{model="{name}",version="1"}} 1' in page
 

@@ -204,7 +204,7 @@ async def test_beside_other_repositories(cloud: Cloud, tmp_path: Path) -> None:
         write_model(tmp_path / "local", name)
     async with cloud.open(tmp_path / "local", load_models=("far", "near")) as repository:
         assert repository.ready_versions("far") == repository.ready_versions("near") == (1,)
-        with pytest.raises(AlreadyExistsError, match="more than one"):
+        with pytest.raises(AlreadyExistsError, match="two or more repositories"):
             await repository.load("both")
     async with cloud.open(tmp_path / "local", load_models=("*",), has_namespaces=True) as repository:
         assert repository.get("models::both", None).namespace == "memory://repository/models"

@@ -260,9 +260,9 @@ async def test_the_index_tells_why_a_model_that_was_unloaded_does_not_load(tmp_p
 
 
 async def test_what_is_not_executed_is_refused_by_name(tmp_path: Path) -> None:
-    write_model(tmp_path, "m", extra='cc_model_filenames { key: "8.0" value: "m" }')
+    write_model(tmp_path, "m", extra='runtime: "onnxruntime_other"')
     async with open_repository(tmp_path) as repository:
-        with pytest.raises(UnsupportedError, match="cc_model_filenames"):
+        with pytest.raises(UnsupportedError, match="runtime"):
             await repository.load("m")
 
 

@@ -105,7 +105,7 @@ async def test_duplicates_are_not_loaded_and_the_index_says_so(tmp_path: Path) -
         assert states(repository) == {("both", None): "UNAVAILABLE", ("good", 1): "READY"}
         assert str(tmp_path / "one" / "both") in rows(repository)[0][3]
         assert not repository.is_ready(strict=True)
-        with pytest.raises(UnavailableError, match="more than one"):
+        with pytest.raises(UnavailableError, match="two or more repositories"):
             repository.get("both", None)
 
 
@@ -334,7 +334,7 @@ async def test_polling_does_not_unload_what_becomes_a_duplicate(tmp_path: Path) 
         write_model(tmp_path / "two", "a")
         await poll(repository, times=3)
         await infer(repository, "a")
-        assert "more than one" in rows(repository)[0][3]
+        assert "two or more repositories" in rows(repository)[0][3]
         shutil.rmtree(tmp_path / "one" / "a")
         await poll(repository)
         assert repository._lifecycles["a"].loaded[1].definition.model_directory == tmp_path / "two" / "a"
