@@ -13,11 +13,12 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from modelserver.backend import (
     BatchInstance,
@@ -217,25 +218,50 @@ def _die_with_server(lifeline: int) -> None:
     os._exit(1)  # closed before the kernel was told to watch
 
 
+_SERVER_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
 def _leave_signals_to_server() -> None:
     """Ctrl-C, a closing terminal and a service manager's SIGTERM to the whole group are for the server: it drains,
     then tells us.
 
-    A handler and not SIG_IGN, which programs that the model starts would inherit; a forked copy dies as usual.
+    A handler and not SIG_IGN, which programs that the model starts would inherit.
     """
-    host = os.getpid()
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != host:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SERVER_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, for what the model starts, too
-            signal.signal(number, on_signal)
+            signal.signal(number, _ignore_signal)
+    _let_copies_end()
     # A crash, or SIGUSR2 before a kill, shows the Python stack in the log and in the error of the requests.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
+
+
+def _let_copies_end() -> None:
+    """Let these signals end a forked copy, from its first moment on.
+
+    Python forgets the signals that reach a copy before its interpreter is set up, and a handler of ours would miss
+    those that come just before a blocking call: a pool that ends its workers would then wait for them for ever. So
+    the signals are blocked across the fork, and have their default action before they are let through.
+    """
+    masks = threading.local()  # several threads may be about to fork
+
+    def block() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVER_SIGNALS)
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def restore_in_copy() -> None:
+        for number in _SERVER_SIGNALS:
+            if signal.getsignal(number) is _ignore_signal:  # the model may have set its own
+                signal.signal(number, signal.SIG_DFL)
+        restore()
+
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=restore_in_copy)
 
 
 def main() -> int:

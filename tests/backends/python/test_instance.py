@@ -452,6 +452,41 @@ def test_a_forked_copy_answers_nothing_and_takes_no_request(model: ProcessInstan
     assert response(entry).outputs[0].data.tolist() == [2, 4]
 
 
+def test_a_signal_ends_a_forked_copy_at_any_moment(start: Callable[..., ProcessInstance]) -> None:
+    """A pool terminates its workers and waits for them; some have hardly begun."""
+    source = """
+        import os
+        import signal
+        import threading
+        import time
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+        def ended_by(number):
+            copy = os.fork()
+            if copy == 0:
+                time.sleep(5)
+                os._exit(0)
+            os.kill(copy, number)
+            return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == -number
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                ended = [ended_by(number) for number in NUMBERS for _ in range(4)]
+                thread = threading.Thread(target=lambda: ended.append(ended_by(signal.SIGTERM)))
+                thread.start()
+                thread.join()
+                for number in NUMBERS:
+                    os.kill(os.getpid(), number)  # the model's own process leaves them to the server
+                ended.append(not signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(ended, np.float32))])]
+    """
+    (entry,) = start(source).execute([request()])
+    assert response(entry).outputs[0].data.tolist() == [1] * 14
+
+
 def test_a_crash_is_named_and_mended(model: ProcessInstance) -> None:
     with pytest.raises(InternalError, match="the process of m_0 exited with code 7"):
         model.execute([request("leave")])
