@@ -18,14 +18,14 @@ from dataclasses import asdict
 import uvloop
 
 from benchmarks.bare_loop import Slice, bare_call, image, run_loops
-from modelserver.collector import keep_for_good
+from modelserver.app.server import Server
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
-from modelserver.dataplane import DataPlane
-from modelserver.options import ServerOptions
-from modelserver.server import Server
+from modelserver.options.server_options import ServerOptions
+from modelserver.planes.data import DataPlane
+from modelserver.platform.gc_freeze import keep_for_good
 
 _SLICE_S = 1.0
 

@@ -20,10 +20,8 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks import models, requests
-from modelserver.api_keys import KeyRing, Scope, create_key
-from modelserver.caller_limits import NO_LIMITS
-from modelserver.callers import Callers
-from modelserver.dataplane import DataPlane, ServerMetadata
+from modelserver.auth.api_keys import KeyRing, Scope, create_key
+from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.execution.facilities import Facilities
 from modelserver.frontends.grpc.call import Method, Parts, StreamCall, UnaryCall
 from modelserver.frontends.grpc.codec import GrpcLimits
@@ -33,6 +31,8 @@ from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResp
 from modelserver.frontends.http.keyed import http_frontend
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.planes.data import DataPlane, ServerMetadata
+from modelserver.planes.quotas import Callers
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 

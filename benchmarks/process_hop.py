@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 
 from modelserver.backend import BackendContext, BatchInstance, Datatype, InferRequest, Placement, Tensor
+from modelserver.backend.discovery import find_backend
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.discovery import find_backend
 from modelserver.execution.hosting import backend_recipe
 from modelserver.execution.process import ProcessInstance
 

@@ -1,6 +1,6 @@
 """Writes the parts of configuration.md that follow from the code: `python docs/generate.py`.
 
-Flags come from `modelserver.option_table`, fields from the proto and config_fields.toml, metrics from what the
+Flags come from `modelserver.options.table`, fields from the proto and config_fields.toml, metrics from what the
 server would answer to a scrape, limits from where they are enforced. The text between the markers is ours.
 """
 
@@ -20,8 +20,8 @@ from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelRespon
 from modelserver.frontends.grpc import head
 from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.option_table import markdown
-from modelserver.options import ServerOptions
+from modelserver.options.server_options import ServerOptions
+from modelserver.options.table import markdown
 from modelserver.pb import model_config_pb2
 from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts

@@ -18,7 +18,7 @@ from support.model_files import write_identity
 from support.processes import ServerProcess
 
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.options import ServerOptions
+from modelserver.options.server_options import ServerOptions
 
 ROOT = Path(__file__).parents[1]
 LIMITS = HttpLimits()
@@ -59,7 +59,7 @@ def test_onnx_runtime_tells_nobody_of_models(tmp_path: Path) -> None:
     its_own = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in its_own}
     code = (
-        "from modelserver.discovery import find_backend; find_backend('onnxruntime'); import onnxruntime; "
+        "from modelserver.backend.discovery import find_backend; find_backend('onnxruntime'); import onnxruntime; "
         "onnxruntime.InferenceSession('model_repository/digits_onnx/1/model.onnx')"
     )
     subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": str(tmp_path)}, cwd=ROOT, check=True)

@@ -29,8 +29,8 @@ from benchmarks.abuse.attacks import ATTACKS, MIB, NUMBERS
 from benchmarks.overload.__main__ import quantile
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess
-from modelserver.api_keys import Scope, create_key
-from modelserver.caller_limits import NO_LIMITS
+from modelserver.auth.api_keys import Scope, create_key
+from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.pb import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).parent.parent.parent

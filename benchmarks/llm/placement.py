@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from modelserver.backend import BackendContext, InferRequest, ModelConfig, Tensor
+from modelserver.backend.discovery import find_backend
 from modelserver.core.datatype import Datatype
-from modelserver.discovery import find_backend
 from modelserver.execution.model import Model
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "model_repository" / "tiny_chat"

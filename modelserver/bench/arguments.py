@@ -29,7 +29,7 @@ from modelserver.bench.window import Stability
 from modelserver.bench.work import Sequences
 from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import TRUE_WORDS
+from modelserver.options.flags import TRUE_WORDS
 
 # As of our other commands; not a flag, since other users of the machine see those.
 _KEY_VARIABLE = "MODELSERVER_API_KEY"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from modelserver.core.numerals import parse_float, parse_int
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import BOOL_EXPECTATION, nearest_hint, parse_bool
+from modelserver.options.flags import BOOL_EXPECTATION, nearest_hint, parse_bool
 
 _FLAG = "--cache-config"
 _LOCAL_KEYS = ("size", "ttl")

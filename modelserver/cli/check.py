@@ -12,7 +12,7 @@ from modelserver.cli.inspection import Inspection, inspect_repositories
 from modelserver.cli.output import print_json, print_line
 from modelserver.config.config_limits import parse_config_limits
 from modelserver.config.problem import Problem
-from modelserver.options import ServerOptions
+from modelserver.options.server_options import ServerOptions
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.layout import IgnoredPath
 from modelserver.repository.options import DefinitionOptions

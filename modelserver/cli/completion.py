@@ -11,7 +11,7 @@ from typer._completion_shared import get_completion_script
 from typer.core import TyperCommand
 
 from modelserver.cli.output import print_line
-from modelserver.option_table import option_table
+from modelserver.options.table import option_table
 
 _PROGRAM = "modelserver"
 _VARIABLE = "_MODELSERVER_COMPLETE"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import typer
 
+from modelserver.backend.discovery import find_backend, list_backends
 from modelserver.cli.completion import FlagCommand
 from modelserver.cli.machine import machine_findings
 from modelserver.cli.models import AsJson
 from modelserver.cli.output import print_json, print_line, print_table
-from modelserver.diagnosis import Finding, FindingLevel
-from modelserver.discovery import find_backend, list_backends
 from modelserver.errors import ServerError
-from modelserver.option_sources import resolve_options
+from modelserver.options.sources import resolve_options
+from modelserver.platform.diagnosis import Finding, FindingLevel
 
 
 def register(app: typer.Typer) -> None:

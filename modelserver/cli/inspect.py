@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from modelserver.backend import BackendContext
+from modelserver.backend.discovery import find_backend
 from modelserver.cli.models import AsJson
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.config.schema import ModelConfig
-from modelserver.discovery import find_backend
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
 
 _ENGINES = "modelserver_backends.tensorrt.commands"

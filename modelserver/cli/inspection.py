@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from modelserver.backend.discovery import backend_for_model_files
 from modelserver.config.ensemble_models import FindConfig, check_models, is_decoupled
 from modelserver.config.problem import Problem
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelTransactionPolicy
-from modelserver.discovery import backend_for_model_files
 from modelserver.errors import ConfigError, NotFoundError, ServerError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.devices import gpu_ids

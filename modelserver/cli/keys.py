@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from modelserver.api_keys import Scope, create_key, date_text, parse_date, parse_scopes, read_keys
-from modelserver.caller_limits import parse_limits_flag
+from modelserver.auth.api_keys import Scope, create_key, date_text, parse_date, parse_scopes, read_keys
+from modelserver.auth.caller_limits import parse_limits_flag
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.core.numerals import is_digits
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from modelserver.api_keys import open_keys
+from modelserver.auth.api_keys import open_keys
 from modelserver.cli.client import ServerClient
 from modelserver.cli.usage import bytes_text
-from modelserver.diagnosis import Finding, FindingLevel
 from modelserver.errors import ServerError
-from modelserver.options import ServerOptions
+from modelserver.options.server_options import ServerOptions
+from modelserver.platform.diagnosis import Finding, FindingLevel
 from modelserver.repository.cloud_uri import is_cloud_uri
 from modelserver.repository.devices import gpu_ids
 from modelserver.telemetry.host import HostGauges

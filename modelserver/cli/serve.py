@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from modelserver.app.logs import LogWriter, start_logs
 from modelserver.cli.completion import FlagCommand
 from modelserver.cli.output import print_error, print_line, print_table
 from modelserver.core import accelerator
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import Option
-from modelserver.logs import LogWriter, start_logs
-from modelserver.option_sources import ResolvedOptions, resolve_options, unknown_variables
-from modelserver.option_table import markdown, option_table
-from modelserver.options import ServerOptions
+from modelserver.options.flags import Option
+from modelserver.options.server_options import ServerOptions
+from modelserver.options.sources import ResolvedOptions, resolve_options, unknown_variables
+from modelserver.options.table import markdown, option_table
 
 if TYPE_CHECKING:
-    from modelserver.server import Server
+    from modelserver.app.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def _run(options: ServerOptions) -> int:
 
 async def _serve(options: ServerOptions, logs: LogWriter) -> tuple[int, bool]:
     # Here, because the other commands need neither gRPC nor backends and should answer at once.
-    from modelserver.server import Server
+    from modelserver.app.server import Server
 
     server = Server(options)
     server.controlplane.logs.follow(logs.apply)

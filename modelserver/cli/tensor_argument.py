@@ -14,7 +14,7 @@ import numpy as np
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, ServerError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 
 Array = np.ndarray[Any, Any]
 

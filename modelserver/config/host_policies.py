@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 
 _FLAG = "--host-policy"
 _KEYS = ("numa-node", "cpu-cores")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from modelserver.backend import DeviceKind
 from modelserver.errors import UnavailableError
 from modelserver.execution.placement import InstancePlan
-from modelserver.gpus import gpu_memory
+from modelserver.platform.gpus import gpu_memory
 from modelserver.telemetry.gpu import GpuMemory
 
 

@@ -23,6 +23,7 @@ from modelserver.backend import (
     TensorInstance,
     model_outputs,
 )
+from modelserver.backend.source_module import EXTERNAL_PREFIX, import_source
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.config.signature import ModelSignature
@@ -31,7 +32,6 @@ from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.child_server import this_exchange
 from modelserver.execution.recipe import Recipe
 from modelserver.execution.step_host import StepHost
-from modelserver.source_module import EXTERNAL_PREFIX, import_source
 
 ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
 

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelserver.discovery import backend_for_model_files
+from modelserver.backend.discovery import backend_for_model_files
 from modelserver.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from modelserver.repository.archive import archive_root
 from modelserver.repository.catalog import Catalog

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from modelserver.backend import Backend
+from modelserver.backend.discovery import list_backends
 from modelserver.config.problem import Problem
 from modelserver.config.suggestion import did_you_mean, suggest
-from modelserver.discovery import list_backends
 from modelserver.repository.options import DefinitionOptions
 
 # Settings that may be given to any backend: ours, and those that Triton's server hands to all of its own.

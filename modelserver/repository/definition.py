@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext
+from modelserver.backend.discovery import backend_for_model_files, find_backend, foreign_model_file, model_filenames
 from modelserver.config.config_limits import FLAG
 from modelserver.config.defaults import normalise
 from modelserver.config.ensemble_models import FindConfig, check_models
@@ -23,7 +24,6 @@ from modelserver.config.residence import Residence, residence
 from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
-from modelserver.discovery import backend_for_model_files, find_backend, foreign_model_file, model_filenames
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.execution.ensemble_staff import EnsembleBackend
 from modelserver.execution.hosted_backend import complete_config

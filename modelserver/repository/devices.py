@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver.gpus import usable_gpus
+from modelserver.platform.gpus import usable_gpus
 
 
 def gpu_ids(least_capability: float = 0.0) -> tuple[int, ...]:

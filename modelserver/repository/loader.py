@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.backend import Backend, BackendContext, always
+from modelserver.backend.discovery import backend_for_model_files
 from modelserver.config.ensemble_models import FindConfig
-from modelserver.discovery import backend_for_model_files
 from modelserver.errors import InternalError, NotFoundError, ServerError, UnavailableError
 from modelserver.repository.agents import AgentRun
 from modelserver.repository.cloud_cache import CloudTree

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from modelserver.discovery import backend_for_model_files
+from modelserver.backend.discovery import backend_for_model_files
 from modelserver.repository.cloud_cache import CloudCache
 from modelserver.repository.cloud_credentials import storage_options
 from modelserver.repository.cloud_root import CloudRoot

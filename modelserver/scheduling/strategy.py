@@ -22,13 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from modelserver.backend.source_module import import_source
 from modelserver.config.message import config_to_json
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import ConfigError
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
-from modelserver.source_module import import_source
 
 logger = logging.getLogger(__name__)
 

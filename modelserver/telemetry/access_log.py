@@ -1,6 +1,6 @@
 """The access log: a line for each call of a client, whatever became of it, for `--access-log`.
 
-Lines are of the logger `modelserver.access`, at the level INFO; in JSON their parts are fields of their own.
+Lines are of the logger `modelserver.auth.access`, at the level INFO; in JSON their parts are fields of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Buffer
 
-ACCESS_LOGGER: Final = "modelserver.access"
+ACCESS_LOGGER: Final = "modelserver.auth.access"
 _logger = logging.getLogger(ACCESS_LOGGER)
 
 # Names and paths come from clients.

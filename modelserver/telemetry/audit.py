@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from modelserver.api_keys import CALLER
+from modelserver.auth.api_keys import CALLER
 from modelserver.errors import ServerError
 
 _logger = logging.getLogger("modelserver.audit")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 from modelserver.telemetry.audit import audited
 from modelserver.telemetry.log_tail import LogTail
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from modelserver.core.numerals import parse_int
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 
 TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"

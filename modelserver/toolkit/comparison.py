@@ -11,7 +11,7 @@ import numpy as np
 
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, ServerError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 from modelserver.toolkit.loaded_model import LoadedModel
 from modelserver.toolkit.samples import Array, Samples, request_rows
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 from modelserver.toolkit.libraries import require
 from modelserver.toolkit.onnx_file import count_ops, onnx_library
 

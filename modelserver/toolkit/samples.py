@@ -11,7 +11,7 @@ import numpy as np
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 from modelserver.toolkit.libraries import require
 
 if TYPE_CHECKING:

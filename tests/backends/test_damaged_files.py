@@ -101,8 +101,8 @@ def load_all(source: Path, directory: Path, count: int) -> dict[str, object]:
     from support.contexts import context_of
 
     from modelserver.backend import Placement, ServerError
+    from modelserver.backend.discovery import find_backend
     from modelserver.config.pbtxt import parse_pbtxt
-    from modelserver.discovery import find_backend
 
     content = source.read_bytes()
     config = parse_pbtxt((source.parent.parent / "config.pbtxt").read_text(), "config.pbtxt").config

@@ -13,7 +13,7 @@ import pytest
 from support.contexts import context_of, loaded
 
 from modelserver.backend import ConfigError, InvalidArgumentError, ModelConfig, Placement
-from modelserver.discovery import find_backend, list_backends
+from modelserver.backend.discovery import find_backend, list_backends
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "backends.md"
 

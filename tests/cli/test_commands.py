@@ -15,8 +15,8 @@ import pytest
 from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
-from modelserver import gpus
 from modelserver.cli.main import main
+from modelserver.platform import gpus
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

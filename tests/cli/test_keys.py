@@ -10,7 +10,7 @@ import pytest
 from support.model_files import write_identity
 from support.serving import running_server
 
-from modelserver.api_keys import KeyRing, Scope
+from modelserver.auth.api_keys import KeyRing, Scope
 from modelserver.cli.main import main
 
 

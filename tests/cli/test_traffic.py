@@ -10,8 +10,8 @@ import pytest
 from support.repositories import write_model
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import read_keys
-from modelserver.caller_limits import CallerLimits
+from modelserver.auth.api_keys import read_keys
+from modelserver.auth.caller_limits import CallerLimits
 from modelserver.cli.main import main
 
 ALL = "version_policy { all { } }\n"

@@ -24,8 +24,8 @@ from modelserver.cli import doctor as doctor_command
 from modelserver.cli.deployments import Deployment, compose, kserve, kubernetes
 from modelserver.cli.main import main
 from modelserver.cli.usage import bytes_text, duration_text, model_usages, number_text
-from modelserver.diagnosis import Finding, FindingLevel
 from modelserver.errors import InvalidArgumentError
+from modelserver.platform.diagnosis import Finding, FindingLevel
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:

@@ -65,13 +65,13 @@ def test_other_yaml_is_as_ever() -> None:
 
 
 def _options(path: Path) -> Any:
-    from modelserver.option_sources import read_file
+    from modelserver.options.sources import read_file
 
     return read_file(path)
 
 
 def _keys(path: Path) -> Any:
-    from modelserver.api_keys import read_keys
+    from modelserver.auth.api_keys import read_keys
 
     return read_keys(path)
 
@@ -111,7 +111,7 @@ def _recorded(path: Path) -> Any:
 
 
 def _quotas(path: Path) -> Any:
-    from modelserver.caller_limits import parse_limits_flag
+    from modelserver.auth.caller_limits import parse_limits_flag
 
     return parse_limits_flag("--caller-limits", path.read_text())
 

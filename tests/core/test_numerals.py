@@ -51,13 +51,13 @@ def test_digits() -> None:
 
 
 def _option(text: str) -> Any:
-    from modelserver.option_sources import parse_arguments
+    from modelserver.options.sources import parse_arguments
 
     return parse_arguments([f"--http-port={text}"])
 
 
 def _quota(text: str) -> Any:
-    from modelserver.caller_limits import parse_limits_flag
+    from modelserver.auth.caller_limits import parse_limits_flag
 
     return parse_limits_flag("--caller-limits", f"concurrent={text}")
 

@@ -14,8 +14,8 @@ import yaml
 from support.deployment import CHART, DOCKER, ROOT, read_yaml
 from support.tools import run_tool
 
-from modelserver.option_sources import read_file
-from modelserver.option_table import option_table
+from modelserver.options.sources import read_file
+from modelserver.options.table import option_table
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = read_yaml(CHART / "values.yaml")

@@ -14,7 +14,7 @@ from support.deployment import DOCKER, ROOT
 from support.serving import running_server
 from support.tools import tool
 
-from modelserver.option_sources import resolve_options
+from modelserver.options.sources import resolve_options
 
 RUNTIMES = {
     runtime["metadata"]["name"]: runtime

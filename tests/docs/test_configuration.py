@@ -13,8 +13,8 @@ from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.problem import Problem
 from modelserver.config.schema import ModelConfig
 from modelserver.frontends.grpc import parameters as grpc_parameters
-from modelserver.option_sources import read_file
-from modelserver.option_table import option_table
+from modelserver.options.sources import read_file
+from modelserver.options.table import option_table
 from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
 
 ROOT = Path(__file__).resolve().parents[2]

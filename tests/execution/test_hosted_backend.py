@@ -12,10 +12,10 @@ import pytest
 from support.contexts import context_of, request_of
 
 from modelserver.backend import Backend, BackendContext, ConfigError, InferResponse, ModelConfig, Placement
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelInput, ModelOutput, ModelTransactionPolicy
 from modelserver.config.validate import validate
 from modelserver.core.datatype import Datatype
-from modelserver.discovery import find_backend
 from modelserver.execution.hosted_backend import complete_config, is_hosted, make_backend
 from modelserver.execution.process import ProcessInstance
 

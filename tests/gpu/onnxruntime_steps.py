@@ -31,7 +31,7 @@ def instance_on(kind: str, *, optimization: Any = None, **parameters: str) -> It
     from support.contexts import context_of, loaded
 
     from modelserver.backend import DeviceKind, Placement
-    from modelserver.discovery import find_backend
+    from modelserver.backend.discovery import find_backend
 
     context = context_of(MODELS / "digits_onnx")
     config = replace(context.config, parameters=parameters, optimization=optimization)

@@ -26,7 +26,7 @@ def instances_on(
     from support.contexts import context_of, loaded
 
     from modelserver.backend import DeviceKind, Placement
-    from modelserver.discovery import find_backend
+    from modelserver.backend.discovery import find_backend
 
     context = context_of(MODELS / name)
     config = replace(context.config, parameters=parameters, optimization=optimization)
@@ -119,8 +119,8 @@ def step_an_inductor_package_is_served_from_a_process() -> dict[str, Any]:
     from support.contexts import context_of, request_of, tensors
 
     from modelserver.backend import Datatype, DeviceKind, InferResponse, ModelConfig, Placement
+    from modelserver.backend.discovery import find_backend
     from modelserver.config.schema import ModelInput, ModelOutput
-    from modelserver.discovery import find_backend
     from modelserver.execution.hosted_backend import make_backend
 
     class Double(torch.nn.Module):
@@ -170,7 +170,7 @@ def step_the_driver_tells_of_its_gpus() -> dict[str, Any]:
     require_gpu()
     from gpu.steps import require
 
-    from modelserver.gpus import free_gpu_bytes
+    from modelserver.platform.gpus import free_gpu_bytes
     from modelserver.telemetry.gpu import Gpus
     from modelserver.telemetry.gpu_metrics import gpu_families
 

@@ -11,7 +11,7 @@ from support.keys import KeyFile
 from support.mock_llm import PLAIN_INPUTS, PLAIN_OUTPUTS, write_mock_llm
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import Scope
+from modelserver.auth.api_keys import Scope
 
 
 @pytest.fixture(scope="module")

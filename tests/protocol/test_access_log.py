@@ -21,8 +21,8 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 from support.waiting import until_true
 
-from modelserver.api_keys import Scope
-from modelserver.logs import JsonFormatter
+from modelserver.app.logs import JsonFormatter
+from modelserver.auth.api_keys import Scope
 from modelserver.pb import grpc_service_pb2 as pb
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -42,7 +42,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture(scope="module")
 def lines() -> Iterator[Lines]:
-    logger, handler = logging.getLogger("modelserver.access"), Lines()
+    logger, handler = logging.getLogger("modelserver.auth.access"), Lines()
     before = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -17,7 +17,7 @@ from support.keys import KeyFile
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import SCOPE_OF, Scope
+from modelserver.auth.api_keys import SCOPE_OF, Scope
 from modelserver.frontends.http.router import Route
 from modelserver.pb import grpc_service_pb2 as pb
 

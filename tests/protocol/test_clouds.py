@@ -12,9 +12,9 @@ import pytest
 from support.model_files import write_identity
 from support.serving import running_server
 
+from modelserver.app.ports import SAGEMAKER, VERTEX_AI
 from modelserver.errors import InvalidArgumentError
-from modelserver.options import ServerOptions
-from modelserver.ports import SAGEMAKER, VERTEX_AI
+from modelserver.options.server_options import ServerOptions
 
 DATA = np.array([[1, 2.5]], np.float32)
 DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}]}

@@ -13,9 +13,9 @@ from support.mock_llm import user, write_mock_llm
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import Scope
+from modelserver.auth.api_keys import Scope
 from modelserver.errors import InvalidArgumentError
-from modelserver.options import ServerOptions
+from modelserver.options.server_options import ServerOptions
 
 PAGE, OTHER = "https://chat.example.com", "https://evil.example.com"
 CHAT = "/v1/chat/completions"

@@ -20,7 +20,7 @@ from support.mock_llm import write_mock_llm
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import Scope
+from modelserver.auth.api_keys import Scope
 from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.pb import grpc_service_pb2 as pb

@@ -13,9 +13,9 @@ from support.clients import ClientError, ProtocolClient
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
+from modelserver.app.logs import start_logs
 from modelserver.errors import ErrorCode
-from modelserver.logs import start_logs
-from modelserver.options import ServerOptions
+from modelserver.options.server_options import ServerOptions
 
 START = {
     "log_file": "",

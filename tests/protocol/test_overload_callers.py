@@ -19,8 +19,8 @@ from support.repositories import write_model
 from support.sequences import write_sequence_model
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import Scope
-from modelserver.caller_limits import CallerLimits
+from modelserver.auth.api_keys import Scope
+from modelserver.auth.caller_limits import CallerLimits
 from modelserver.pb import grpc_service_pb2 as pb
 
 DATA = np.array([[1, 2]], np.int32)

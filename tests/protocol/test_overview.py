@@ -13,7 +13,7 @@ from support.keys import KeyFile
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import Scope
+from modelserver.auth.api_keys import Scope
 
 
 @pytest.fixture(scope="module")

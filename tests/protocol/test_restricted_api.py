@@ -12,7 +12,7 @@ import pytest
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 
 KEY, METADATA_KEY = "admin-key", "triton-grpc-protocol-admin-key"
 GUARDED = (

@@ -13,8 +13,8 @@ from support.keys import KeyFile
 from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import Scope
-from modelserver.ports import SAGEMAKER
+from modelserver.app.ports import SAGEMAKER
+from modelserver.auth.api_keys import Scope
 
 DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}]}
 ENSEMBLE = """

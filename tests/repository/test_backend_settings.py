@@ -4,7 +4,7 @@ import pytest
 from support.repositories import write_model
 
 from modelserver.backend import Backend
-from modelserver.discovery import find_backend
+from modelserver.backend.discovery import find_backend
 from modelserver.repository.backend_settings import setting_warnings, unknown_backends
 from modelserver.repository.definition import read_definition
 from modelserver.repository.layout import scan_model

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.repositories import write_model
 
-from modelserver.discovery import backend_for_model_files
+from modelserver.backend.discovery import backend_for_model_files
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.layout import INCOMPLETE_MARKER, fingerprint_model, scan_model
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan, find_model, resolve_roots, scan_roots

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.backend import Backend, BackendContext, Datatype, Instance, ModelConfig, Placement
+from modelserver.backend.discovery import find_backend
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor
-from modelserver.discovery import find_backend
 
 
 def context_of(

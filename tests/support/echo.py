@@ -12,8 +12,8 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
-from modelserver.dataplane import DataPlane, ServerMetadata
 from modelserver.errors import CancelledError, NotFoundError, UnavailableError, UnsupportedError
+from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.repository.traffic import TrafficTable
 from modelserver.telemetry.memory import MemoryUsage

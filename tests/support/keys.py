@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from modelserver.api_keys import ApiKey, Scope, create_key
-from modelserver.caller_limits import NO_LIMITS, CallerLimits
+from modelserver.auth.api_keys import ApiKey, Scope, create_key
+from modelserver.auth.caller_limits import NO_LIMITS, CallerLimits
 
 
 class KeyFile:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from support.layouts import ADDRESS, layout_options
 
-from modelserver.options import ServerOptions
-from modelserver.server import Server
+from modelserver.app.server import Server
+from modelserver.options.server_options import ServerOptions
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from modelserver.api_keys import CALLER, Scope, create_key
+from modelserver.auth.api_keys import CALLER, Scope, create_key
 from modelserver.errors import NotFoundError
 from modelserver.telemetry.audit import PEER, audited
 

@@ -15,7 +15,7 @@ from modelserver.bench.options import LoadOptions, Mode, ReportOptions
 from modelserver.core.documents import parse_json
 from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError
-from modelserver.flags import nearest_hint
+from modelserver.options.flags import nearest_hint
 
 # genai-perf's long names mean the same.
 _TARGETS = {

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from modelserver.access import Admitted
-from modelserver.api_keys import KeyRing
+from modelserver.auth.access import Admitted
+from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
 from modelserver.frontends.grpc.call import CheckHead, Metadata, Method, Parts, RpcError, StreamCall, UnaryCall

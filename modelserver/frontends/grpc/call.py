@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from modelserver.access import Admitted, ApiGroup
+from modelserver.auth.access import Admitted, ApiGroup
 from modelserver.core.tensor import Buffer
 
 Metadata = Mapping[str, str | bytes]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modelserver.access import Access
+from modelserver.auth.access import Access
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue

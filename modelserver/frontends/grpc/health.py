@@ -14,7 +14,7 @@ from modelserver.frontends.grpc.call import Method, StreamCall
 from modelserver.frontends.grpc.edge import answered, parse, streamed
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 SERVICE = "grpc.health.v1.Health"
 # The whole server, under the two names that clients use; any other name is that of a model.

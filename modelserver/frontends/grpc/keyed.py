@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from modelserver.access import KEY_HEADERS, WITHOUT_KEY, Admitted
-from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing
+from modelserver.auth.access import KEY_HEADERS, WITHOUT_KEY, Admitted
+from modelserver.auth.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing
+from modelserver.auth.authorized_planes import check_scope, keyed_planes
 from modelserver.errors import ServerError
 from modelserver.frontends.grpc.call import Metadata, Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.edge import fail
 from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
 from modelserver.frontends.grpc.status import status_of
-from modelserver.keyed_planes import check_scope, keyed_planes
 from modelserver.telemetry.audit import PEER
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
 
 # What load balancers ask, who have no key. With a key, grpc.health.v1 tells of its models as well.
 OPEN_METHODS: Final = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelserver.api_keys import SCOPE_OF, Scope
+from modelserver.auth.api_keys import SCOPE_OF, Scope
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.telemetry.audit import PEER
 

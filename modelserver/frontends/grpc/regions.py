@@ -10,7 +10,7 @@ from modelserver.frontends.grpc.edge import answered
 from modelserver.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class Regions:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from modelserver.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.execution.model import Model
+    from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.repository.state import IndexEntry
     from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
 

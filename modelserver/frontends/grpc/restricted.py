@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelserver.access import EVERYBODY, Access, Admitted, Restriction
+from modelserver.auth.access import EVERYBODY, Access, Admitted, Restriction
 from modelserver.frontends.grpc.call import Metadata, Method, RpcError, StreamCall, UnaryCall
 from modelserver.frontends.grpc.status import Status
 

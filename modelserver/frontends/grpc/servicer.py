@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.config.message import config_to_message
 from modelserver.core.long_work import Result, long_work
 from modelserver.core.request import InferRequest, forward, set_context
@@ -36,8 +36,8 @@ from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
 
 SERVICE = "inference.GRPCInferenceService"
 INFER_PATH = f"/{SERVICE}/ModelInfer"

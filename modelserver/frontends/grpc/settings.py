@@ -10,8 +10,8 @@ from modelserver.frontends.grpc.edge import answered
 from modelserver.pb import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class Settings:

@@ -20,7 +20,7 @@ from modelserver.frontends.grpc.edge import as_server_error
 from modelserver.frontends.grpc.status import status_of
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class _Slot(ResponseStream):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from modelserver.access import Admitted
-from modelserver.api_keys import KeyRing
+from modelserver.auth.access import Admitted
+from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter

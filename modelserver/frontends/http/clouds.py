@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
@@ -15,9 +15,9 @@ from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.frontends.http.status import error_response, message_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
-    from modelserver.dataplane import AnyDataPlane
     from modelserver.frontends.http.routes import HttpFrontend
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
 
 SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json", is_answered=True)
 VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json", is_answered=False)

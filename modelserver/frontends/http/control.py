@@ -15,7 +15,7 @@ from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.status import bare_response, error_response, json_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
+    from modelserver.planes.control import AnyControlPlane
 
 Parameter = bool | int | str
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelserver.access import WITHOUT_KEY, Admitted, Cors
+from modelserver.auth.access import WITHOUT_KEY, Admitted, Cors
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.frontends.http.status import message_response

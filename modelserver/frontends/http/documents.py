@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.execution.model import Model
+    from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.repository.state import IndexEntry
     from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
 

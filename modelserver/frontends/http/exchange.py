@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from modelserver.access import EVERYBODY, Admitted
+from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
 
 

@@ -27,7 +27,7 @@ from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.status import JSON_TYPE, error_response
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class Generate:

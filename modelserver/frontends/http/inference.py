@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.access import Access
+from modelserver.auth.access import Access
 from modelserver.core.long_work import Slices, at_once, long_work
 from modelserver.core.numerals import is_digits
 from modelserver.core.request import InferRequest, forward, set_context
@@ -30,7 +30,7 @@ from modelserver.frontends.http.status import error_response
 from modelserver.frontends.http.templates import Known, RecentCall
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 T = TypeVar("T")
 

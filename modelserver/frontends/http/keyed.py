@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import WITHOUT_KEY, Admitted, ApiGroup
-from modelserver.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
+from modelserver.auth.access import WITHOUT_KEY, Admitted, ApiGroup
+from modelserver.auth.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
+from modelserver.auth.authorized_planes import check_scope, keyed_planes
 from modelserver.errors import ModelAsleepError, ServerError
 from modelserver.frontends.http.clouds import CloudFrontend
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
@@ -17,12 +18,11 @@ from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.frontends.openai import errors as openai_errors
-from modelserver.keyed_planes import check_scope, keyed_planes
 from modelserver.telemetry.audit import PEER
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 def http_frontend(

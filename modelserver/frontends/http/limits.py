@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from modelserver.access import Access, Cors
+from modelserver.auth.access import Access, Cors
 
 
 @dataclass(frozen=True, slots=True)

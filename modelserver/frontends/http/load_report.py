@@ -15,7 +15,7 @@ from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.relayed import RelayedExchange
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane, ModelLoad
+    from modelserver.planes.data import AnyDataPlane, ModelLoad
 
 ASKING_HEADER = "endpoint-load-metrics-format"
 _HEADER = "endpoint-load-metrics"

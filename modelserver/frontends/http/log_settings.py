@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
@@ -17,7 +17,7 @@ from modelserver.frontends.http.status import json_response
 from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
+    from modelserver.planes.control import AnyControlPlane
 
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _MAX_DIGITS = 9

@@ -12,10 +12,10 @@ from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.memory import process_memory
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
-    from modelserver.dataplane import AnyDataPlane
     from modelserver.execution.model import Model
     from modelserver.execution.staffed_instance import InstanceInfo
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
     from modelserver.telemetry.statistics_snapshot import DurationStat, StatisticsSnapshot
 
 Document = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver.api_keys import SCOPE_OF, Scope
+from modelserver.auth.api_keys import SCOPE_OF, Scope
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.telemetry.audit import PEER

@@ -13,7 +13,7 @@ from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import ModelMetadata, TensorMetadata
+    from modelserver.planes.data import ModelMetadata, TensorMetadata
 
 
 def decode_raw(metadata: ModelMetadata, version: int | None, body: Buffer, *, is_batched: bool) -> InferRequest:

@@ -6,17 +6,17 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import bare_response, json_response
-from modelserver.shared_memory import CUDA_HANDLE_BYTES
+from modelserver.planes.shared_memory import CUDA_HANDLE_BYTES
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 _MAX_UINT64 = 2**64 - 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from modelserver.access import Access, Restriction
+from modelserver.auth.access import Access, Restriction
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.frontends.http.status import message_response

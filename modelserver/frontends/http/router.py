@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import unquote
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 
 # A handler is called with the exchange and the values of the pattern's `{name}` segments.
 RouteCall = Callable[..., None]

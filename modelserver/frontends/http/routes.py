@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import EVERYBODY, Admitted, ApiGroup
+from modelserver.auth.access import EVERYBODY, Admitted, ApiGroup
 from modelserver.config.message import config_to_json
 from modelserver.errors import ModelAsleepError, NotFoundError
 from modelserver.frontends.http import documents
@@ -28,8 +28,8 @@ from modelserver.frontends.openai import errors as openai_errors
 from modelserver.frontends.openai.routes import OpenAi
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
 
 # What this frontend can make true of the protocol's extensions; server metadata lists them in Triton's order.
 EXTENSIONS = (

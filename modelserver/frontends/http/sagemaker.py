@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
@@ -23,7 +23,7 @@ from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import error_response, json_response, message_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
+    from modelserver.planes.control import AnyControlPlane
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
@@ -13,7 +13,7 @@ from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import json_response
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class TraceRoutes:

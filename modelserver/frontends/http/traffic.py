@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
@@ -15,7 +15,7 @@ from modelserver.frontends.http.router import Route
 from modelserver.frontends.http.status import error_response, json_response
 
 if TYPE_CHECKING:
-    from modelserver.controlplane import AnyControlPlane
+    from modelserver.planes.control import AnyControlPlane
 
 _PATH = "/v2/repository/models/{name}/traffic"
 

@@ -29,7 +29,7 @@ from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.language_model import wake
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 logger = logging.getLogger(__name__)
 

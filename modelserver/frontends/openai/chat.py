@@ -27,7 +27,7 @@ from modelserver.frontends.openai.tools import ToolUse
 from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class Chat:

@@ -18,7 +18,7 @@ from modelserver.frontends.openai.tokens import token_ids_of, token_texts_of
 from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class Completions:

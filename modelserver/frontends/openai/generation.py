@@ -12,7 +12,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 # The number of a request among those of its call, and one of its responses.
 Arrival = tuple[int, InferResponse]

@@ -20,7 +20,7 @@ from modelserver.frontends.openai.errors import ParameterError, UnknownModelErro
 from modelserver.frontends.openai.sampling_tensors import sampling_tensors
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 # What of the inputs stands in for which parameter of a request, to name it when the model lacks it.
 _PARAM_OF = {"messages": "messages", "input_ids": "prompt", "text_input": "prompt", "return_logprobs": "logprobs"}

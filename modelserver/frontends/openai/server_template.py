@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelserver.discovery import bundled_module
+from modelserver.backend.discovery import bundled_module
 from modelserver.errors import NotFoundError, ServerError
 from modelserver.frontends.openai.errors import ParameterError
 from modelserver.frontends.openai.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 # Parameters of a model's config: a template's text or file, or the directory of a tokenizer, as TensorRT-LLM's models
 # have it.

@@ -17,7 +17,7 @@ from modelserver.frontends.openai.sampling import TOKEN_ID
 from modelserver.frontends.openai.server_template import conversation_input
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane
 
 
 class Tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from modelserver.access import Admitted
+from modelserver.auth.access import Admitted
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelserver.access import EVERYBODY, Admitted
+from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.call import CheckHead
 from modelserver.wire.http2.head import RequestHead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelserver.access import EVERYBODY
+from modelserver.auth.access import EVERYBODY
 from modelserver.frontends.grpc.call import RpcError
 from modelserver.frontends.grpc.status import Status
 from modelserver.frontends.http.exchange import HttpResponse

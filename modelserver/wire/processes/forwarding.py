@@ -12,8 +12,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from modelserver.access import Admitted
-from modelserver.api_keys import KeyRing
+from modelserver.auth.access import Admitted
+from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.access_log import with_access_log
 from modelserver.frontends.grpc.call import Frontend as GrpcFrontend

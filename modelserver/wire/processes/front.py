@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from modelserver.allocator import tune_malloc
-from modelserver.collector import keep_for_good
+from modelserver.app.logs import set_own_level
 from modelserver.execution.child_log import ChildLogHandler
 from modelserver.execution.resident import Resident
-from modelserver.logs import set_own_level
+from modelserver.platform.gc_freeze import keep_for_good
+from modelserver.platform.malloc import tune_malloc
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.accepted import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection

@@ -23,7 +23,7 @@ from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred, portable
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.planes.data import DataPlane
 
 _logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from modelserver.wire.limits import WireLimits
 from modelserver.wire.tls import TlsFiles
 
 if TYPE_CHECKING:
-    from modelserver.dataplane import DataPlane
+    from modelserver.planes.data import DataPlane
 
 
 @dataclass(frozen=True, slots=True)

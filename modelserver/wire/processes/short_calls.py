@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from modelserver.access import Access, Admitted, ApiGroup
+from modelserver.auth.access import Access, Admitted, ApiGroup
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.http.compression import choose_encoding

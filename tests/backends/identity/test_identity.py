@@ -10,8 +10,8 @@ import pytest
 from support.contexts import context_of, instance_of, loaded, request_of, tensors
 
 from modelserver.backend import ConfigError, Datatype, ModelConfig, Placement
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelInput, ModelOutput
-from modelserver.discovery import find_backend
 
 
 def config_of(datatype: Datatype = Datatype.FP32, **parameters: str) -> ModelConfig:

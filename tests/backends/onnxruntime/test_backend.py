@@ -13,8 +13,8 @@ from support.contexts import context_of, instance_of, loaded
 from support.onnx_models import identity_model, onnx_model, value, write_model
 
 from modelserver.backend import ConfigError, Datatype, InvalidArgumentError, NotFoundError, Placement, UnsupportedError
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelDynamicBatching, ModelTensorReshape
-from modelserver.discovery import find_backend
 
 onnx_backend = pytest.fixture(lambda: find_backend("onnxruntime"))
 

@@ -15,7 +15,7 @@ from support.contexts import context_of
 from support.onnx_models import identity_model
 
 from modelserver.backend import Array
-from modelserver.discovery import find_backend
+from modelserver.backend.discovery import find_backend
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from modelserver_backends.onnxruntime.diagnosis import diagnose_distributions, diagnose_providers
 
 from modelserver.backend import Finding, FindingLevel
-from modelserver.discovery import find_backend
+from modelserver.backend.discovery import find_backend
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from support.contexts import context_of, instance_of, loaded
 from support.onnx_models import identity_model, onnx_model, value, write_model
 
 from modelserver.backend import CancelledError, InternalError, InvalidArgumentError, Placement
-from modelserver.discovery import find_backend
+from modelserver.backend.discovery import find_backend
 from training.digits import held_out
 
 DTYPES = {

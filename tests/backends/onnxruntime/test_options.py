@@ -101,7 +101,7 @@ sys.path[:0] = {path!r}
 import psutil
 from support.contexts import context_of
 from modelserver.backend import Placement
-from modelserver.discovery import find_backend
+from modelserver.backend.discovery import find_backend
 
 found = find_backend("onnxruntime")
 options = {{"enable-global-threadpool": "1", "intra_op_thread_count": "3"}}

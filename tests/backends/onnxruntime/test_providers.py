@@ -24,6 +24,7 @@ from support.contexts import context_of, instance_of, loaded
 from support.onnx_models import identity_model
 
 from modelserver.backend import BackendContext, ConfigError, DeviceKind, ModelConfig, Placement, UnavailableError
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import (
     Accelerator,
     ExecutionAccelerators,
@@ -32,7 +33,6 @@ from modelserver.config.schema import (
     ModelOptimizationPolicy,
     OptimizationCuda,
 )
-from modelserver.discovery import find_backend
 from modelserver.errors import ServerError
 from modelserver.repository.definition import read_definition
 from modelserver.repository.layout import scan_model

@@ -9,7 +9,7 @@ import pytest
 from support.clients import HttpClient
 from support.serving import running_server
 
-from modelserver.discovery import find_backend, list_backends
+from modelserver.backend.discovery import find_backend, list_backends
 from modelserver.errors import NotFoundError
 
 SOURCE = """

@@ -24,8 +24,8 @@ from modelserver.backend import (
     ModelConfig,
     Placement,
 )
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelInput, ModelOutput
-from modelserver.discovery import find_backend
 from modelserver.execution.hosted_backend import complete_config, is_hosted, make_backend
 from modelserver.execution.process import ProcessInstance
 

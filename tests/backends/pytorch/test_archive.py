@@ -15,8 +15,8 @@ from support.contexts import context_of, instance_of, tensors
 from support.torch_models import Copy, path_in, rewritten, write_export, write_script
 
 from modelserver.backend import Datatype, InvalidArgumentError, ModelConfig, UnavailableError, UnsupportedError
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelInput, ModelOutput
-from modelserver.discovery import find_backend
 
 CONFIG = ModelConfig(
     input=tensors(ModelInput, x=(Datatype.FP32, (2,))), output=tensors(ModelOutput, y=(Datatype.FP32, (2,)))

@@ -31,8 +31,8 @@ from modelserver.backend import (
     Placement,
     UnsupportedError,
 )
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelDynamicBatching, ModelInput, ModelOutput
-from modelserver.discovery import find_backend
 
 FP32 = Datatype.FP32
 pytorch = pytest.fixture(lambda: find_backend("pytorch"))

@@ -24,8 +24,8 @@ from support.torch_models import (
 )
 
 from modelserver.backend import Datatype, InternalError, InvalidArgumentError, ModelConfig, Placement
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelInput, ModelOutput
-from modelserver.discovery import find_backend
 from training.digits import held_out
 
 FP32 = Datatype.FP32

@@ -15,6 +15,7 @@ from support.contexts import context_of, instance_of, loaded, tensors
 from support.torch_models import Copy, write_export, write_script
 
 from modelserver.backend import ConfigError, Datatype, DeviceKind, ModelConfig, Placement, UnsupportedError
+from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import (
     ModelInput,
     ModelOptimizationPolicy,
@@ -22,7 +23,6 @@ from modelserver.config.schema import (
     OptimizationCuda,
     PinnedMemoryBuffer,
 )
-from modelserver.discovery import find_backend
 
 CONFIG = ModelConfig(
     input=tensors(ModelInput, x=(Datatype.FP32, (2,))), output=tensors(ModelOutput, y=(Datatype.FP32, (2,)))

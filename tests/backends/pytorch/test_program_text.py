@@ -15,7 +15,7 @@ from support.torch_models import Copy, path_in, rewritten, write_export
 from torch.export import Dim
 
 from modelserver.backend import UnsupportedError
-from modelserver.discovery import find_backend
+from modelserver.backend.discovery import find_backend
 
 
 class Shapely(torch.nn.Module):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from modelserver.backend import Backend, BackendContext, ConfigError
+from modelserver.backend.discovery import find_backend
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.discovery import find_backend
 
 INPUTS = """
 input [ { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] },

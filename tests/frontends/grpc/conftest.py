@@ -8,10 +8,10 @@ import pytest
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
 from modelserver.core.datatype import Datatype
-from modelserver.dataplane import DataPlane
 from modelserver.frontends.grpc.call import Method
 from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.planes.data import DataPlane
 
 
 @pytest.fixture

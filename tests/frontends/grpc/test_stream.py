@@ -13,12 +13,12 @@ from support.grpc_calls import OpenStream, turns
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.dataplane import DataPlane
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Method
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.grpc.status import Status
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.planes.data import DataPlane
 
 Methods = Mapping[str, Method]
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -10,9 +10,9 @@ import pytest
 from support.echo import echo_dataplane
 from support.http_calls import ask, ask_now
 
-from modelserver.controlplane import ControlPlane
 from modelserver.errors import NotFoundError, ServerError, UnavailableError
 from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.planes.control import ControlPlane
 from modelserver.repository.state import IndexEntry, ModelState
 
 

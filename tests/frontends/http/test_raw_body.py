@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelserver.dataplane import ModelMetadata, TensorMetadata
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.raw_body import decode_raw
+from modelserver.planes.data import ModelMetadata, TensorMetadata
 
 
 def _metadata(*tensors: tuple[str, tuple[int, ...]]) -> ModelMetadata:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.access import ApiGroup
+from modelserver.auth.access import ApiGroup
 from modelserver.frontends.http.router import Route, Router, allowed_methods, route_for
 
 

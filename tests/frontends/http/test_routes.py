@@ -8,8 +8,8 @@ from support.echo import EchoModel, echo_dataplane
 from support.http_calls import ask_now
 
 from modelserver.core.datatype import Datatype
-from modelserver.dataplane import DataPlane
 from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
+from modelserver.planes.data import DataPlane
 
 
 @pytest.fixture

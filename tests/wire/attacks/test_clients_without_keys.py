@@ -17,7 +17,7 @@ from support.raw_http1 import Http1Peer
 from support.raw_http2 import Peer, get_fields
 from support.serving import RunningServer, running_server
 
-from modelserver.api_keys import Scope
+from modelserver.auth.api_keys import Scope
 from modelserver.pb import grpc_service_pb2 as pb
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from support.fronts import Hop, hop, until
 from support.grpc_calls import Call, RefusedError
 from support.http_calls import LENGTH, Exchange, ask, binary_body, fp32, json_body
 
-from modelserver.access import Access, ApiGroup, Restriction
+from modelserver.auth.access import Access, ApiGroup, Restriction
 from modelserver.errors import ServerError
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import INFER_PATH

@@ -21,11 +21,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
-from modelserver.dataplane import DataPlane
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.planes.data import DataPlane
 from modelserver.wire.address import Address
 from modelserver.wire.limits import KeepaliveLimits, WireLimits
 from modelserver.wire.reference.grpcio_server import GrpcioServer, channel_arguments

@@ -1,0 +1,1 @@
+"""The process: what is put together at start, and how it stops."""

@@ -1,0 +1,237 @@
+"""Which ports the server has, what each of them answers, and within which limits: made from the options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from modelserver.app.logs import own_level
+from modelserver.core.numerals import is_digits
+from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
+from modelserver.frontends.grpc.codec import GrpcLimits
+from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.frontends.http.limits import HttpLimits
+from modelserver.options.server_options import ServerOptions
+from modelserver.options.table import option_table
+from modelserver.planes.data import DataPlane
+from modelserver.telemetry.log_settings import LogControl
+from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.address import Address
+from modelserver.wire.limits import Http2Limits, KeepaliveLimits, TimeLimits, WireLimits
+from modelserver.wire.native_server import NativeServer
+from modelserver.wire.no_http import NoHttp
+from modelserver.wire.processes.server import FrontPort, WireProcesses
+from modelserver.wire.processes.setup import CorePlanes
+from modelserver.wire.tls import TlsFiles
+
+HTTP, GRPC, METRICS = "HTTP", "gRPC", "metrics"
+SAGEMAKER, VERTEX_AI = "SageMaker", "Vertex AI"
+
+
+class Wire(Protocol):
+    """A port that is listened on from `start` to `stop`."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def start(self) -> None:
+        """Raises UnavailableError, naming the flag, when the address cannot be had."""
+
+    def retire(self) -> None:
+        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more, let what is in flight finish for `grace_s` seconds, then tell the rest that it will not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontends:
+    """What there is to serve, over `dataplane`; None where a flag takes it away."""
+
+    dataplane: DataPlane
+    http: HttpFrontend | None
+    grpc: GrpcFrontend | None
+    metrics: HttpFrontend | None
+    sagemaker: HttpFrontend | None = None
+    vertex_ai: HttpFrontend | None = None
+    logs: LogControl = field(default_factory=LogControl)
+
+
+def make_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
+    """The ports by what they are for; one that is for two things is there twice.
+
+    Raises InvalidArgumentError when a file that a TLS flag names is no good.
+    """
+    make = _native_ports if options.wire == "native" else _reference_ports
+    return make(options, frontends, counts)
+
+
+def wire_limits(options: ServerOptions) -> WireLimits:
+    """The limits of our own wire."""
+    age_ms, grace_ms = options.grpc_max_connection_age, options.grpc_max_connection_age_grace
+    return WireLimits(
+        max_connections=options.max_connections,
+        max_body_bytes=options.http_max_input_size,
+        max_message_bytes=options.grpc_max_request_size,
+        times=TimeLimits(http1_idle_s=options.http_idle_timeout, body_rate=options.min_body_rate),
+        http2=Http2Limits(max_concurrent_streams=options.max_concurrent_streams),
+        keepalive=KeepaliveLimits(
+            ping_after_s=options.grpc_keepalive_time / 1000,
+            ping_timeout_s=options.grpc_keepalive_timeout / 1000,
+            ping_without_calls=options.grpc_keepalive_permit_without_calls,
+            min_ping_interval_s=options.grpc_http2_min_recv_ping_interval_without_data / 1000,
+            max_ping_strikes=options.grpc_http2_max_ping_strikes,
+            max_pings_without_data=options.grpc_http2_max_pings_without_data,
+            max_age_s=None if age_ms is None else age_ms / 1000,
+            max_age_grace_s=None if grace_ms is None else grace_ms / 1000,
+        ),
+        grpc_compression=options.grpc_infer_response_compression_level,
+        busy_poll_percent=options.busy_poll_percent,
+    )
+
+
+def http_limits(options: ServerOptions) -> HttpLimits:
+    """The limits of the HTTP frontend."""
+    return HttpLimits(max_body_bytes=options.http_max_input_size, access=options.http_access, cors=options.http_cors)
+
+
+def grpc_limits(options: ServerOptions) -> GrpcLimits:
+    """The limits of the gRPC frontend."""
+    return GrpcLimits(access=options.grpc_access)
+
+
+def _http_address(options: ServerOptions) -> Address:
+    return Address(options.http_host, options.http_port, "--http-port", options.reuse_http_port)
+
+
+def _grpc_address(options: ServerOptions) -> Address:
+    return Address(options.grpc_host, options.grpc_port, "--grpc-port", options.reuse_grpc_port)
+
+
+def _metrics_address(options: ServerOptions) -> Address:
+    return Address(options.metrics_host, options.metrics_port, "--metrics-port", options.reuse_http_port)
+
+
+def _cloud_ports(options: ServerOptions, frontends: Frontends) -> Iterator[tuple[str, HttpFrontend, Address]]:
+    """The ports of clouds' own endpoints; they share the address of HTTP."""
+    for name, frontend, port, flag in (
+        (SAGEMAKER, frontends.sagemaker, options.sagemaker_port, "--sagemaker-port"),
+        (VERTEX_AI, frontends.vertex_ai, _vertex_ai_port(options), "--vertex-ai-port"),
+    ):
+        if frontend is not None:
+            yield name, frontend, Address(options.http_host, port, flag, options.reuse_http_port)
+
+
+def _vertex_ai_port(options: ServerOptions) -> int:
+    """The flag's, or, where it is left at its default, the one that Vertex AI names in AIP_HTTP_PORT."""
+    text = os.environ.get("AIP_HTTP_PORT", "")
+    default = next(option.default for option in option_table() if option.name == "vertex_ai_port")
+    return int(text) if options.vertex_ai_port == default and is_digits(text) else options.vertex_ai_port
+
+
+def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
+    limits = wire_limits(options)
+    every_tls = _tls_files(options)
+    ports: dict[str, Wire] = {}
+    if frontends.metrics is not None:
+        ports[METRICS] = NativeServer(
+            _metrics_address(options),
+            http=frontends.metrics,
+            limits=limits,
+            counts=counts,
+            tls=every_tls,
+            name="metrics",
+        )
+    for name, frontend, address in _cloud_ports(options, frontends):
+        ports[name] = NativeServer(address, http=frontend, limits=limits, counts=counts, tls=every_tls, name=name)
+    # A gRPC port that has a certificate of its own was asked to protect gRPC: no other port must offer it.
+    is_shared = options.shared_ports and not options.is_grpc_tls
+    has_http, has_grpc = frontends.http is not None, frontends.grpc is not None
+    plans: dict[str, FrontPort] = {}
+    if has_http:
+        plans[HTTP] = FrontPort(
+            _http_address(options),
+            has_grpc=has_grpc and is_shared,
+            limits=limits,
+            counts=counts,
+            tls=every_tls,
+            name="HTTP and gRPC" if has_grpc and is_shared else "HTTP",
+        )
+    if has_grpc and not options.is_one_port:
+        plans[GRPC] = FrontPort(
+            _grpc_address(options),
+            has_http=has_http and options.shared_ports,
+            limits=limits,
+            counts=counts,
+            tls=_grpc_tls_files(options) or every_tls,
+            name="gRPC and HTTP" if has_http and options.shared_ports else "gRPC",
+        )
+    make = _servers if options.wire_processes == 1 else _processes
+    ports |= make(options, frontends, plans)
+    if has_grpc and options.is_one_port:
+        ports[GRPC] = ports[HTTP]
+    return ports
+
+
+def _servers(_options: ServerOptions, frontends: Frontends, plans: Mapping[str, FrontPort]) -> dict[str, Wire]:
+    """The ports, served in this process."""
+    return {
+        name: NativeServer(
+            plan.address,
+            http=frontends.http if plan.has_http else NoHttp(),
+            grpc=frontends.grpc if plan.has_grpc else None,
+            limits=plan.limits,
+            counts=plan.counts,
+            tls=plan.tls,
+            name=plan.name,
+        )
+        for name, plan in plans.items()
+    }
+
+
+def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str, FrontPort]) -> dict[str, Wire]:
+    """The ports, served by processes of their own."""
+    processes = WireProcesses(
+        options.wire_processes,
+        tuple(plans.values()),
+        CorePlanes(frontends.dataplane, frontends.http, frontends.grpc),
+        http_limits=http_limits(options),
+        grpc_limits=grpc_limits(options),
+        log_level=own_level(frontends.logs.settings),
+    )
+    frontends.logs.follow(lambda settings: processes.set_log_level(own_level(settings)))
+    return dict(zip(plans, processes.wires, strict=True))
+
+
+def _reference_ports(options: ServerOptions, frontends: Frontends, _counts: WireCounts) -> dict[str, Wire]:
+    # Imported when asked for: our own wire needs none of it.
+    from modelserver.wire.reference.grpcio_server import GrpcioServer
+    from modelserver.wire.reference.uvicorn_server import UvicornServer
+
+    limits = wire_limits(options)
+    ports: dict[str, Wire] = {}
+    if frontends.metrics is not None:
+        ports[METRICS] = UvicornServer(frontends.metrics, _metrics_address(options), limits)
+    for name, frontend, address in _cloud_ports(options, frontends):
+        ports[name] = UvicornServer(frontend, address, limits)
+    if frontends.http is not None:
+        ports[HTTP] = UvicornServer(frontends.http, _http_address(options), limits)
+    if frontends.grpc is not None:
+        ports[GRPC] = GrpcioServer(frontends.grpc, _grpc_address(options), limits)
+    return ports
+
+
+def _tls_files(options: ServerOptions) -> TlsFiles | None:
+    if not options.tls_cert:
+        return None
+    return TlsFiles(options.tls_cert, options.tls_key, options.tls_client_ca)
+
+
+def _grpc_tls_files(options: ServerOptions) -> TlsFiles | None:
+    if not options.is_grpc_tls:
+        return None
+    client_ca = options.grpc_root_cert if options.grpc_use_ssl_mutual else ""
+    flags = ("--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert")
+    return TlsFiles(options.grpc_server_cert, options.grpc_server_key, client_ca, flags)

@@ -1,0 +1,344 @@
+"""The composition root: builds every object from the options, in order, and takes them down in mirrored order.
+
+Start: the ports open first, so that liveness answers, and readiness says "not yet", while models load; a
+port that is taken is found before minutes of loading. Then the models load. Stop: readiness falls, and for
+--drain-delay-secs all goes on, so that whoever sends requests here can notice; the ports take no more connections and
+have clients leave; what has come is answered; models are unloaded; metrics close last. All stages but the delay
+share the deadline of --exit-timeout-secs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from importlib import metadata
+from ipaddress import ip_address
+
+from modelserver.app.frontends import ServerFrontends
+from modelserver.app.logs import log_settings
+from modelserver.app.ports import (
+    GRPC,
+    HTTP,
+    METRICS,
+    SAGEMAKER,
+    VERTEX_AI,
+    Wire,
+    make_ports,
+)
+from modelserver.app.repository_options import repository_options
+from modelserver.app.server_calls import PlaneCalls
+from modelserver.app.signals import StopSignals, unless
+from modelserver.app.stop_stages import StopStages
+from modelserver.auth.api_keys import open_keys
+from modelserver.auth.caller_limits import NO_LIMITS
+from modelserver.cache.opening import open_store
+from modelserver.execution.facilities import Facilities
+from modelserver.execution.gpu_limits import GpuLimits
+from modelserver.execution.host_policy import HostCores
+from modelserver.frontends.http.routes import EXTENSIONS
+from modelserver.options.server_options import ServerOptions
+from modelserver.options.table import ineffective, ineffective_metrics_settings
+from modelserver.planes.control import ControlPlane
+from modelserver.planes.data import DataPlane, ServerMetadata
+from modelserver.planes.quotas import Callers
+from modelserver.planes.shared_memory import SharedMemory
+from modelserver.platform.gc_freeze import keep_for_good
+from modelserver.platform.malloc import tune_malloc
+from modelserver.repository.backend_settings import unknown_backends
+from modelserver.repository.repository import ModelRepository
+from modelserver.scheduling.rate_limit import RateLimiter
+from modelserver.telemetry.gpu import GpuGauges
+from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.log_settings import LogControl
+from modelserver.telemetry.metrics import ServerMetrics
+from modelserver.telemetry.model_families import MetricsOptions
+from modelserver.telemetry.model_metrics import ModelMetricsBoard
+from modelserver.telemetry.tracer import Tracer
+from modelserver.telemetry.wire import FrontGauges, WireCounts
+from modelserver.wire.address import authority
+from modelserver.wire.processes.server import FrontedPort
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_POLL_S = 0.005
+# The ports at which models are asked.
+_SERVING = (HTTP, GRPC, SAGEMAKER, VERTEX_AI)
+
+
+class Server:
+    """All that runs between `start` and `stop`. Made and used on one event loop."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.version = metadata.version("modelserver")
+        self._counts = WireCounts()
+        self.keys = open_keys(options.api_keys_file, self._counts.reloads)
+        self.answers = open_store(options.cache_settings)
+        self.limiter = RateLimiter(options.resource_limits) if options.rate_limit == "execution_count" else None
+        self.repository = ModelRepository(repository_options(options), facilities=self._facilities())
+        self.callers = self._callers()
+        self.dataplane = DataPlane(
+            self.repository,
+            ServerMetadata(options.id, self.version, _extensions(options)),
+            strict_readiness=options.strict_readiness,
+            tells_overload=options.overload_statuses,
+            callers=self.callers,
+            logs_requests=options.log_verbose > 0,
+            logs_access=options.access_log,
+            shared_memory=SharedMemory(is_allowed=options.allow_client_shm),
+            tracer=Tracer(options.trace_options, version=self.version),
+        )
+        self._model_metrics = ModelMetricsBoard()
+        self.controlplane = ControlPlane(self.repository, LogControl(log_settings(options)))
+        self.controlplane.logs.follow(self.dataplane.follow_logs)
+        self._stages = StopStages()
+        self._wires: dict[str, Wire] = {}
+        self._started: AsyncExitStack | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether a stage of the stop overran or was forced: threads or requests may be left."""
+        return self._stages.is_abandoned
+
+    @property
+    def http_port(self) -> int:
+        return self._wires[HTTP].port
+
+    @property
+    def grpc_port(self) -> int:
+        return self._wires[GRPC].port
+
+    @property
+    def metrics_port(self) -> int:
+        return self._wires[METRICS].port
+
+    def port_of(self, name: str) -> int:
+        """The port that is served for what a name of `ports` says."""
+        return self._wires[name].port
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each protocol is served, for people."""
+        options = self.options
+        scheme = "https" if options.tls_cert else "http"
+        hosts = {
+            HTTP: (f"{scheme}://", options.http_host, ""),
+            GRPC: ("", options.grpc_host, ""),
+            METRICS: (f"{scheme}://", options.metrics_host, "/metrics"),
+            SAGEMAKER: (f"{scheme}://", options.http_host, ""),
+            VERTEX_AI: (f"{scheme}://", options.http_host, ""),
+        }
+        found = {}
+        for name, wire in self._wires.items():
+            scheme, host, path = hosts[name]
+            found[name] = f"{scheme}{authority(host, wire.port)}{path}"
+        return dict(sorted(found.items()))
+
+    async def start(self) -> None:
+        """Open the ports, then load the models.
+
+        Raises ServerError when a port cannot be had or, with --exit-on-error, a model cannot be loaded;
+        what was started by then has been stopped again.
+        """
+        _warn_ineffective(self.options)
+        for sentence in unknown_backends(repository_options(self.options).definition):
+            logger.warning("%s", sentence)
+        if self.options.tune_malloc:
+            tune_malloc()
+        self.repository.server_calls = PlaneCalls(
+            asyncio.get_running_loop(),
+            self.dataplane,
+            self.controlplane,
+            self._model_metrics,
+            has_control=self.options.model_control_mode == "explicit",
+        )
+        frontends = ServerFrontends(self.options, self.dataplane, self.controlplane, self.keys)
+        ports = make_ports(self.options, frontends.make(self._metrics()), self._counts)
+        async with AsyncExitStack() as stack:
+            await self._open(stack, ports, METRICS)
+            stack.callback(self.dataplane.shared_memory.close)
+            self._stages.add(stack, "traces", lambda _: asyncio.to_thread(self.dataplane.tracer.close))
+            if self.answers is not None:
+                stack.push_async_callback(self.answers.close)
+            self._stages.add(stack, "models", self.repository.stop)
+            self._stages.add(stack, "requests in flight", self._drain)
+            if self.options.listen_when_ready:
+                await self.repository.start()
+            await self._open(stack, ports, *_SERVING)
+            stack.callback(lambda: self.controlplane.logs.tail.close())  # whose readers would hold the ports open
+            if not self.options.listen_when_ready:
+                await self.repository.start()
+            self._stages.add(stack, "readiness", self._announce_stop)
+            self._started = stack.pop_all()
+        addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())
+        logger.info("serving: %s", addresses)
+        if all(_is_loopback(host) for host in (self.options.http_host, self.options.grpc_host)):
+            logger.info("only this machine reaches these ports; --host=0.0.0.0 opens them to the network")
+
+    async def stop(self) -> None:
+        """Stop what runs, in order; returns when everything is closed. Does nothing before `start` or again."""
+        started, self._started = self._started, None
+        if started is None:
+            return
+        delay_s = self.options.drain_delay_secs
+        self._stages.begin(delay_s + self.options.exit_timeout_secs)
+        await started.aclose()
+        logger.info("stopped")
+
+    async def serve(self, announce: Callable[[Server], None]) -> int:
+        """Run until SIGTERM or SIGINT; the exit status. `announce` is called once all is started.
+
+        0 after a stop in which every accepted request was answered, also before anything was served; 1 after
+        one that was forced or overran. Raises as `start` does. Main thread only.
+        """
+        with StopSignals() as signals:
+            if not await unless(signals.stop, self.start()):
+                logger.info("stopped before the start was complete")
+                return 0
+            # What the start made lives as long as the process: the collector need not walk it again and again.
+            keep_for_good()
+            announce(self)
+            if not self.repository.index():
+                logger.warning("no models in %s", ", ".join(self.options.model_repository))
+            await signals.stop.wait()
+            if not await unless(signals.force, self.stop()):
+                self._stages.is_abandoned = True
+        return 1 if self.is_abandoned else 0
+
+    def _facilities(self) -> Facilities:
+        return Facilities(
+            answers=self.answers,
+            limiter=self.limiter,
+            cores=HostCores(self.options.host_policies),
+            gpu_limits=GpuLimits(self.options.gpu_limits),
+            is_fair=self.options.knows_callers,
+            is_adaptive=self.options.adaptive_admission,
+            summary_quantiles=self.options.summary_quantiles,
+        )
+
+    def _callers(self) -> Callers | None:
+        """The quotas of callers, where there can be any."""
+        defaults, keys = self.options.default_caller_limits, self.keys
+        if keys is None:
+            return Callers(lambda _: defaults) if self.options.knows_callers or defaults != NO_LIMITS else None
+        return Callers(lambda name: keys.limits_of(name) or defaults)
+
+    def _metrics(self) -> ServerMetrics:
+        options = self.options
+        switches = options.metrics_switches
+        return ServerMetrics(
+            self.repository.models,
+            self.repository.load_counts,
+            server_version=self.version,
+            refusals=self.dataplane.refusals,
+            host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
+            gpus=GpuGauges(options.metrics_interval_ms / 1000) if options.allow_gpu_metrics else None,
+            wire=self._counts if options.wire == "native" else None,
+            answers=self.answers.counts if self.answers is not None else None,
+            limiter=self.limiter,
+            callers=self.callers.counts if self.callers is not None else None,
+            residency=self.repository.residency,
+            traffic=self.repository.traffic,
+            fronts=self._fronts,
+            reloads=self._counts.reloads,
+            model_metrics=self._model_metrics,
+            options=MetricsOptions(
+                has_duration_counters=switches["counter_latencies"],
+                has_duration_histograms=switches["histogram_latencies"],
+            ),
+        )
+
+    def _fronts(self) -> list[FrontGauges]:
+        """How the wire's processes fare, if it has some."""
+        processes = {wire.processes for wire in self._wires.values() if isinstance(wire, FrontedPort)}
+        return [gauges for each in processes for gauges in each.gauges()]
+
+    async def _open(self, stack: AsyncExitStack, ports: Mapping[str, Wire], *names: str) -> None:
+        """Listen on these ports, those that there are; they stop together, each with the whole of the grace."""
+        named = [(name, ports[name]) for name in names if name in ports]
+        if not named:
+            return
+        wires = {id(wire): wire for _, wire in named}.values()
+
+        async def stop(grace_s: float) -> None:
+            late = asyncio.get_running_loop().call_later(grace_s, self._count_unanswered)
+            try:
+                await asyncio.gather(*(wire.stop(grace_s) for wire in wires))
+            finally:
+                late.cancel()
+
+        self._stages.add(stack, " and ".join(name for name, _ in named), stop)
+        for wire in wires:
+            await wire.start()
+        self._wires.update(named)
+
+    async def _announce_stop(self, timeout_s: float) -> None:
+        """Readiness falls; go on for the delay, for that to be seen, and until the sequences have ended."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        self.dataplane.begin_drain()
+        for wire in self._wires.values():
+            wire.retire()
+        if self.options.drain_delay_secs:
+            logger.info("not ready any more; serving on for %g s", self.options.drain_delay_secs)
+            await asyncio.sleep(self.options.drain_delay_secs)
+        # What waits for company in a batch has all the company it will get.
+        for model in self.repository.models():
+            model.hurry()
+        self.dataplane.end_sequences()
+        num_sequences = await self._until_zero(self._num_sequences, deadline_s)
+        if num_sequences:
+            logger.warning("stopping: %d sequences did not end within --exit-timeout-secs", num_sequences)
+
+    async def _drain(self, timeout_s: float) -> None:
+        """The ports are closed: wait for what models were asked, and refuse what they ask of each other from now on."""
+        self.dataplane.begin_shutdown()
+        for model in self.repository.models():
+            model.stop()
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        if await self._until_zero(self._num_inflight, deadline_s):
+            self._count_unanswered()
+
+    async def _until_zero(self, count: Callable[[], int], deadline_s: float) -> int:
+        """Wait until `count` gives 0, or the deadline has come; the last count."""
+        loop = asyncio.get_running_loop()
+        while (num_left := count()) and loop.time() < deadline_s:  # noqa: ASYNC110 - counts have no waiters
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return num_left
+
+    def _num_inflight(self) -> int:
+        return sum(model.inflight for model in self.repository.models())
+
+    def _num_sequences(self) -> int:
+        return sum(model.num_sequences for model in self.repository.models())
+
+    def _count_unanswered(self) -> None:
+        """The time is over: say once how many requests it was too short for."""
+        num_inflight = self._num_inflight()
+        if num_inflight and not self.is_abandoned:
+            self._stages.is_abandoned = True
+            logger.error("stopping: %d requests were not answered within --exit-timeout-secs", num_inflight)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether no other machine reaches what listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def _extensions(options: ServerOptions) -> tuple[str, ...]:
+    """What is offered with these options."""
+    return tuple(name for name in EXTENSIONS if options.allow_client_shm or name != "system_shared_memory")
+
+
+def _warn_ineffective(options: ServerOptions) -> None:
+    flags = [option.flag_name for option in ineffective(options)]
+    flags += [f"--metrics-config={key}" for key in ineffective_metrics_settings(options)]
+    if flags:
+        logger.warning("accepted, has no effect yet: %s", ", ".join(flags))
+    if options.grpc_server_cert and not options.is_grpc_tls:
+        logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port serves no TLS by it")

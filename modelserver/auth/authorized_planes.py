@@ -1,0 +1,249 @@
+"""The planes as the frontends see them where API keys are set: each call is for the models of its caller's key.
+
+What names no model but concerns the whole server is for keys that are for all models. Nothing passes by default: what a
+plane has and these do not, no caller with a key can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing, Scope
+from modelserver.errors import PermissionDeniedError, ServerError, UnauthenticatedError
+from modelserver.telemetry.audit import record
+
+if TYPE_CHECKING:
+    from modelserver.config.schema import ModelConfig
+    from modelserver.core.request import InferRequest
+    from modelserver.core.stream import ResponseStream
+    from modelserver.execution.model import Model
+    from modelserver.planes.control import AnyControlPlane, ControlParameter
+    from modelserver.planes.data import AnyDataPlane, ModelLoad, ModelMetadata, ServerMetadata
+    from modelserver.planes.shared_memory import CudaSharedMemory, SharedMemory
+    from modelserver.repository.state import IndexEntry
+    from modelserver.repository.traffic import Traffic
+    from modelserver.telemetry.log_settings import LogControl
+    from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
+    from modelserver.telemetry.trace_settings import Changes
+
+_Settings = Mapping[str, str | list[str]]
+
+
+def keyed_planes(
+    dataplane: AnyDataPlane, controlplane: AnyControlPlane, keys: KeyRing
+) -> tuple[AnyDataPlane, AnyControlPlane]:
+    """Both planes, asking whose the call is. Errors are those of the planes, and those of `ApiKey` and `KeyRing`."""
+    return KeyedDataPlane(dataplane, keys), KeyedControlPlane(controlplane)
+
+
+class KeyedDataPlane:
+    """As `DataPlane`, for the caller's models."""
+
+    def __init__(self, plane: AnyDataPlane, keys: KeyRing) -> None:
+        self._plane = plane
+        self._keys = keys
+
+    def infer(self, request: InferRequest) -> ResponseStream:
+        key = _caller()
+        self._keys.check_current(key)  # a stream may have begun long ago
+        key.check_model(request.model_name)
+        request.caller = key.name
+        return self._plane.infer(request)
+
+    def check_inputs(self, request: InferRequest) -> None:
+        key = _caller()
+        key.check_model(request.model_name)
+        self._plane.check_inputs(request)
+
+    # What health needs, which has no caller.
+
+    @property
+    def is_live(self) -> bool:
+        return self._plane.is_live
+
+    @property
+    def is_ready(self) -> bool:
+        return self._plane.is_ready
+
+    @property
+    def is_shutting_down(self) -> bool:
+        return self._plane.is_shutting_down
+
+    def unready_because(self) -> list[str]:
+        """What those without a key may know: how much is amiss; no names."""
+        reasons = self._plane.unready_because()
+        if CALLER.get() is None and reasons:
+            return [f"not ready for reasons ({len(reasons)}) that /v2/overview tells those who have an API key"]
+        return reasons
+
+    # Of one model, or of the caller's.
+
+    def model_is_ready(self, name: str, version: int | None = None) -> bool:
+        _caller().check_model(name)
+        return self._plane.model_is_ready(name, version)
+
+    def load_of(self, name: str, version: int | None = None) -> ModelLoad:
+        _caller().check_model(name)
+        return self._plane.load_of(name, version)
+
+    def model_names(self) -> list[str]:
+        key = _caller()
+        return [name for name in self._plane.model_names() if key.allows_model(name)]
+
+    async def unloaded_configs(self) -> list[ModelConfig]:
+        key = _caller()
+        return [config for config in await self._plane.unloaded_configs() if key.allows_model(config.name)]
+
+    def model_metadata(self, name: str, version: int | None = None) -> ModelMetadata:
+        _caller().check_model(name)
+        return self._plane.model_metadata(name, version)
+
+    def model_config(self, name: str, version: int | None = None) -> ModelConfig:
+        _caller().check_model(name)
+        return self._plane.model_config(name, version)
+
+    def model_directories(self, name: str) -> tuple[Path, ...]:
+        _caller().check_model(name)
+        return self._plane.model_directories(name)
+
+    def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
+        key = _caller()
+        if name:
+            key.check_model(name)
+        return [row for row in self._plane.statistics(name, version) if key.allows_model(row[0].name)]
+
+    def reset_statistics(self, name: str = "", version: int | None = None) -> None:
+        _check("reset statistics", name)
+        self._plane.reset_statistics(name, version)
+
+    def trace_settings(self, model_name: str = "") -> _Settings:
+        _check("read trace settings", model_name)
+        return self._plane.trace_settings(model_name)
+
+    def update_trace_settings(self, changes: Changes, model_name: str = "") -> _Settings:
+        _check("trace settings", model_name)
+        return self._plane.update_trace_settings(changes, model_name)
+
+    # Of the server.
+
+    def server_metadata(self) -> ServerMetadata:
+        return self._plane.server_metadata()
+
+    @property
+    def shared_memory(self) -> SharedMemory:
+        _check("shared memory", "")
+        return self._plane.shared_memory
+
+    @property
+    def cuda_shared_memory(self) -> CudaSharedMemory:
+        _check("shared memory", "")
+        return self._plane.cuda_shared_memory
+
+
+class KeyedControlPlane:
+    """As `ControlPlane`, for the caller's models."""
+
+    def __init__(self, plane: AnyControlPlane) -> None:
+        self._plane = plane
+
+    @property
+    def logs(self) -> LogControl:
+        _check("log settings", "")
+        return self._plane.logs
+
+    def index(self, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
+        key = _caller()
+        return [row for row in self._plane.index(ready_only, repository_name) if key.allows_model(row.name)]
+
+    async def load(
+        self,
+        name: str,
+        parameters: Mapping[str, ControlParameter] | None = None,
+        *,
+        repository_name: str = "",
+        version: int | None = None,
+    ) -> None:
+        _check("load", name)
+        await self._plane.load(name, parameters, repository_name=repository_name, version=version)
+
+    async def unload(
+        self,
+        name: str,
+        parameters: Mapping[str, ControlParameter] | None = None,
+        *,
+        repository_name: str = "",
+        version: int | None = None,
+    ) -> None:
+        _check("unload", name)
+        await self._plane.unload(name, parameters, repository_name=repository_name, version=version)
+
+    def traffic(self, name: str) -> Traffic | None:
+        _check("read traffic", name)
+        return self._plane.traffic(name)
+
+    def traffic_shares(self, name: str) -> Mapping[int, float]:
+        _check("read traffic", name)
+        return self._plane.traffic_shares(name)
+
+    def shadow_counts(self, name: str) -> dict[str, dict[str, int]]:
+        _check("read traffic", name)
+        return self._plane.shadow_counts(name)
+
+    async def set_traffic(self, name: str, document: Mapping[str, Any], *, persists: bool = False) -> None:
+        _check("traffic", name)
+        await self._plane.set_traffic(name, document, persists=persists)
+
+    async def remove_traffic(self, name: str) -> None:
+        _check("traffic", name)
+        await self._plane.remove_traffic(name)
+
+    async def add_archive(self, name: str, directory: str) -> None:
+        _check("load", name)
+        await self._plane.add_archive(name, directory)
+
+    async def remove_archive(self, name: str) -> None:
+        _check("unload", name)
+        await self._plane.remove_archive(name)
+
+    def archives(self) -> dict[str, str]:
+        key = _caller()
+        return {name: path for name, path in self._plane.archives().items() if key.allows_model(name)}
+
+
+def check_scope(caller: ApiKey, scope: Scope, what: str) -> None:
+    """Raise PermissionDeniedError for a key without the scope; who asks for more than it may control is recorded.
+
+    `what` was called: a path, with its method where that matters.
+    """
+    try:
+        caller.check_scope(scope)
+    except ServerError as error:
+        if scope is Scope.ADMIN:
+            token = CALLER.set(caller)
+            record(what, "", error)
+            CALLER.reset(token)
+        raise
+
+
+def _caller() -> ApiKey:
+    key = CALLER.get()
+    if key is None:
+        raise UnauthenticatedError("this needs an API key: of health, only that of the server needs none")
+    return key
+
+
+def _check(action: str, name: str) -> None:
+    """Whether the caller may do that to a model, or to the whole server; a refusal is recorded."""
+    try:
+        key = _caller()
+        if name:
+            key.check_model(name)
+        elif key.models:
+            raise PermissionDeniedError(
+                f"the API key '{key.name}' is for some models only, and this concerns the whole server"
+            )
+    except ServerError as error:
+        record(action, name, error)
+        raise

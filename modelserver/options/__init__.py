@@ -1,0 +1,1 @@
+"""The server's options: flags, environment, files."""

@@ -1,0 +1,184 @@
+"""Where the options' values come from: command line, environment, file; the first of these that has one wins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modelserver.config.suggestion import suggest
+from modelserver.core import extension
+from modelserver.core.documents import parse_yaml
+from modelserver.errors import InvalidArgumentError
+from modelserver.options.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
+from modelserver.options.server_options import ServerOptions
+from modelserver.options.table import option_table
+
+PREFIX = "MODELSERVER_"
+# Between the values of a repeated option in one environment variable.
+SEPARATOR = ";"
+# Kubernetes puts such variables into the environment for each service; they are not ours.
+_SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
+_SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
+# What the commands that talk to a server read, and what is decided before there are options.
+_OTHER_VARIABLES = frozenset(
+    {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
+    | {extension.VARIABLE}
+)
+
+Values = dict[str, OptionValue]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedOptions:
+    """The options, and for each the source of its value: a flag, a variable, a file or `default`."""
+
+    options: ServerOptions
+    origins: Mapping[str, str]
+
+
+def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) -> ResolvedOptions:
+    """The server's options from its command line and environment.
+
+    Raises InvalidArgumentError for an unknown flag or key (with the nearest known one) and for a bad value.
+    """
+    given = parse_arguments(arguments)
+    from_environment = parse_environment(environment)
+    path = given.get("config") or from_environment.get("config")
+    from_file = read_file(Path(str(path))) if path else {}
+    from_vertex_ai = _vertex_ai_values(environment)
+    values: Values = {}
+    origins: dict[str, str] = {}
+    for option in option_table():
+        sources = (
+            (given, "flag"),
+            (from_environment, f"environment {option.variable}"),
+            (from_file, f"file {path}"),
+            (from_vertex_ai, "environment of Vertex AI"),
+        )
+        origins[option.name] = "default"
+        for source, origin in sources:
+            if option.name in source:
+                values[option.name], origins[option.name] = source[option.name], origin
+                break
+    return ResolvedOptions(ServerOptions(**values), origins)  # type: ignore[arg-type] # each was parsed as its option's type
+
+
+def _vertex_ai_values(environment: Mapping[str, str]) -> Values:
+    """What Vertex AI's variables ask for, as in Triton: its endpoints alone, over the models that it names."""
+    values: Values = {}
+    if environment.get("AIP_MODE") == "PREDICTION":
+        values |= {"allow_vertex_ai": True, "allow_http": False, "allow_grpc": False}
+    if environment.get("AIP_STORAGE_URI"):
+        values["model_repository"] = (environment["AIP_STORAGE_URI"],)
+    return values
+
+
+def parse_arguments(arguments: Sequence[str]) -> Values:
+    """Options given as `--name=value`, `--name value` or, if boolean, `--name`; bare words are model repositories."""
+    known = _names(option_table())
+    values: Values = {}
+    rest = list(reversed(arguments))
+    while rest:
+        word = rest.pop()
+        if not word.startswith("-"):
+            _put(values, known["model_repository"], word)
+            continue
+        name, equals, text = word.partition("=")
+        option = known.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") else None
+        if option is None:
+            flags = ["--" + key.replace("_", "-") for key in known]
+            raise InvalidArgumentError(f"unknown flag '{name}'{nearest_hint(name, flags)}")
+        if not equals:
+            text = _following_value(option, name, rest)
+        _put(values, option, option.parse(text, source=name))
+    return values
+
+
+def parse_environment(environment: Mapping[str, str]) -> Values:
+    """Options from `MODELSERVER_*`; `unknown_variables` names the others of that prefix."""
+    values: Values = {}
+    for option in option_table():
+        text = environment.get(option.variable)
+        if text is None or (option.kind is int and _SERVICE_LINK.match(text)):
+            continue
+        for part in text.split(SEPARATOR) if option.is_repeated else [text]:
+            if part or not option.is_repeated:
+                _put(values, option, option.parse(part, source=f"environment variable {option.variable}"))
+    return values
+
+
+def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each variable that has our prefix and is nothing of ours; those of Kubernetes are let be."""
+    known = {option.variable for option in option_table()} | _OTHER_VARIABLES
+    return tuple(
+        f"environment variable {name} is no option of the server{_nearest_variable(name)}"
+        for name, text in sorted(environment.items())
+        if name.startswith(PREFIX)
+        and name not in known
+        and not _SERVICE_LINK.match(text)
+        and not _SERVICE_LINK_NAME.search(name)
+    )
+
+
+def _nearest_variable(name: str) -> str:
+    nearest = suggest(name.removeprefix(PREFIX), [option.name for option in option_table()])
+    return f"; did you mean '{PREFIX}{nearest.upper()}'?" if nearest else ""
+
+
+def read_file(path: Path) -> Values:
+    """Options from a YAML mapping of flag names (with or without the dashes) to values or lists of values."""
+    try:
+        content: Any = parse_yaml(path.read_text(), f"--config: '{path}'")
+    except OSError as error:
+        raise InvalidArgumentError(f"--config: cannot read '{path}': {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"--config: '{path}' is not YAML: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidArgumentError(f"--config: '{path}' must be a mapping from flag names to values")
+    known = _names(option_table())
+    values: Values = {}
+    for key, value in content.items():
+        option = known.get(str(key).removeprefix("--").replace("-", "_"))
+        if option is None or option.name == "config":
+            names = [name.replace("_", "-") for name in known]
+            raise InvalidArgumentError(f"{path}: unknown option '{key}'{nearest_hint(str(key), names)}")
+        if value is None or isinstance(value, dict) or (isinstance(value, list) and not option.is_repeated):
+            raise InvalidArgumentError(f"{path}: {key} expects {option.expectation}, got {value!r}")
+        for part in value if isinstance(value, list) else [value]:
+            _put(values, option, option.parse(_written(part), source=f"{path}: {key}"))
+    return values
+
+
+def _names(options: Iterable[Option]) -> dict[str, Option]:
+    return {name: option for option in options for name in (option.name, *option.flag.aliases)}
+
+
+def _following_value(option: Option, name: str, rest: list[str]) -> str:
+    """The value of a flag without `=`: the next word; a boolean needs none."""
+    has_next = bool(rest) and not rest[-1].startswith("--")
+    if option.kind is bool:
+        return rest.pop() if has_next and rest[-1].lower() in TRUE_WORDS | FALSE_WORDS else "true"
+    if not has_next:
+        raise InvalidArgumentError(f"{name} expects {option.expectation}, got nothing")
+    return rest.pop()
+
+
+def _put(values: Values, option: Option, value: bool | int | float | str) -> None:
+    if option.is_repeated:
+        before = values.get(option.name, ())
+        assert isinstance(before, tuple), "a repeated option is a tuple"
+        values[option.name] = (*before, str(value))
+    else:
+        values[option.name] = value
+
+
+def _written(value: object) -> str:
+    """A YAML scalar as its flag would write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""What frontends call: data plane, control plane, and what stands between them and the models."""

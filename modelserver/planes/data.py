@@ -1,0 +1,446 @@
+"""Where both protocols meet: inference, health, metadata and statistics over the repository's ready models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from modelserver.config.schema import ModelConfig
+from modelserver.config.signature import TensorSpec
+from modelserver.core.request import InferRequest
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import placeholder
+from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError, UnloadedError
+from modelserver.execution.model import Model
+from modelserver.execution.model_calls import CalledRequest
+from modelserver.planes.on_demand import WakingRequests
+from modelserver.planes.overload import OverloadStream, tell_overload
+from modelserver.planes.quotas import Callers
+from modelserver.planes.shadow import Shadows
+from modelserver.planes.shared_memory import CudaSharedMemory, Region, SharedMemory
+from modelserver.planes.shared_memory_io import TransferStream, resolve
+from modelserver.repository.namespaces import AmbiguousModelError
+from modelserver.repository.repository import ModelRepository
+from modelserver.telemetry.access_log import note_request
+from modelserver.telemetry.audit import audited
+from modelserver.telemetry.log_settings import LogSettings
+from modelserver.telemetry.refusals import RefusalCounts
+from modelserver.telemetry.request_log import LoggedStream, log_refusal
+from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
+from modelserver.telemetry.trace_settings import Changes
+from modelserver.telemetry.traced_stream import TracedStream
+from modelserver.telemetry.tracer import Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """Name, version and the protocol extensions that this server really offers."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """An input or output as metadata shows it: with the batch dimension, if there is one, as -1."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """A model's name, ready versions, platform and tensors."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """How busy a model is now: requests in flight, those of them that wait, and instances that serve them."""
+
+    num_inflight: int
+    queue_depth: int
+    num_instances: int
+
+    @property
+    def utilization(self) -> float:
+        """Requests in flight per instance; over 1 some wait."""
+        return self.num_inflight / max(1, self.num_instances)
+
+
+class AnyDataPlane(Protocol):
+    """What frontends ask of a data plane: `DataPlane`, or the one that checks API keys before it."""
+
+    @property
+    def is_live(self) -> bool: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def is_shutting_down(self) -> bool: ...
+
+    @property
+    def shared_memory(self) -> SharedMemory: ...
+
+    @property
+    def cuda_shared_memory(self) -> CudaSharedMemory: ...
+
+    def infer(self, request: InferRequest) -> ResponseStream: ...
+
+    def check_inputs(self, request: InferRequest) -> None: ...
+
+    def unready_because(self) -> list[str]: ...
+
+    def model_is_ready(self, name: str, version: int | None = None) -> bool: ...
+
+    def load_of(self, name: str, version: int | None = None) -> ModelLoad: ...
+
+    def model_names(self) -> list[str]: ...
+
+    async def unloaded_configs(self) -> list[ModelConfig]: ...
+
+    def server_metadata(self) -> ServerMetadata: ...
+
+    def model_metadata(self, name: str, version: int | None = None) -> ModelMetadata: ...
+
+    def model_config(self, name: str, version: int | None = None) -> ModelConfig: ...
+
+    def model_directories(self, name: str) -> tuple[Path, ...]: ...
+
+    def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]: ...
+
+    def reset_statistics(self, name: str = "", version: int | None = None) -> None: ...
+
+    def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]: ...
+
+    def update_trace_settings(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]: ...
+
+
+class DataPlane:
+    """What a frontend calls to answer a client. Every method is called from the event loop thread."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        metadata: ServerMetadata,
+        *,
+        strict_readiness: bool = True,
+        logs_requests: bool = False,
+        logs_access: bool = False,
+        shared_memory: SharedMemory | None = None,
+        tracer: Tracer | None = None,
+        tells_overload: bool = False,
+        callers: Callers | None = None,
+    ) -> None:
+        """`tells_overload`: a full queue and a timeout have error codes of their own. `callers` may have quotas."""
+        self._repository = repository
+        self._metadata = metadata
+        self._strict_readiness = strict_readiness
+        self._logs_requests = logs_requests
+        self.tracer = tracer or Tracer()
+        self._tells_overload = tells_overload
+        self._callers = callers
+        self._waking = WakingRequests(self.infer)
+        self._traffic = repository.traffic
+        self._splits = repository.traffic.splits  # looked at for each request, and mostly empty
+        self._traffic.on_change = self._observe
+        self._shadows = Shadows(self._traffic.counts)
+        repository.residency.on_active = self._observe
+        self._observe()
+        # Each call's inference requests are told to the access log.
+        self.logs_access = logs_access
+        self.is_shutting_down = False
+        self._refuses_sequences = self._refuses_all = False
+        self.refusals = RefusalCounts()
+        self.shared_memory = shared_memory or SharedMemory()
+        self.cuda_shared_memory = CudaSharedMemory()
+
+    def infer(self, request: InferRequest) -> ResponseStream:
+        """Check the request and hand it to its model; the stream brings the responses or the error.
+
+        Raises ServerError for what is refused at once: unknown or unready model, a request that does
+        not fit the config, a full queue, a server that is shutting down. A request for a model that is loaded on
+        demand waits until it is, if its deadline allows.
+        """
+        if self.logs_access:
+            note_request(request)
+        try:
+            model = None
+            is_split = bool(self._splits) and request.version is None
+            if request.sequence_id and not request.sequence_start:
+                model = self._repository.sequence_holder(request.model_name, request.version, request.sequence_id)
+            if model is None:
+                if self.is_shutting_down and (self._refuses_all or (self._refuses_sequences and request.sequence_id)):
+                    raise UnavailableError("the server is shutting down and accepts no new requests")
+                version = self._choose(request) if is_split else request.version
+                model = self._repository.get(request.model_name, version)
+            request.version = model.version  # replies name the version that answers
+            if model.is_decoupled:
+                request.is_decoupled = True
+            transfer = request.transfer
+            regions = () if transfer is None else resolve(request, transfer, self.shared_memory)
+            form = request.form
+            if form is None:
+                model.signature.check(request)
+            elif form.signature is model.signature:
+                request.rows = form.rows
+            else:
+                model.signature.check(request)
+                form.signature, form.rows = model.signature, request.rows
+        except ModelAsleepError as asleep:
+            return self._waking.wait(request, asleep)
+        except ServerError as error:
+            self.refusals.record(error.code)
+            if self._logs_requests:
+                log_refusal(request, error)
+            raise
+        if transfer is None and not self._is_observed:
+            return model.submit(request)
+        return self._submit_observed(model, request, regions, is_split=is_split)
+
+    def check_inputs(self, request: InferRequest) -> None:
+        """Refuse a request whose elements take long to decode before that is done; the shapes are all that it has.
+
+        Raises ServerError as `infer` does, which checks again. What depends on more than the shapes is left to it.
+        """
+        name, version = request.model_name, request.version
+        if request.sequence_id or (self._splits and version is None):
+            return  # another version than the one that is served by now may answer
+        try:
+            signature = self._repository.get(name, version).signature
+            elsewhere = () if request.transfer is None else request.transfer.inputs
+            shapes = {item.name: placeholder(item.name, item.datatype, item.shape) for item in elsewhere}
+            signature.check(InferRequest(name, version, request.inputs | shapes, outputs=request.outputs))
+        except ModelAsleepError:
+            return
+        except ServerError as error:
+            self.refusals.record(error.code)
+            if self._logs_requests:
+                log_refusal(request, error)
+            raise
+
+    def _choose(self, request: InferRequest) -> int | None:
+        """The version that answers where several share the requests; None: the highest."""
+        return self._traffic.choose(request, self._repository.ready_versions(request.model_name))
+
+    def _submit_observed(
+        self, model: Model, request: InferRequest, regions: Sequence[Region], *, is_split: bool
+    ) -> ResponseStream:
+        """As `Model.submit`, with what is to see or change the responses on their way standing before the reader."""
+        reader = request.stream
+        transfer = request.transfer
+        is_call = isinstance(request, CalledRequest)
+        give_back = self._admit(request) if self._callers is not None and not is_call else None
+        request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after log and trace have begun
+        model.last_use_ns = request.arrival_ns
+        shadows = self._shadows_of(model, request) if is_split else []
+        watched = self._shadows.watch(request) if shadows else None
+        moving = None if transfer is None else TransferStream(request, transfer, model, regions, self.shared_memory)
+        if moving is not None:
+            request.stream = moving
+        trace = self.tracer.sample(model.name, request.trace_parent, is_call=is_call) if self.tracer.is_on else None
+        if trace is not None:
+            model.statistics.is_traced = True
+            request.stream = TracedStream(request, trace, self.tracer, reader.protocol)
+        if self._tells_overload:
+            request.stream = OverloadStream(request.stream)
+        if self._logs_requests:
+            request.stream = LoggedStream(request)
+        try:
+            model.submit(request)
+        except ServerError as error:
+            if self._logs_requests:
+                log_refusal(request, error)
+            if moving is not None:
+                moving.release()
+            if give_back is not None:
+                give_back()
+            if self._tells_overload:
+                raise tell_overload(error) from None
+            raise
+        if watched is not None:
+            for shadow, tolerance in shadows:
+                self._shadows.copy(request, watched, shadow, tolerance)
+        return reader
+
+    def _shadows_of(self, model: Model, request: InferRequest) -> list[tuple[Model, float]]:
+        """The versions that see a copy of the request, and how exactly they are compared.
+
+        What a client may change meanwhile, in shared memory, is not copied, nor what is part of a sequence.
+        """
+        split = self._traffic.splits.get(model.name)
+        if split is None or request.transfer is not None or request.sequence_id:
+            return []
+        versions = split.shadows(self._repository.ready_versions(model.name), model.version)
+        return [(self._repository.get(model.name, version), split.traffic.tolerance) for version in versions]
+
+    def _admit(self, request: InferRequest) -> Callable[[], None]:
+        """As `Callers.admit`; a refusal is counted and logged."""
+        assert self._callers is not None, "the caller of this has looked"
+        try:
+            return self._callers.admit(request)
+        except ServerError as error:
+            self.refusals.record(error.code)
+            if self._logs_requests:
+                log_refusal(request, error)
+            raise
+
+    def follow_logs(self, settings: LogSettings) -> None:
+        """Write a line per request, or not, from now on."""
+        self._logs_requests = settings.log_verbose_level > 0
+        self._observe()
+
+    def _observe(self) -> None:
+        """Find out whether anything is to stand before the readers of responses."""
+        self._is_observed = (
+            self._logs_requests
+            or self.tracer.is_on
+            or self._tells_overload
+            or self._callers is not None
+            or self._repository.residency.is_active
+            or self._traffic.has_shadows
+        )
+
+    def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
+        """Of the server, or of a model. Raises InvalidArgumentError for one that nobody knows."""
+        self._check_traced_model(model_name)
+        return self.tracer.settings(model_name)
+
+    def update_trace_settings(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]:
+        """Change some; the settings then. Raises ServerError as `Tracer.update` and `trace_settings` do."""
+        with audited("trace settings", model_name):
+            self._check_traced_model(model_name)
+            settings = self.tracer.update(changes, model_name)
+        self._observe()
+        return settings
+
+    def _check_traced_model(self, name: str) -> None:
+        if name and all(entry.name != name for entry in self._repository.index()):
+            raise InvalidArgumentError(f"Request for unknown model : {name}")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process serves at all; it does not depend on models."""
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether inference may be sent: false while loading, while shutting down, and, with strict
+        readiness, while any model that should be ready is not."""
+        return not self.is_shutting_down and self._repository.is_ready(strict=self._strict_readiness)
+
+    def unready_because(self) -> list[str]:
+        """A sentence for each thing for which `is_ready` is false; empty when it is true."""
+        if self.is_shutting_down:
+            return ["the server is shutting down"]
+        return self._repository.unready_because(strict=self._strict_readiness)
+
+    def begin_drain(self) -> None:
+        """Readiness falls; everything else goes on."""
+        self.is_shutting_down = True
+
+    def end_sequences(self) -> None:
+        """New sequences are refused, as they could outlive the drain; those that there are go on."""
+        self._refuses_sequences = True
+
+    def begin_shutdown(self) -> None:
+        """Readiness falls and new inference is refused; what was accepted goes on."""
+        self.is_shutting_down = self._refuses_all = True
+        self._waking.close()
+
+    def model_is_ready(self, name: str, version: int | None = None) -> bool:
+        """Whether the model can answer now, or after it was loaded on demand.
+
+        Raises NotFoundError for a model or version nobody knows.
+        """
+        try:
+            model = self._repository.get(name, version)
+        except ModelAsleepError:
+            return self._repository.residency.can_wake(name, version)
+        except (UnavailableError, UnloadedError, AmbiguousModelError):
+            return False
+        return model.is_ready()
+
+    def load_of(self, name: str, version: int | None = None) -> ModelLoad:
+        """How busy a model is. Raises as `infer` does for unknown or unready models."""
+        model = self._repository.get(name, version)
+        return ModelLoad(model.inflight, model.queue_depth, len(model.instances()))
+
+    def model_names(self) -> list[str]:
+        """The models that have a ready version."""
+        return sorted({model.name for model in self._repository.models()})
+
+    async def unloaded_configs(self) -> list[ModelConfig]:
+        """The configs of models that are loaded when somebody asks, as far as they are known before; by no order."""
+        return await self._repository.unloaded_configs()
+
+    def server_metadata(self) -> ServerMetadata:
+        return self._metadata
+
+    def model_metadata(self, name: str, version: int | None = None) -> ModelMetadata:
+        """Raises as `infer` does for unknown or unready models."""
+        model = self._repository.get(name, version)
+        versions = self._repository.ready_versions(name) if version is None else (version,)
+        config = model.config
+        batched = config.max_batch_size > 0
+        return ModelMetadata(
+            name=name,
+            versions=tuple(str(number) for number in versions),
+            platform=config.platform or config.backend,
+            inputs=_describe(model.signature.inputs.values(), batched=batched),
+            outputs=_describe(model.signature.outputs.values(), batched=batched),
+        )
+
+    def model_config(self, name: str, version: int | None = None) -> ModelConfig:
+        """The completed, normalised config that the model runs with."""
+        return self._repository.get(name, version).config
+
+    def model_directories(self, name: str) -> tuple[Path, ...]:
+        """Where the files of the model's newest ready version are, then those of the model."""
+        return self._repository.get(name, None).directories
+
+    def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
+        """Statistics since load, or the last reset: of one model (all its ready versions, or one), or of all.
+
+        Raises as `infer` does for unknown or unready models.
+        """
+        return [(model, model.statistics.since_reset()) for model in self._ready_models(name, version)]
+
+    def reset_statistics(self, name: str = "", version: int | None = None) -> None:
+        """Have `statistics` begin anew; metrics go on. Raises as `statistics` does."""
+        with audited("reset statistics", name):
+            for model in self._ready_models(name, version):
+                model.statistics.reset()
+
+    def _ready_models(self, name: str, version: int | None) -> list[Model]:
+        try:
+            return self._named_models(name, version)
+        except ModelAsleepError as asleep:  # numbers of a model are no reason to load it
+            raise UnavailableError(asleep.message) from None
+
+    def _named_models(self, name: str, version: int | None) -> list[Model]:
+        if not name:
+            return list(self._repository.models())
+        if version is None:
+            numbers = self._repository.ready_versions(name)
+            return [self._repository.get(name, number) for number in numbers or (None,)]
+        return [self._repository.get(name, version)]
+
+
+def _describe(specs: Iterable[TensorSpec], *, batched: bool) -> tuple[TensorMetadata, ...]:
+    lead = (-1,) if batched else ()
+    return tuple(
+        TensorMetadata(spec.name, spec.datatype.value, spec.dims if spec.is_shape else lead + spec.dims)
+        for spec in specs
+    )

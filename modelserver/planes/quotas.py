@@ -1,0 +1,189 @@
+"""Whose requests are admitted: quotas of callers, counted here, and looked up where the operator writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from modelserver.auth.caller_limits import CallerLimits
+from modelserver.core.relay import RelayStream
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.stream import ResponseStream
+from modelserver.errors import QuotaError
+from modelserver.telemetry.caller_counts import CallerCounts
+
+# Callers that have nothing in flight are forgotten above this number, the longest unseen first.
+_MAX_CALLERS = 10_000
+# Outputs of language models that tell what was read and written, and what text counts for that comes without a number.
+_TOLD = frozenset({"num_input_tokens", "num_output_tokens", "index", "text_output"})
+_BYTES_PER_TOKEN = 4
+
+
+class Bucket:
+    """What flows in at a rate and is kept for a second at most; it may be overdrawn."""
+
+    __slots__ = ("_level", "_rate", "_then_s")
+
+    def __init__(self, rate: float, now_s: float) -> None:
+        self._rate = rate
+        self._level = max(1.0, rate)
+        self._then_s = now_s
+
+    def set_rate(self, rate: float) -> None:
+        """The operator has written another one."""
+        self._rate = rate
+
+    def wait_s(self, amount: float, now_s: float) -> float:
+        """How long until there is so much; 0 if there is now."""
+        most = max(1.0, self._rate)
+        self._level = min(most, self._level + (now_s - self._then_s) * self._rate)
+        self._then_s = now_s
+        return max(0.0, (min(amount, most) - self._level) / self._rate)
+
+    def take(self, amount: float) -> None:
+        self._level -= amount
+
+
+class _Account:
+    """What one caller has used."""
+
+    __slots__ = ("num_inflight", "requests", "tokens")
+
+    def __init__(self, now_s: float) -> None:
+        self.requests = Bucket(0.0, now_s)
+        self.tokens = Bucket(0.0, now_s)
+        self.num_inflight = 0
+
+
+class Callers:
+    """The accounts of all callers. Event loop thread only.
+
+    `limits_of` says what a caller may have now: it is asked for each request, so that changes count at once.
+    """
+
+    def __init__(
+        self, limits_of: Callable[[str], CallerLimits], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.counts = CallerCounts()
+        self._limits_of = limits_of
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    def admit(self, request: InferRequest) -> Callable[[], None]:
+        """Let the request pass, with its caller's weight, or raise QuotaError.
+
+        Whoever refuses it after this calls what is returned, which gives back its place among those in flight.
+        """
+        name = request.caller
+        limits = self._limits_of(name)
+        request.share = limits.weight
+        if not limits.is_metered:
+            return _nothing
+        account = self._account(name, limits)
+        now_s = self._clock()
+        self._check(name, limits, account, now_s)
+        self.counts.record(name, "admitted")
+        if limits.requests_per_second:
+            account.requests.take(1.0)
+        account.num_inflight += 1
+        stream = MeteredStream(request.stream, self, name, account)
+        request.stream = stream
+        return stream.release
+
+    def charge(self, name: str, account: _Account, num_tokens: int) -> None:
+        """A language model has read or written tokens for a caller."""
+        account.tokens.take(float(num_tokens))
+        self.counts.record_tokens(name, num_tokens)
+
+    def _check(self, name: str, limits: CallerLimits, account: _Account, now_s: float) -> None:
+        if limits.concurrent and account.num_inflight >= limits.concurrent:
+            raise self._refusal(name, "concurrent", f"{limits.concurrent} requests at a time", 1.0)
+        if limits.requests_per_second:
+            wait_s = account.requests.wait_s(1.0, now_s)
+            if wait_s > 0:
+                raise self._refusal(name, "requests", f"{limits.requests_per_second:g} requests per second", wait_s)
+        if limits.tokens_per_second:
+            wait_s = account.tokens.wait_s(1.0, now_s)
+            if wait_s > 0:
+                raise self._refusal(name, "tokens", f"{limits.tokens_per_second:g} tokens per second", wait_s)
+
+    def _refusal(self, name: str, quota: str, allowed: str, wait_s: float) -> QuotaError:
+        self.counts.record(name, quota)
+        error = QuotaError(f"the quota of '{name:.200}' is {allowed}: come again in {wait_s:.3f} s")
+        error.retry_after_s = wait_s
+        return error
+
+    def _account(self, name: str, limits: CallerLimits) -> _Account:
+        account = self._accounts.pop(name, None)
+        if account is None:
+            account = _Account(self._clock())
+            account.requests = Bucket(limits.requests_per_second, self._clock())
+            account.tokens = Bucket(limits.tokens_per_second, self._clock())
+            if len(self._accounts) >= _MAX_CALLERS:
+                self._forget_one()
+        else:
+            account.requests.set_rate(limits.requests_per_second)
+            account.tokens.set_rate(limits.tokens_per_second)
+        self._accounts[name] = account  # the last one seen is the last one here
+        return account
+
+    def _forget_one(self) -> None:
+        idle = next((name for name, account in self._accounts.items() if not account.num_inflight), None)
+        if idle is not None:
+            del self._accounts[idle]
+
+
+class MeteredStream(RelayStream):
+    """Counts the tokens that pass, and notes the end."""
+
+    __slots__ = ("_account", "_callers", "_counted", "_is_released", "_name")
+
+    def __init__(self, reader: ResponseStream, callers: Callers, name: str, account: _Account) -> None:
+        super().__init__(reader)
+        self._callers = callers
+        self._name = name
+        self._account = account
+        # Tokens by choice; those of the prompt under -1.
+        self._counted: dict[int, int] = {}
+        self._is_released = False
+
+    def pass_on(self, response: InferResponse) -> InferResponse:
+        if response.error is None and response.outputs:
+            before = sum(self._counted.values())
+            count_tokens(response, self._counted)
+            if (num_new := sum(self._counted.values()) - before) > 0:
+                self._callers.charge(self._name, self._account, num_new)
+        if response.is_final:
+            self.release()
+        return response
+
+    def release(self) -> None:
+        """The request is not in flight any more."""
+        if not self._is_released:
+            self._is_released = True
+            self._account.num_inflight -= 1
+
+
+def count_tokens(response: InferResponse, counted: dict[int, int]) -> None:
+    """Add what a response of a language model says it has written, by choice, and under -1 what it has read.
+
+    Where it has text and no number, four bytes of text are a token; other models have none.
+    """
+    columns = {tensor.name: tensor.data.ravel().tolist() for tensor in response.outputs if tensor.name in _TOLD}
+    if columns.get("num_input_tokens"):
+        counted[-1] = max(counted.get(-1, 0), int(columns["num_input_tokens"][0]))
+    numbers = columns.get("num_output_tokens")
+    choices = columns.get("index", [])
+    if numbers is None:
+        for row, text in enumerate(columns.get("text_output", [])):
+            choice = int(choices[row]) if row < len(choices) else row
+            counted[choice] = counted.get(choice, 0) + -(-len(text) // _BYTES_PER_TOKEN)
+        return
+    for row, number in enumerate(numbers):
+        choice = int(choices[row]) if row < len(choices) else row
+        counted[choice] = counted.get(choice, 0) + int(number)
+
+
+def _nothing() -> None:
+    """There is nothing to give back."""

@@ -1,0 +1,1 @@
+"""What the server asks of the machine: memory, garbage collection, GPUs."""
