@@ -46,12 +46,12 @@ def written(tmp_path: Path, **options: Any) -> str:
 
 def test_text_has_time_level_room_and_message(tmp_path: Path) -> None:
     first = written(tmp_path).splitlines()[0]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO    server: started 1", first)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO    app\.server: started 1", first)
 
 
 def test_iso8601_is_utc(tmp_path: Path) -> None:
     first = written(tmp_path, log_format="ISO8601").splitlines()[0]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO    server: started 1", first)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO    app\.server: started 1", first)
 
 
 def test_json_is_an_object_per_line(tmp_path: Path) -> None:
