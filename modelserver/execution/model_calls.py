@@ -94,10 +94,14 @@ class ModelCalls:
                 call.request.stream.has_read()
 
     def cancel(self, number: int) -> None:
-        """The model no longer wants the responses."""
+        """The model no longer wants the responses.
+
+        The reply wakes the child: its thread that waits for this call's responses may be the one that receives.
+        """
         call = self._open.pop(number, None)
         if call is not None:
             call.request.cancel()
+            self._reply(number, None, is_final=True)
 
     def cancel_for(self, parent: int) -> None:
         """Whoever asked for the request of that number has left: so do the calls that were made for it alone."""
