@@ -2,8 +2,8 @@
 
 Clients with a key send small requests over HTTP and gRPC, bodies of 2 MiB, and ask for the server's health, each at a
 steady rate; a latency counts from when its request was due, so that a stop of the server is seen by all that it delays.
-First they are alone, then beside each attack of attacks.py in turn. For each: the 99th percentiles, their worst ratio
-to those without, what was not answered with success, and what the server's memory has become.
+First they are alone, then beside each attack of attacks.py in turn. The table has one row per attack: the 99th
+percentiles, their ratio to those without an attack, the requests that failed, and the server's resident memory.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class TritonPythonModel:
 """
 RATES = {"HTTP": 100.0, "gRPC": 100.0, "2 MiB": 5.0, "health": 20.0}
 ALONE = "alone"
+ALONE_AGAIN = "alone again"
+# The server closes a connection that has long been idle; it is not used again.
+MAX_IDLE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -70,12 +73,36 @@ class Seen:
     def worst_ms(self) -> float:
         return 1000 * max(value for values in self.latencies_s.values() for value in values)
 
+    def figures(self) -> dict[str, object]:
+        """What `--json` says of it."""
+        return {
+            "requests": {name: len(values) for name, values in self.latencies_s.items()},
+            "p99_ms": {name: round(self.p99_ms(name), 3) for name in self.latencies_s},
+            "worst_ms": round(self.worst_ms(), 3),
+            "failures": dict(self.failures),
+            "memory_mib": self.memory_mib,
+            "attacker": self.attacker,
+        }
+
+
+class Idle:
+    """A kept connection, and when it was last used."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._since_s = time.perf_counter()
+
+    def is_usable(self) -> bool:
+        return not self.reader.at_eof() and time.perf_counter() - self._since_s < MAX_IDLE_S
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.abuse", description=__doc__)
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"one of: {'; '.join(ATTACKS)} (all)")
     parser.add_argument("--seconds", type=float, default=35.0, help="length of each attack (35: ten minutes in all)")
     parser.add_argument("--server-flag", action="append", default=[], help="one more flag for the server")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
     options = parser.parse_args()
     if unknown := [name for name in options.attacks if name not in ATTACKS]:
         parser.error(f"unknown attack {unknown[0]!r}, expected one of {'; '.join(ATTACKS)}")
@@ -91,7 +118,10 @@ def main() -> None:
             *options.server_flag,
         )
         with modelserver(Path(directory) / "models", *flags) as server:
-            asyncio.run(_measure(server, keys, options.attacks or list(ATTACKS), options.seconds, Path(directory)))
+            attacks = options.attacks or list(ATTACKS)
+            seen = asyncio.run(_measure(server, keys, attacks, options.seconds, Path(directory)))
+    if options.json is not None:
+        options.json.write_text(json.dumps({name: each.figures() for name, each in seen.items()}, indent=2) + "\n")
 
 
 def _prepare(directory: Path) -> dict[str, str]:
@@ -124,7 +154,8 @@ def _prepare(directory: Path) -> dict[str, str]:
 
 async def _measure(
     server: ServerProcess, keys: dict[str, str], attacks: list[str], seconds: float, directory: Path
-) -> None:
+) -> dict[str, Seen]:
+    """By attack, in order, between `ALONE` and `ALONE_AGAIN`."""
     target = directory / "target.json"
     target.write_text(json.dumps({"http": server.ports["http"], "grpc": server.ports["grpc"], "keys": keys}))
     clients = Clients(server, keys["good"])
@@ -132,6 +163,7 @@ async def _measure(
     alone = await clients.run(seconds)
     _print_head(alone)
     _print(ALONE, alone, alone)
+    rows = {ALONE: alone}
     for name in attacks:
         command = [sys.executable, "-m", "benchmarks.abuse.attacks", name, str(target), str(seconds)]
         attacker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
@@ -144,10 +176,12 @@ async def _measure(
             attacker.kill()
             seen.attacker = "still waiting for an answer"
         _print(name, seen, alone)
+        rows[name] = seen
     await asyncio.sleep(5.0)
-    last = await clients.run(min(seconds, 10.0))
-    _print("alone again", last, alone)
+    rows[ALONE_AGAIN] = await clients.run(min(seconds, 10.0))
+    _print(ALONE_AGAIN, rows[ALONE_AGAIN], alone)
     await clients.close()
+    return rows
 
 
 def _print_head(alone: Seen) -> None:
@@ -156,7 +190,7 @@ def _print_head(alone: Seen) -> None:
         + " | ".join(f"{name} p99" for name in RATES)
         + " | worst of all | failed | memory | attacker saw |"
     )
-    print("|---|" + "---|" * (len(RATES) + 4))
+    print("|---|" + "---|" * (len(RATES) + 4), flush=True)
 
 
 def _print(name: str, seen: Seen, alone: Seen) -> None:
@@ -176,7 +210,7 @@ class Clients:
         self._server = server
         self._http = server.ports["http"]
         self._key = key
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[Idle] = []
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.ports['grpc']}")
         self._call: Any = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 2])
@@ -185,7 +219,8 @@ class Clients:
         self._message = request.SerializeToString()
         self._small = self._request(2)
         self._large = self._request(2 * MIB // 4)
-        self._health = b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n"
+        # Not `ready`, which rightly fails while a model of an attack does.
+        self._health = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 
     def _request(self, num_numbers: int) -> bytes:
         parameters = {"binary_data_size": 4 * num_numbers}
@@ -244,21 +279,28 @@ class Clients:
     async def _ask(self, request: bytes) -> str:
         try:
             async with asyncio.timeout(30):
-                reader, writer = (
-                    self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._http)
-                )
+                reader, writer = await self._connection()
                 writer.write(request)
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
                 await reader.readexactly(length)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             return type(error).__name__
-        self._idle.append((reader, writer))
+        self._idle.append(Idle(reader, writer))
         return head[9:12].decode()
 
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The most recently used connection that the server has not closed, or a new one."""
+        while self._idle:
+            idle = self._idle.pop()
+            if idle.is_usable():
+                return idle.reader, idle.writer
+            idle.writer.close()
+        return await asyncio.open_connection("127.0.0.1", self._http)
+
     async def close(self) -> None:
-        for _, writer in self._idle:
-            writer.close()
+        for idle in self._idle:
+            idle.writer.close()
         await self._channel.close()
 
 
