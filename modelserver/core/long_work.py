@@ -71,7 +71,10 @@ class _Job:
         error, self.error = self.error, None
         result, self.result = self.result, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: a cycle that would keep what the work was about
         return result
 
 

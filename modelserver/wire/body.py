@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError, UnavailableError
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
+from modelserver.wire.large_buffers import aligned_buffer
 
-_ALIGNMENT = 64
 # From here on it pays to receive straight into the body's own buffer.
 MIN_DIRECT_BYTES = 32 * 1024
 # A longer body gets memory of its whole size only when so much of it has come: announcing costs nothing.
@@ -132,9 +130,9 @@ class BodyCollector:
         assert length is not None, "a body of unknown length has no buffer"
         buffer = self._buffer
         if buffer is None:
-            buffer = _aligned_buffer(min(length, max(MAX_PROMISED_BYTES, num_bytes)), self._header_length)
+            buffer = aligned_buffer(min(length, max(MAX_PROMISED_BYTES, num_bytes)), self._header_length)
         elif len(buffer) < self.num_bytes + num_bytes:
-            grown = _aligned_buffer(length, self._header_length)
+            grown = aligned_buffer(length, self._header_length)
             grown[: self.num_bytes] = buffer[: self.num_bytes]
             buffer = grown
         self._buffer = buffer
@@ -164,10 +162,3 @@ class BodyCollector:
         self.on_given_up = None
         if self._budget is not None:
             self._budget.release(self)
-
-
-def _aligned_buffer(num_bytes: int, header_length: int) -> memoryview:
-    """`num_bytes` of memory, not yet touched, whose byte at `header_length` is aligned."""
-    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    padding = -(memory.ctypes.data + header_length) % _ALIGNMENT
-    return memory.data[padding : padding + num_bytes]

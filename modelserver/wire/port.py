@@ -13,6 +13,7 @@ from modelserver.platform.malloc import give_back
 from modelserver.telemetry.wire import Violation, WireCounts
 from modelserver.wire.context import Connection, WireContext
 from modelserver.wire.entrance import Entrance, MakeConnection
+from modelserver.wire.large_buffers import LARGE_BUFFERS
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.opening import Opening
 from modelserver.wire.outbox import Outbox
@@ -185,6 +186,8 @@ class Port:
         if self.context.num_given_up_bytes >= _MUCH_GIVEN_UP_BYTES:
             self.context.num_given_up_bytes = 0
             self.context.loop.run_in_executor(None, give_back, _MUCH_GIVEN_UP_BYTES)
+        if LARGE_BUFFERS.is_due():
+            self.context.loop.run_in_executor(None, LARGE_BUFFERS.sweep)
         self._sweep_slice(list(self.context.connections))
 
     def _sweep_slice(self, connections: list[Connection]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from modelserver.core.tensor import Buffer
-from modelserver.errors import PayloadTooLargeError, UnsupportedError
+from modelserver.errors import PayloadTooLargeError, ServerError, UnsupportedError
 from modelserver.frontends.http.compression import (
     MIN_COMPRESSED_BYTES,
     SUPPORTED,
@@ -57,6 +57,9 @@ def answer_errors(exchange: HttpExchange, then: Callable[[T], None], result: Cal
         if isinstance(error, UnsupportedError):
             response.headers = (*response.headers, ("Accept-Encoding", SUPPORTED))
         exchange.respond(response)
+        if isinstance(error, ServerError):
+            # A Future keeps its error, and the traceback what the request was about: a cycle.
+            error.__traceback__ = None
 
 
 def respond_compressed(exchange: HttpExchange, response: HttpResponse, encoding: str | None) -> None:

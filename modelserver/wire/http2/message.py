@@ -6,15 +6,13 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.call import RpcError
 from modelserver.frontends.grpc.status import Status
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
+from modelserver.wire.large_buffers import aligned_buffer
 
 PREFIX_BYTES: Final = 5
-_ALIGNMENT: Final = 64
 # Below this size a message is copied into bytes when it comes in one piece.
 MIN_BUFFER_BYTES: Final = 16 * 1024
 # So much is reserved on the strength of an announcement; beyond it memory grows with what arrives.
@@ -168,7 +166,8 @@ class MessageAssembly:
 
     def _grown(self, buffer: Buffer, end: int, size: int) -> memoryview:
         """Memory for at least `end` bytes; doubled each time, so that each byte is copied once on average."""
-        grown = aligned_buffer(min(size, max(_MAX_RESERVED_BYTES, 2 * end)))
+        length = min(size, max(_MAX_RESERVED_BYTES, 2 * end))
+        grown = aligned_buffer(length, aligned_at=length)
         grown[: self._num_bytes] = memoryview(buffer)[: self._num_bytes]
         return grown
 
@@ -184,10 +183,3 @@ class MessageAssembly:
 
 def too_large(size: int, max_bytes: int) -> RpcError:
     return RpcError(Status.RESOURCE_EXHAUSTED, f"received message larger than max ({size} vs. {max_bytes})")
-
-
-def aligned_buffer(num_bytes: int) -> memoryview:
-    """`num_bytes` of memory, not yet touched, whose end is aligned."""
-    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    padding = -(memory.ctypes.data + num_bytes) % _ALIGNMENT
-    return memory.data[padding : padding + num_bytes]

@@ -1,0 +1,101 @@
+"""Memory for large requests.
+
+The first write to a fresh page is slow: the kernel clears the page, and on a virtual machine the host may have to
+find it. With huge pages, which NumPy asks for, one byte can cost milliseconds of the event loop. So large buffers
+are mapped with small pages, and a freed buffer serves the next requests for some seconds before it is unmapped.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+import weakref
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+_ALIGNMENT: Final = 64
+# Smaller buffers come from the C library's heap, which keeps what is freed.
+_MIN_MAPPED_BYTES: Final = 4 << 20
+_MAX_IDLE_BYTES: Final = 256 << 20
+_IDLE_S: Final = 5.0
+
+
+class LargeBuffers:
+    """Mapped blocks of memory: lent while any view of them lives, then idle for `idle_s`, then unmapped.
+
+    `take` is called from any thread, and views may end in any thread.
+    """
+
+    def __init__(self, max_idle_bytes: int = _MAX_IDLE_BYTES, idle_s: float = _IDLE_S) -> None:
+        self._max_idle_bytes = max_idle_bytes
+        self._idle_s = idle_s
+        # The latest last. A block is removed by whoever gets it out of the deque, which is atomic.
+        self._idle: deque[tuple[float, mmap.mmap]] = deque()
+        # By the identities of the references: arrays have no hash.
+        self._lent: dict[int, tuple[weakref.ref[Memory], mmap.mmap]] = {}
+
+    @property
+    def num_idle_bytes(self) -> int:
+        """The memory that is kept for the next requests."""
+        return sum(len(block) for _, block in self._idle.copy())
+
+    def take(self, num_bytes: int) -> Memory:
+        """At least `num_bytes` of memory with any content."""
+        size = -(-num_bytes // _MIN_MAPPED_BYTES) * _MIN_MAPPED_BYTES
+        block = self._find(size)
+        if block is None:
+            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = np.frombuffer(block, np.uint8)
+        lent = weakref.ref(memory, self._give_back)
+        self._lent[id(lent)] = lent, block
+        return memory
+
+    def _find(self, size: int) -> mmap.mmap | None:
+        """An idle block of that size, or one that is not much larger."""
+        for entry in reversed(self._idle.copy()):
+            if size <= len(entry[1]) <= 2 * size:
+                try:
+                    self._idle.remove(entry)
+                except ValueError:  # another thread has it
+                    continue
+                return entry[1]
+        return None
+
+    def _give_back(self, lent: weakref.ref[Memory]) -> None:
+        self._idle.append((time.monotonic(), self._lent.pop(id(lent))[1]))
+        self._trim(self._max_idle_bytes)
+
+    def _trim(self, max_bytes: int) -> None:
+        while self._idle and self.num_idle_bytes > max_bytes:
+            try:
+                self._idle.popleft()
+            except IndexError:
+                return
+
+    def is_due(self) -> bool:
+        """Whether a block has been idle for long enough to be unmapped."""
+        idle = self._idle.copy()
+        return bool(idle) and time.monotonic() - idle[0][0] >= self._idle_s
+
+    def sweep(self) -> None:
+        """Unmap the blocks that have been idle for long. That takes milliseconds: not for the event loop."""
+        while self.is_due():
+            try:
+                self._idle.popleft()
+            except IndexError:
+                return
+
+
+LARGE_BUFFERS: Final = LargeBuffers()
+
+
+def aligned_buffer(num_bytes: int, aligned_at: int) -> memoryview:
+    """`num_bytes` of memory with any content, whose address at `aligned_at` is a multiple of 64."""
+    size = num_bytes + _ALIGNMENT
+    memory = np.empty(size, np.uint8) if size < _MIN_MAPPED_BYTES else LARGE_BUFFERS.take(size)
+    padding = -(memory.ctypes.data + aligned_at) % _ALIGNMENT
+    return memory.data[padding : padding + num_bytes]
