@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelserver.config.hidden_tensors import model_inputs
 from modelserver.config.instance_process import check_instance_process
 from modelserver.config.problem import key_path
 from modelserver.config.report import Report
@@ -72,10 +73,10 @@ def check_warmup(config: ModelConfig, report: Report) -> None:
 
 
 def _check_warmup_inputs(config: ModelConfig, warmup: ModelWarmup, path: str, report: Report) -> None:
-    declared = {tensor.name: tensor for tensor in config.input}
     if not warmup.inputs:  # it is skipped
         return
-    missing = [name for name, tensor in declared.items() if not tensor.optional and name not in warmup.inputs]
+    declared = {tensor.name: tensor for tensor in model_inputs(config)}
+    missing = [tensor.name for tensor in config.input if not tensor.optional and tensor.name not in warmup.inputs]
     if missing:
         report.add(f"{path}.inputs", f"expected every input that is not optional, missing {', '.join(missing)}")
     for name, tensor in warmup.inputs.items():
@@ -84,7 +85,7 @@ def _check_warmup_inputs(config: ModelConfig, warmup: ModelWarmup, path: str, re
         _check_data(tensor, where, report)
         model_input = declared.get(name)
         if model_input is None:
-            if declared:  # without inputs the backend may still complete the config
+            if config.input:  # without inputs the backend may still complete the config
                 hint = did_you_mean(suggest(name, declared))
                 report.add(where, f"expected an input of the model, got '{name}'", hint)
             continue

@@ -12,6 +12,7 @@ import numpy as np
 
 from modelserver.backend import Array
 from modelserver.config.auto_warmup import auto_warmup, warmup_rows
+from modelserver.config.hidden_tensors import hidden_inputs
 from modelserver.config.schema import ModelConfig, ModelWarmup, WarmupInput
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
@@ -23,7 +24,7 @@ from modelserver.execution.probe import execute_probe
 
 logger = logging.getLogger(__name__)
 
-_AUTO_HINT = " (auto_warmup sends zeros, and nothing optional: where these do not do, write samples with model_warmup)"
+_AUTO_HINT = " auto_warmup sends zeros, and nothing optional: where these do not do, write samples with model_warmup"
 
 
 def warm_up(
@@ -56,11 +57,12 @@ def _run(
     started_s = time.monotonic()
     try:
         inputs = make_inputs()
-        for _ in range(count):
+        for iteration in range(1, count + 1):
+            logger.debug("instance '%s' is running warmup sample '%s' for iteration %d", instance_name, name, iteration)
             for request in _requests(signature, inputs):
                 execute_probe(executor, request)
     except ServerError as error:
-        message = f"model '{signature.model_name}': warmup sample '{name}' failed: {error.message}{hint}"
+        message = f"model '{signature.model_name}': failed to run warmup sample '{name}': {error.message};{hint}"
         raise ServerError(message, code=error.code) from error
     duration_s = time.monotonic() - started_s
     logger.info("instance '%s': warmup sample '%s' took %.3f s", instance_name, name, duration_s)
@@ -131,10 +133,14 @@ def _zero_inputs(signature: ModelSignature, sizes: Mapping[str, Sequence[int]], 
 
 
 def _sample_inputs(sample: ModelWarmup, model_directory: Path, config: ModelConfig) -> list[Tensor]:
+    """The inputs that a client would send. Controls and states, which a sample may name too, come from the server."""
     rows = max(1, sample.batch_size) if config.max_batch_size > 0 else None
     shapes = {spec.name for spec in config.input if spec.is_shape_tensor}  # these have no batch dimension
+    hidden = {spec.name for spec in hidden_inputs(config)}
     return [
-        _tensor(name, spec, None if name in shapes else rows, model_directory) for name, spec in sample.inputs.items()
+        _tensor(name, spec, None if name in shapes else rows, model_directory)
+        for name, spec in sample.inputs.items()
+        if name not in hidden
     ]
 
 

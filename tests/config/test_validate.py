@@ -35,6 +35,11 @@ GOOD = {
     "{ kind: KIND_MODEL } ]",
     "warmup": 'max_batch_size: 4 input { name: "a" data_type: TYPE_FP32 dims: [ -1, 2 ] } model_warmup { name: "w" '
     'batch_size: 4 inputs { key: "a" value { data_type: TYPE_FP32 dims: [ 9, 2 ] input_data_file: "a/b" } } }',
+    "warmup of a sequence": 'max_batch_size: 4 input { name: "a" data_type: TYPE_FP32 dims: 1 } '
+    'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_START '
+    "int32_false_true: [ 0, 1 ] } } } "
+    'model_warmup { name: "w" batch_size: 4 inputs { key: "a" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } '
+    'inputs { key: "S" value { data_type: TYPE_INT32 dims: 1 zero_data: true } } }',
     "cache": "response_cache { enable: true }",
     "uncached decoupled": "response_cache { } model_transaction_policy { decoupled: true }",
     "versions": "version_policy { specific { versions: [ 3, 1 ] } }",

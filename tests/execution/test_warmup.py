@@ -19,6 +19,8 @@ from modelserver.config.schema import (
     ModelOutput,
     ModelSequenceBatching,
     ModelWarmup,
+    SequenceControl,
+    SequenceControlInput,
     WarmupInput,
 )
 from modelserver.core.datatype import Datatype
@@ -132,7 +134,7 @@ async def test_a_sample_that_does_not_fit_fails_the_load(
     (tmp_path / "secret").write_bytes(bytes(12))
     with no_leaks(), pytest.raises(ServerError) as caught:
         await seen_by_warmup(tmp_path, ModelWarmup("the sample", batch_size, inputs))
-    assert "warmup sample 'the sample' failed" in caught.value.message
+    assert "failed to run warmup sample 'the sample': " in caught.value.message
     assert problem in caught.value.message
     assert caught.value.code is InvalidArgumentError.code
 
@@ -151,9 +153,7 @@ async def test_an_instance_that_fails_fails_the_load_and_is_closed(
         return made[-1]
 
     config = batching_config(model_warmup=(ModelWarmup("s", 1, {"IN": sample(zero_data=True)}),))
-    with pytest.raises(
-        ServerError, match=r"'s' failed: instance 'm_0_0' failed: RuntimeError: out of memory"
-    ) as caught:
+    with pytest.raises(ServerError, match=r"'s': instance 'm_0_0' failed: RuntimeError: out of memory") as caught:
         await asyncio.to_thread(load_model, backend_of(make), config, asyncio.get_running_loop(), tmp_path)
     assert caught.value.code is InternalError.code
     assert made[0].is_closed
@@ -195,6 +195,15 @@ async def test_each_row_of_a_sample_is_a_sequence(tmp_path: Path) -> None:
     assert [array.shape for array in seen] == [(1, 3)] * 3
 
 
+async def test_a_sample_may_name_the_controls_of_a_sequence(tmp_path: Path) -> None:
+    start = SequenceControlInput("START", (SequenceControl(int32_false_true=(0, 1)),))
+    inputs = {"IN": sample(zero_data=True), "START": sample(Datatype.INT32, (1,), zero_data=True)}
+    seen = await seen_by_warmup(
+        tmp_path, ModelWarmup("s", 2, inputs), sequence_batching=ModelSequenceBatching(control_input=(start,))
+    )
+    assert [array.shape for array in seen] == [(1, 3)] * 2
+
+
 class Failing(Doubling):
     def run(self, inputs: Any) -> Any:
         raise ValueError(f"{len(inputs['IN'])} rows are too many")
@@ -203,7 +212,10 @@ class Failing(Doubling):
 async def test_a_model_that_fails_when_warmed_up_does_not_load(tmp_path: Path) -> None:
     config = batching_config(parameters={"auto_warmup": "true"})
     loop = asyncio.get_running_loop()
-    with no_leaks(), pytest.raises(ServerError, match=r"warmup sample 'auto rows=1' failed: .*1 rows are too many"):
+    with (
+        no_leaks(),
+        pytest.raises(ServerError, match=r"failed to run warmup sample 'auto rows=1': .*1 rows are too many"),
+    ):
         await asyncio.to_thread(load_model, backend_of(Failing), config, loop, tmp_path)
 
 
@@ -231,7 +243,7 @@ class Later(BatchInstance):
 async def test_what_an_instance_that_answers_later_refuses_is_told(tmp_path: Path) -> None:
     config = batching_config(parameters={"auto_warmup": "true"})
     loop = asyncio.get_running_loop()
-    with pytest.raises(ServerError, match=r"'auto rows=1' failed: there is no prompt \(auto_warmup sends zeros"):
+    with pytest.raises(ServerError, match=r"'auto rows=1': there is no prompt; auto_warmup sends zeros"):
         await asyncio.to_thread(load_model, backend_of(lambda _: Later()), config, loop, tmp_path)
 
 
