@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,16 +49,17 @@ from modelserver_backends.llm.models.linear import can_pack
 from modelserver_backends.llm.models.load import load_network
 from modelserver_backends.llm.options import EngineOptions
 
-directory, dtype, quantization = Path(sys.argv[1]), sys.argv[2], sys.argv[3] or None
+directory, dtype = Path(sys.argv[1]), sys.argv[2]
 can_pack(torch.float32)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-loaded = load_network(directory, EngineOptions(device="cpu", dtype=dtype, quantization=quantization))
-grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-torch.manual_seed(0)
-rows = torch.randn(64, 512, dtype=loaded.kv_shape.dtype)
-few, many = loaded.network.logits(rows[:2]), loaded.network.logits(rows)
-assert torch.allclose(few, many[:2], rtol=0.05, atol=0.05 * many.abs().max().item())
-print(loaded.kv_shape.dtype, grown / (directory / "model.safetensors").stat().st_size, many.abs().sum().item())
+for quantization in sys.argv[3:]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loaded = load_network(directory, EngineOptions(device="cpu", dtype=dtype, quantization=quantization or None))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    torch.manual_seed(0)
+    rows = torch.randn(64, 512, dtype=loaded.kv_shape.dtype)
+    few, many = loaded.network.logits(rows[:2]), loaded.network.logits(rows)
+    assert torch.allclose(few, many[:2], rtol=0.05, atol=0.05 * many.abs().max().item())
+    print(loaded.kv_shape.dtype, grown / (directory / "model.safetensors").stat().st_size, many.abs().sum().item())
 """
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
@@ -73,27 +74,30 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def load_apart(directory: Path, dtype: str, quantization: str = "", **environment: str) -> tuple[str, float, float]:
-    """In a process of its own: the precision, the peak of its memory as a multiple of the file, and a sum of logits."""
-    command = [sys.executable, "-c", LOADED, str(directory), dtype, quantization]
+def load_apart(
+    directory: Path, dtype: str, quantizations: Sequence[str] = ("",), **environment: str
+) -> list[tuple[str, float, float]]:
+    """In a process of its own, one load after the other.
+
+    For each the precision, the growth of the process' peak as a multiple of the file, and a sum of logits.
+    """
+    command = [sys.executable, "-c", LOADED, str(directory), dtype, *quantizations]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
-    name, peak, total = done.stdout.split()
-    return name, float(peak), float(total)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return [(name, float(peak), float(total)) for name, peak, total in rows]
 
 
 def test_a_checkpoint_takes_little_more_than_its_weights_while_it_is_loaded(large: Path) -> None:
-    name, peak, _ = load_apart(large, "float32")
+    [(name, peak, _)] = load_apart(large, "float32")
     assert name == "torch.float32"
     assert peak < 2.6  # the weights in float32 are 2 times the file
 
 
 def test_a_processor_without_bfloat16_computes_in_float32(large: Path) -> None:
-    name, _, total = load_apart(large, "bfloat16", **AVX2)
-    assert name == "torch.float32"
-    quantized = load_apart(large, "bfloat16", "int8", **AVX2)
-    assert quantized[0] == "torch.float32"
-    assert quantized[2] == pytest.approx(total, rel=0.02)
+    (name, _, total), (quantized_name, _, quantized_total) = load_apart(large, "bfloat16", ("", "int8"), **AVX2)
+    assert name == quantized_name == "torch.float32"
+    assert quantized_total == pytest.approx(total, rel=0.02)
 
 
 def test_a_device_that_is_not_there() -> None:
