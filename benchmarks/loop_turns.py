@@ -35,7 +35,7 @@ output [ {{ name: "OUTPUT0" data_type: TYPE_{0} dims: [ -1 ] }} ]
 SMALL = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1],"data":[1.0]}]}'
 CHANNEL = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
-# Sends one request of about so many bytes; how many they were, and the status.
+# Sends one request of about the given number of bytes; returns their exact number and the status.
 Ports = Mapping[str, int]
 Send = Callable[[Ports, int], tuple[int, object]]
 

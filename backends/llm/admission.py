@@ -46,7 +46,7 @@ def max_num_tokens(request: GenerationRequest, max_model_len: int) -> int:
 
 
 def check_length(num_prompt_tokens: int, is_all: bool, *, max_tokens: int | None, max_model_len: int) -> None:
-    """Whether there is room for a prompt of so many tokens and what is asked for. Raises InvalidArgumentError.
+    """Check that the prompt and the tokens to generate fit the model. Raises InvalidArgumentError.
 
     Not `is_all`: more tokens may follow.
     """

@@ -96,8 +96,8 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None, is
 
     A config may list fewer tensors, and then has these only; with `backend: "vllm"` those that it leaves out are added,
     and batching and transaction policy are set, as Triton's vLLM backend does. `max_model_len`, if known, becomes a
-    parameter, which frontends read. Raises ConfigError for what cannot be: batches, tensors that the contract does not
-    have.
+    parameter, which frontends read. Raises ConfigError where the config asks for batches, or for tensors that the
+    contract does not have.
     """
     what = f"model '{config.name}'"
     is_vllm = config.backend == VLLM

@@ -29,7 +29,7 @@ NUM_THREADS = 4
 class GrammarQueue:
     """Called from the engine's thread. The threads that compile begin with the first grammars and end with `close`.
 
-    Bounded by who adds requests, as the engine is; a grammar is compiled within its own time limit. `is_compact`: JSON
+    The caller bounds the number of requests, as for the engine; a grammar is compiled within its own time limit. `is_compact`: JSON
     has no blanks between its elements, unless a request says otherwise.
     """
 

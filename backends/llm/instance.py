@@ -214,7 +214,7 @@ class LlmInstance(StepInstance):
         generation.sender.finish(generation.writer.response(remaining))
 
     def _prompt(self, call: Call, check: LengthCheck, longest: int | None = None) -> tuple[list[int], str | None]:
-        """Token ids and, unless it was given as tokens, the text of what was asked."""
+        """The token ids of the prompt, and its text unless it was given as tokens."""
         if call.token_ids is not None:
             token_ids = call.token_ids[:longest]
             check(len(token_ids), True)

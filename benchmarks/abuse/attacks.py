@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("target", type=Path, help="a file with the ports and keys, as JSON")
     parser.add_argument("seconds", type=float)
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(1, 15)  # ends with what has started it (PR_SET_PDEATHSIG)
+    ctypes.CDLL(None).prctl(1, 15)  # ends with the process that started it (PR_SET_PDEATHSIG)
     os.nice(19)  # with few processors, what is measured is the server and not a race with the attacker for one
     document = json.loads(options.target.read_text())
     attack, seen = ATTACKS[options.attack], Counter[str]()

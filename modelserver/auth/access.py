@@ -153,14 +153,14 @@ class Cors:
     allows_credentials: bool = False
 
     def allowed(self, origin: str) -> str | None:
-        """What a page of that origin is told that may call; None if it may not."""
+        """The value of Access-Control-Allow-Origin for a page of that origin; None if it may not call."""
         if "*" in self.origins:
             return "*"
         return origin if origin.lower() in self.origins else None
 
 
 def parse_cors(flag: str, origins: Sequence[str], *, allows_credentials: bool) -> Cors:
-    """The rules that the flags write. Raises InvalidArgumentError for what is no origin."""
+    """The rules that the flags write. Raises InvalidArgumentError for an invalid origin."""
     for origin in origins:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise InvalidArgumentError(

@@ -94,11 +94,11 @@ def _check_graph(config: ModelConfig, ensemble: ModelEnsembling, report: Report)
     for index, tensor in enumerate(config.input):
         if tensor.name and tensor.name not in read:
             summary = f"ensemble input '{tensor.name}' for ensemble {report.model_name}' is not used"
-            report.add(f"input[{index}]", f"input '{tensor.name}' is read by no step", summary=summary)
+            report.add(f"input[{index}]", f"input '{tensor.name}' is not read by any step", summary=summary)
     for name, writers in graph.writers.items():
         if name not in read and name not in outputs and name not in graph.inputs and name:
             where = _output_path(ensemble, writers[0], name)
-            message = f"tensor '{name}' is read by no step and is no output of the ensemble"
+            message = f"tensor '{name}' is not read by any step and is not an output of the ensemble"
             report.add(where, message, summary=f"ensemble tensor '{name}' is unused in ensemble '{report.model_name}'")
     has_cycles = _check_cycles(config, graph, report)
     _check_writers(ensemble, graph, report, has_cycles=has_cycles)

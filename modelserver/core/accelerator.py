@@ -25,7 +25,7 @@ ReadArray = Callable[[object, bytes], bytes | None]
 # Of a body, texts and one kind less: the elements of each array, when the body is the texts with arrays of these kinds
 # between them; None as above.
 ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, ...] | None]
-# Of an array: its elements as flat JSON; None for what is not contiguous, or neither float32 nor integers.
+# Of an array: its elements as flat JSON; None for one that is not contiguous, or neither float32 nor integers.
 WriteArray = Callable[[object], bytes | None]
 # Of a stream's id, the parts of a message, and two frames whose own ids do not count: the first frame, the message in a
 # DATA frame, the last frame, all of that stream; None for what is unusual.
@@ -35,7 +35,7 @@ JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
 # `http2/usual_frame.py`.
 ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, int] | None]
 # Of a mapped file that others may make smaller: a number for its guard; None when there are too many. From then on
-# what is no longer in the file reads as zeros, which `is_broken` tells, instead of ending the process.
+# bytes that the file has lost read as zeros, which `is_broken` reports, instead of ending the process.
 Guard = Callable[[object], int | None]
 # Of data, an offset and a count: the BYTES elements there, all or a slice of them, and where they end; None when one is
 # not whole.
@@ -48,7 +48,7 @@ CutData = Callable[[object, int, int], tuple[int, bytes, bytes]]
 # Of an array and the size of a piece: the array with a space for each bracket, its sizes as int64, and the pieces'
 # ends, as pairs of a place and the number of elements before it; or the place where it is not regular.
 FlatArray = Callable[[object, int], tuple[bytes, bytes, bytes] | int]
-# Of an array or object and the size of a piece: where members end, as int64; None for what is not whole.
+# Of an array or object and the size of a piece: where members end, as int64; None for one that is not whole.
 CutMembers = Callable[[object, int], bytes | None]
 # Of data and two offsets: the end of the first field of protobuf from the first offset on that ends at the second one
 # or behind it, or of the last; None when one is not whole.

@@ -38,7 +38,7 @@ class _RepeatedNameError(Exception):
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The document. Raises RepeatedFieldError, which begins with `where`, and ValueError for what is not JSON."""
+    """The document. Raises RepeatedFieldError, which begins with `where`, and ValueError if it is not JSON."""
     return _parse_json(text, where, None)
 
 
@@ -58,7 +58,7 @@ def _parse_json(text: str | bytes, where: str, parse_number: Callable[[str], Any
 
 
 def parse_yaml(text: str | bytes, where: str) -> Any:
-    """The document. Raises RepeatedFieldError, which begins with `where`, and yaml.YAMLError for what is not YAML."""
+    """The document. Raises RepeatedFieldError, which begins with `where`, and yaml.YAMLError if it is not YAML."""
     import yaml
 
     class Loader(yaml.SafeLoader):

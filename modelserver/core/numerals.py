@@ -33,5 +33,5 @@ def parse_float(text: str) -> float:
 
 
 def is_digits(text: str, max_len: int = 18) -> bool:
-    """Whether a text is a whole number without a sign, of so many digits at most: 18 always fit 64 bits."""
+    """Whether a text is a whole number without a sign, of at most `max_len` digits: 18 always fit 64 bits."""
     return len(text) <= max_len and text.isascii() and text.isdigit()

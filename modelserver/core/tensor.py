@@ -48,7 +48,7 @@ def is_long(tensors: Iterable[Tensor], *, as_text: bool) -> bool:
 
 
 def placeholder(name: str, datatype: Datatype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of that shape without memory of its own, for what is checked before the elements are read."""
+    """A tensor of that shape without memory of its own, for checks before the elements are read."""
     return Tensor(name, datatype, np.broadcast_to(np.zeros((), datatype.numpy), shape))
 
 

@@ -26,7 +26,7 @@ _NOTICE_S = 10.0
 class ChildOutput:
     """Fed by one thread. The last lines are kept for the report of the child's end, whether they were logged or not.
 
-    `lines_per_s` 0: no limit. `has_access_log`: lines of the access log are taken for what they are, and not limited.
+    `lines_per_s` 0: no limit. `has_access_log`: lines of the access log are recognised, and not limited.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ChildOutput:
             self._tell_dropped()
 
     def finish(self) -> None:
-        """There is no more: log what has no end, and how much was dropped."""
+        """Called at the end of the output: log the last, unfinished line, and how much was dropped."""
         if self._partial:
             self._end_line()
         if self._num_dropped:

@@ -87,7 +87,7 @@ class ModelCalls:
         self._follow(number, stream)
 
     def read(self, number: int, count: int) -> None:
-        """The model has read so many more of the responses."""
+        """The model has read `count` more of the responses."""
         call = self._open.get(number)
         if call is not None:
             for _ in range(count):
@@ -104,7 +104,7 @@ class ModelCalls:
             self._reply(number, None, is_final=True)
 
     def cancel_for(self, parent: int) -> None:
-        """Whoever asked for the request of that number has left: so do the calls that were made for it alone."""
+        """The caller of the request of that number has left: cancel the calls that were made for it alone."""
         for call in list(self._open.values()):
             if parent in call.parents:
                 call.parents.remove(parent)
@@ -125,7 +125,7 @@ class ModelCalls:
         task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """The child is gone: nobody wants what it asked for."""
+        """The child is gone: cancel its calls."""
         calls, self._open = self._open, {}
         for call in calls.values():
             call.request.cancel()

@@ -85,7 +85,7 @@ class Unpacker:
         self._shape = record.shape
         self._offset = record.offset
         self._nbytes = record.nbytes
-        # There are so many elements that they are better unpacked in slices.
+        # Whether the elements are better unpacked in slices, as there are many.
         self.is_long = self._datatype is Datatype.BYTES and prod(record.shape) > SLICE_ELEMENTS
 
     def placeholder(self) -> Tensor:

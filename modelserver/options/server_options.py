@@ -364,7 +364,7 @@ class ServerOptions:
 
     @property
     def summary_quantiles(self) -> tuple[float, ...]:
-        """The quantiles that summaries of durations have; none where there are no summaries."""
+        """The quantiles of the summaries of durations; empty without summaries."""
         if not self.metrics_switches["summary_latencies"]:
             return ()
         given = self.metrics_settings.get("summary_quantiles")

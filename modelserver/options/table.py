@@ -39,7 +39,7 @@ def ineffective(options: ServerOptions) -> list[Option]:
 
 
 def ineffective_metrics_settings(options: ServerOptions) -> list[str]:
-    """The keys of --metrics-config that were given and have no effect: quantiles where there are no summaries."""
+    """The keys of --metrics-config that were given and have no effect: quantiles without summaries."""
     return [key for key in options.metrics_settings if key == "summary_quantiles" and not options.summary_quantiles]
 
 

@@ -106,7 +106,7 @@ class Region:
         return self._memory is not None and np.may_share_memory(array, np.frombuffer(self._memory, np.uint8))
 
     def smaller(self) -> InvalidArgumentError:
-        """The error for a request that uses what is no longer in the file."""
+        """The error for a request that uses bytes beyond the end of a shortened file."""
         return InvalidArgumentError(
             f"Invalid shared memory region: the file of '{self.status.name}' has become smaller since it was "
             "registered; unregister it, and register it as it is now"
@@ -115,7 +115,7 @@ class Region:
     def read(self, offset: int, num_bytes: int) -> memoryview:
         """These bytes, as they are whenever one looks, or a copy. Raises InvalidArgumentError as `check` does.
 
-        Of what leaves the file after that, zeros are read; `is_whole` tells.
+        Bytes that the file loses after that read as zeros; `is_whole` reports it.
         """
         self.check(offset, num_bytes)
         start = self.status.offset + offset

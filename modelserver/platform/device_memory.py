@@ -58,9 +58,9 @@ class DeviceMemory:
         purpose: str = "",
         advice: str = _ADVICE,
     ) -> Reservation:
-        """As much of `wanted` bytes as `available` leaves after the others; None: all of it, because somebody said so.
+        """As much of `wanted` bytes as `available` leaves after the others; None: all of it, as the configuration says.
 
-        Lazy memory is shared with models that come later: one gets at most half of what is left. When most is promised,
+        Lazy memory is shared with models that come later: one gets at most half of the rest. When most is promised,
         but not used, a model still gets `enough`, as far as it is free.
         UnavailableError below `least`: `what` needs it, ` for its weights` or for another `purpose`; `advice` says what
         to do.

@@ -81,7 +81,7 @@ class ModelTable:
         return [IndexEntry(row.name, row.version, row.state, row.reason or reason) for row in lifecycle.index()]
 
     def missing(self, name: str, version: int | None, scan: RepositoryScan) -> ServerError:
-        """Why there is no such ready model. Only what may serve again without an operator is unavailable."""
+        """Why there is no such ready model: UNAVAILABLE only if it may become ready without an operator."""
         keys = self.known_keys(name)
         prefix = f"Request for unknown model: '{name}'"
         if len(keys) > 1:
@@ -105,7 +105,7 @@ class ModelTable:
     def _hint(self, name: str, scan: RepositoryScan) -> str:
         """What `name` may be: a model that waits to be loaded, or another's name with a mistake in it.
 
-        Names are not compared where there are so many models that it would take long.
+        Names are not compared if that would take long, with a large number of models.
         """
         if self.namespaces.keys(name, scan.models):
             return "; it is in the repository, but has not been loaded"

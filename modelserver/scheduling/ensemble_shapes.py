@@ -66,7 +66,7 @@ def _inner(spec: TensorSpec) -> Shape:
 
 
 def _leading(dims: Shape, *, is_batched: bool) -> Reshape:
-    """Adds or takes away a batch dimension of one. What fits neither way stays: whoever reads it says so."""
+    """Adds or removes a batch dimension of one. A shape that fits neither way stays, and its reader reports it."""
 
     def change(array: Array) -> Array:
         shape = array.shape

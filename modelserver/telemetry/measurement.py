@@ -13,8 +13,8 @@ class Measurement:
     """A metric of an instance as it is now: the server adds the labels of its model, and the instance's position.
 
     `kind` is "counter" (its name on the page gets `_total`), "gauge" or "histogram"; a histogram has a `value` that is
-    the sum of what was observed, and in `counts` how many were up to each of `bounds`, above the one before; the last
-    are those above all. `adds_queue`: a gauge of what waits; the requests in the model's queue are added, to the first
+    the sum of the observations, and in `counts` their number between each of `bounds` and the one before; the last
+    counts those above all bounds. `adds_queue`: a gauge of waiting requests; the requests in the model's queue are added, to the first
     instance's, as all instances share it.
     """
 

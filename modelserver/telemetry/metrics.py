@@ -136,7 +136,7 @@ class ServerMetrics:
         return families
 
     def _families_of_server(self) -> list[Metric]:
-        """Those that are made of what belongs to the event loop."""
+        """The metrics that are read from state of the event loop."""
         families: list[Metric] = []
         if self._limiter is not None:
             families += limiter_families(self._limiter)

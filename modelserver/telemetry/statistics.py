@@ -133,8 +133,8 @@ def _zero() -> int:
 class ModelStatistics:
     """Recording may come from any thread; `_lock` guards every number.
 
-    `pending` and `inflight` are asked for at each snapshot. The first response of a model that is not decoupled is the
-    answer; of a decoupled one it is recorded by itself. Without `summary_quantiles` there are no summaries.
+    `pending` and `inflight` are asked for at each snapshot. The first response of a model that is not decoupled is its
+    only one; that of a decoupled model is recorded separately. Without `summary_quantiles` there are no summaries.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class ModelStatistics:
                 self._fold()
 
     def record_failed_execution(self) -> None:
-        """A batch that failed as a whole: an execution without a time, whose requests are no inferences."""
+        """A batch that failed as a whole: it counts as an execution without a time, and its requests not as inferences."""
         with self._lock:
             self._execution_count += 1
 

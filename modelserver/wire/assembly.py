@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 # So much of each request is free: it is the large ones that are held to the budget.
 FREE_BYTES: Final = 1024 * 1024
-# A request that comes more slowly than this gives way first, whoever sends it.
+# A request that arrives more slowly than this gives way first, also one of a caller with little in assembly.
 SLOW_BYTES_PER_S: Final = 64 * 1024
 # The pace of a request is that of the last one or two of these periods.
 _PERIOD_S: Final = 2.0
@@ -35,8 +35,8 @@ class _Account:
         self.holder = holder
         self.owner = owner
         self.num_bytes = 0
-        # The pace is measured from the older of two marks, so that it never looks at a moment only. It begins with what
-        # was free: the first byte beyond that says nothing of the pace.
+        # The pace is measured from the older of two marks, so that it is never that of one moment. It counts the free
+        # bytes too: the first byte beyond them says nothing about the pace.
         self._since_s = self._mark_s = now_s
         self._base = self._mark = -FREE_BYTES
 
@@ -59,7 +59,7 @@ class AssemblyBudget:
 
     When the budget is short, requests give way, one after the other: first those that come slowly, the slowest first;
     then the slowest of an owner who has more than an equal share. Owners are keys, or the addresses of clients without
-    one. A request that would have to give way itself, because it is too large for what there is, is exempt if no other
+    one. A request that would have to give way itself, because it is larger than the budget, is exempt if no other
     is, or if it is faster than the other: so a lone one may be as large as its own limit says. What is exempt takes
     nothing away from others.
     """
@@ -76,7 +76,7 @@ class AssemblyBudget:
         self._exempt: _Account | None = None
 
     def charge(self, num_bytes: int, holder: Holder, owner: str = "") -> bool:
-        """Whether `holder` may have so much more; it is taken if so, else all that it had is released."""
+        """Take `num_bytes` more for `holder`. False if it may not have them: then all that it had is released."""
         now_s = self._clock()
         account = self._accounts.get(holder)
         if account is None:
@@ -87,7 +87,7 @@ class AssemblyBudget:
         self.num_bytes += num_bytes
         self._owners[owner] += num_bytes
         while self.num_bytes > self._max_bytes:
-            # One that is larger than all of the budget would gain nothing from what others give up.
+            # For a request that is larger than the whole budget others would give way without use.
             last = account if account.num_bytes > self._max_bytes else self._choose(now_s)
             if last is not account:
                 self._give_up(last)

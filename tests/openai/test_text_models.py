@@ -35,7 +35,7 @@ TENSORS = {
     "guided_decoding_guide": ("STRING", True),
     "return_log_probs": ("BOOL", False),
 }
-# Answers with what it was given, in pieces when it streams.
+# Answers with its input, in pieces when it streams.
 SOURCE = """
 import json
 

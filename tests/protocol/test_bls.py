@@ -385,7 +385,7 @@ def test_a_model_with_a_free_instance_may_call_itself(protocol: type[ProtocolCli
 
 
 def num_cancelled(calling: RunningServer) -> float:
-    """How often the patient model was told that its caller has left."""
+    """How often the patient model saw that its caller has left."""
     families = calling.server._model_metrics.families()
     return sum(s.value for family in families if family.name == "patient_cancelled" for s in family.samples)
 
@@ -430,5 +430,5 @@ def test_a_call_for_several_requests_goes_with_the_last_of_their_callers(calling
 def test_a_stream_waits_for_the_model_that_reads_it(protocol: type[ProtocolClient], calling: RunningServer) -> None:
     with protocol(calling) as client:
         (num_sent,) = call(client, "read_slowly", 0)
-    # It stood still; some more were sent before the word to wait had come.
+    # The other model stood still, after some more responses until it was told to wait.
     assert 3 <= num_sent < 100_000

@@ -134,7 +134,7 @@ _QUESTIONS: dict[str, Callable[[ProtocolClient, str], Any]] = {
 
 @pytest.mark.parametrize("version", ["", "2"])
 def test_an_unloaded_model_is_missing_until_it_is_loaded_again(control: ProtocolClient, version: str) -> None:
-    """Proxies and clients try again what is unavailable, in vain here."""
+    """Proxies and clients retry UNAVAILABLE, which would not help here."""
     _unload(control, "echo")
     for ask in _QUESTIONS.values():
         refused = _refused(ask, control, version)

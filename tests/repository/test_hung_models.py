@@ -59,7 +59,7 @@ READINESS = """
 
 
 def _write(root: Path, where: str, config: str = "") -> Path:
-    """A model that hangs there; where it writes the process id of what it has started."""
+    """Write a model that hangs there; returns the file with the process id of the child that it started."""
     directory = write_model(root, "hung", CONFIG + config)
     started = root.parent / "started"
     source = SOURCE % (where, str(started))

@@ -203,8 +203,8 @@ def _crossed(tokens: Iterable[str]) -> frozenset[str]:
 
 
 def _stays_apart(pattern: str, separator: str) -> bool:
-    """Whether no match of a regular expression can have a letter directly before `separator`, nor depend on more of
-    what follows a letter than whether it is white space. Cautious: False for what it does not understand.
+    """Whether no match of a regular expression can have a letter directly before `separator`, nor depend on more
+    than whether the character after a letter is white space. Cautious: False for a pattern that it does not understand.
 
     The atoms of each alternative are taken in their order, with all groups open: a letter must not come before a
     separator, nor may a repeated group or atom have both.

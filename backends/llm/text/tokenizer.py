@@ -20,7 +20,7 @@ from .checkpoint_files import chat_templates, eos_ids, read_json_object, special
 from .cuts import find_cuts, max_token_bytes
 from .token_bytes import TokenBytes, read_token_bytes
 
-# What is told how many tokens there are so far, and whether these are all; it raises to end the reading.
+# Called with the number of tokens read so far, and whether these are all; it raises to end the reading.
 LengthCheck = Callable[[int, bool], None]
 # Characters from which a text is read while other threads of Python run. Shorter ones are read before another thread
 # would get its turn, and need not wait for the library's own threads, on which long ones are read.
@@ -123,7 +123,7 @@ class Tokenizer:
         """Token ids. Special tokens that are written out in the text are recognised.
 
         At most `longest` of them: then the end of the text is left out, and not what is added around it.
-        `check_length` is told how many there are at least before a text is read, and again after each part of it.
+        `check_length` is called with a lower bound before a text is read, and again after each part of it.
         InvalidArgumentError: the text has half of a surrogate pair, which is no character.
         """
         return self.encode_array(text, add_special_tokens, longest=longest, check_length=check_length).tolist()

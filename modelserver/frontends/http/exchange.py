@@ -22,8 +22,8 @@ class HttpHead:
 
     `path` has no query, and is not decoded, lest an encoded slash separate segments; header names are lower case, and
     `names` has those that came otherwise, as HTTP/1.1 allows, as they came. `memo` is the frontend's: what it derived
-    from this head (a route, a parsed header), so that it need not do so again. `shorthand` is that of whoever passes
-    requests on: what stands for this head there.
+    from this head (a route, a parsed header), so that it need not do so again. `shorthand` stands for this head
+    in messages of a front process that passes requests on.
     """
 
     __slots__ = ("headers", "memo", "method", "names", "path", "query", "shorthand")

@@ -30,7 +30,7 @@ def with_object(
 ) -> None:
     """Call `then` with the exchange's body, the settings of an operator, now or later; errors are answered then.
 
-    With `has_unique_fields` a field that is there twice is an error. Raises ServerError for what is wrong at once.
+    With `has_unique_fields` a repeated field is an error. Raises ServerError for errors that are known at once.
     """
 
     def parse(body: Buffer) -> None:

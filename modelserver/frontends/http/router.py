@@ -1,4 +1,4 @@
-"""Path and method -> route, by one table of patterns compiled into a tree. Knows nothing of what handlers do.
+"""Path and method -> route, by one table of patterns compiled into a tree. Does not know the handlers.
 
 Paths are matched as they came, segment by segment, and each segment is decoded by itself: an encoded slash is a part of
 a name and never separates segments, as for a proxy that stands before us and has rules for paths.
@@ -99,7 +99,7 @@ class Router:
     def nearest(self, path: str) -> str | None:
         """The path that `path` may have meant, for an error message: one of the same API, with the same names in it.
 
-        Whoever leaves the API's prefix out, or gives it twice, is told the path with it once.
+        Corrects a path without the API's prefix, or with the prefix twice.
         """
         if len(path) > _MAX_HINT_LEN:
             return None

@@ -57,7 +57,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
 }
-# Other servers' names of what this API has.
+# Names that other servers have for parameters of this API.
 _OTHER_NAMES: dict[str, str] = {
     "repeat_penalty": "repetition_penalty",
     "n_predict": "max_tokens",

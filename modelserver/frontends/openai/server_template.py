@@ -29,7 +29,7 @@ async def conversation_input(
 ) -> dict[str, Any]:
     """The input of `model` that has the conversation: `messages`, or the text that the template makes of it.
 
-    Raises ParameterError where the model takes text and there is no template, and for messages that it refuses.
+    Raises ParameterError if the model takes text but has no template, and if the template refuses the messages.
     """
     if "messages" in model.inputs or not model.generates:
         return {"messages": conversation}

@@ -76,7 +76,7 @@ class Http2Stream:
         self.connection.context.loop.call_soon(self.tell_short)
 
     def tell_short(self) -> None:
-        """Tell the client that there is no memory for what it sends, unless that was overtaken."""
+        """Tell the client that the server lacks the memory for its request, unless that was overtaken."""
         raise NotImplementedError
 
     def cancel(self) -> None:

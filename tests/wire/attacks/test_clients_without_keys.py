@@ -1,4 +1,4 @@
-"""Clients without a key on a server with keys: refused by their heads, so that what they send costs nobody else."""
+"""Clients without a key on a server with keys: refused by their heads, so that their bodies do not cost other clients."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_an_answer_before_the_one_that_is_refused_still_comes(served: RunningSer
 
 
 def test_what_needs_no_key_takes_no_large_body(served: RunningServer) -> None:
-    """Else whoever has none could fill the memory by way of it."""
+    """Else clients without a key could fill the memory with such bodies."""
     for path in ("/v2/health/ready", "/health", "/ping"):
         with Http1Peer(_http(served)) as peer:
             peer.send(f"GET {path} HTTP/1.1\r\nHost: test\r\nContent-Length: 60000000\r\n\r\n".encode())
