@@ -29,8 +29,8 @@ NUM_THREADS = 4
 class GrammarQueue:
     """Called from the engine's thread. The threads that compile begin with the first grammars and end with `close`.
 
-    The caller bounds the number of requests, as for the engine; a grammar is compiled within its own time limit. `is_compact`: JSON
-    has no blanks between its elements, unless a request says otherwise.
+    The caller bounds the number of requests, as for the engine; a grammar is compiled within its own time limit.
+    `is_compact`: JSON has no blanks between its elements, unless a request says otherwise.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, is_compact: bool = False) -> None:

@@ -41,8 +41,8 @@ def reserve_kv_memory(
 ) -> KvMemory:
     """As many blocks as `options` say, else as `max_num_seqs` of the greatest length need, if memory allows.
 
-    On a CPU blocks take memory when they are first used. So a model gets half of the memory that is free and not promised to
-    other models, and enough for one sequence of the greatest length if only that much is free.
+    On a CPU blocks take memory when they are first used. So a model gets half of the memory that is free and not
+    promised to other models, and enough for one sequence of the greatest length if only that much is free.
     `window`: how far back any layer looks (`held_blocks`).
     Where no layer attends, blocks take no memory and only count tokens.
     Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.

@@ -14,8 +14,8 @@ class Measurement:
 
     `kind` is "counter" (its name on the page gets `_total`), "gauge" or "histogram"; a histogram has a `value` that is
     the sum of the observations, and in `counts` their number between each of `bounds` and the one before; the last
-    counts those above all bounds. `adds_queue`: a gauge of waiting requests; the requests in the model's queue are added, to the first
-    instance's, as all instances share it.
+    counts those above all bounds. `adds_queue`: a gauge of waiting requests; the requests in the model's queue are
+    added, to the first instance's, as all instances share it.
     """
 
     name: str

@@ -217,7 +217,7 @@ class ModelStatistics:
                 self._fold()
 
     def record_failed_execution(self) -> None:
-        """A batch that failed as a whole: it counts as an execution without a time, and its requests not as inferences."""
+        """A batch that failed as a whole: an execution without a time, and its requests do not count as inferences."""
         with self._lock:
             self._execution_count += 1
 

@@ -59,7 +59,7 @@ class StatisticsSnapshot:
     last position holds all later ones too. `pending` requests are queued, `inflight` ones queued or executing.
     The histograms are in seconds (`batch_rows`: rows) and count successes. `first_response_histogram`, in milliseconds,
     is from the arrival of a request to its first response, unless that is an error. `latency_histogram` is the
-    request histogram in finer steps, for percentiles. `summaries` are by the name of the duration, if the server has them.
+    request histogram in finer steps, for percentiles. `summaries` are by the name of the duration.
     """
 
     success: DurationStat

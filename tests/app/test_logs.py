@@ -102,9 +102,8 @@ def test_the_root_logger_is_given_back() -> None:
 def test_a_reader_that_stands_still_stops_nobody_and_the_loss_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "modelserver.app.logs.CLOSE_TIMEOUT_S", 60.0
-    )  # a busy machine takes its time to write the lines
+    # Long enough for a busy machine to write the lines.
+    monkeypatch.setattr("modelserver.app.logs.CLOSE_TIMEOUT_S", 60.0)
     file = tmp_path / "log"
     writer = start_logs(ServerOptions(log_file=str(file)))
     writer._output.acquire()  # the writing thread waits for this lock

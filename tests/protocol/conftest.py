@@ -24,6 +24,16 @@ def layout(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `one_layout` are slow on all layouts but the default."""
+    for item in items:
+        if item.get_closest_marker("one_layout") is None or not isinstance(item, pytest.Function):
+            continue
+        if item.callspec.params.get("layout", layouts.DEFAULT) != layouts.DEFAULT:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Servers have the layout of the test that starts them: a fixture of the session would end after the others."""

@@ -9,6 +9,8 @@ from support.clients import ClientError, ProtocolClient
 from support.model_files import write_model
 from support.serving import RunningServer, running_server
 
+pytestmark = pytest.mark.one_layout
+
 LOADER = """
 import triton_python_backend_utils as pb_utils
 

@@ -23,6 +23,8 @@ from support.waiting import until_true
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 SOURCE = """
 import os, sys, time
 import numpy as np
@@ -264,7 +266,7 @@ def test_reloads_leave_no_process_behind(tmp_path: Path, children: Children) -> 
         traffic(running, (HttpClient, GrpcClient), lambda client, number: _infer(client, number) and None) as seen,
     ):
         pids = children()
-        for _ in range(5):
+        for _ in range(3):
             (tmp_path / "steady" / "1" / "model.py").touch()
             control.load("steady")
             assert not seen.num_failed, seen.failures

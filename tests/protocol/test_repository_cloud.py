@@ -16,6 +16,8 @@ from support.serving import running_server
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 
 @pytest.fixture
 def bucket() -> Iterator[MemoryBucket]:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from .linear import multiplies_bfloat16
 
-# From this number of rows on, multiplying takes most of the time: expand the weight once and use the float product. A CPU
-# without instructions for bfloat16 does that in float32, which is faster there by a factor of three.
+# From this number of rows on, multiplying takes most of the time: expand the weight once and use the float product.
+# A CPU without instructions for bfloat16 does that in float32, which is faster there by a factor of three.
 _EXPANDED_ROWS = 48
 _EXPANDED_ROWS_FLOAT32 = 16
 

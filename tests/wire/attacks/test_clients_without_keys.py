@@ -1,4 +1,4 @@
-"""Clients without a key on a server with keys: refused by their heads, so that their bodies do not cost other clients."""
+"""Clients without a key on a server with keys: refused by their heads, before their bodies cost others."""
 
 from __future__ import annotations
 
