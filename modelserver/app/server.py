@@ -46,6 +46,7 @@ from modelserver.planes.quotas import Callers
 from modelserver.planes.shared_memory import SharedMemory
 from modelserver.platform.gc_freeze import keep_for_good
 from modelserver.platform.malloc import tune_malloc
+from modelserver.platform.switch_interval import shorten_switch_interval
 from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.repository import ModelRepository
 from modelserver.scheduling.rate_limit import RateLimiter
@@ -147,6 +148,7 @@ class Server:
             logger.warning("%s", sentence)
         if self.options.tune_malloc:
             tune_malloc()
+        shorten_switch_interval()
         self.repository.server_calls = PlaneCalls(
             asyncio.get_running_loop(),
             self.dataplane,

@@ -49,6 +49,7 @@ from modelserver.execution.records import response_record
 from modelserver.execution.resident import Resident
 from modelserver.execution.shared_buffer import ByteView, SharedBuffer
 from modelserver.execution.step_host import StepHost
+from modelserver.platform.switch_interval import shorten_switch_interval
 
 # What was executed is answered together while it took no longer than this: were the process to die, it would be lost.
 _FLUSH_NS = 150_000
@@ -270,6 +271,7 @@ def main() -> int:
     sys.argv[:] = [""]
     _die_with_server(lifeline)
     _leave_signals_to_server()
+    shorten_switch_interval()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     channel = Channel(socket.socket(fileno=connection), SharedBuffer(outgoing), SharedBuffer(incoming))

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -397,3 +398,14 @@ def test_settings_of_a_backend_that_is_nowhere_are_a_warning(tmp_path: Path, cap
         pass
     assert "--backend-config=identty,...: there is no backend 'identty'; did you mean identity?" in caplog.text
     assert "model 'identity': --backend-config=identity,y: has no effect" in caplog.text
+
+
+def test_threads_that_compute_give_the_loop_its_turn_soon(tmp_path: Path) -> None:
+    write_identity(tmp_path, "identity")
+    before_s = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        with running_server(tmp_path):
+            assert sys.getswitchinterval() <= 0.001
+    finally:
+        sys.setswitchinterval(before_s)

@@ -13,6 +13,7 @@ from modelserver.execution.child_log import ChildLogHandler
 from modelserver.execution.resident import Resident
 from modelserver.platform.gc_freeze import keep_for_good
 from modelserver.platform.malloc import tune_malloc
+from modelserver.platform.switch_interval import shorten_switch_interval
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.accepted import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection
@@ -49,6 +50,7 @@ class Front(Resident):
         """`descriptors` are those of `FrontSockets`."""
         _log_to_core(setup.log_level)
         tune_malloc()
+        shorten_switch_interval()
         self._setup = setup
         self._num_received = 0
         self._runner = asyncio.Runner(loop_factory=_loop_factory(setup.loop))
