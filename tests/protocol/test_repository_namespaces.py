@@ -154,6 +154,7 @@ def test_an_ensemble_calls_the_models_of_its_own_namespace_whenever_they_are_the
         assert called(client) == {"2"}
 
 
+@pytest.mark.one_layout
 def test_an_ensemble_follows_its_models_from_one_namespace_to_another_on_disk(
     protocol: type[ProtocolClient], wrapping: tuple[Path, Path]
 ) -> None:
