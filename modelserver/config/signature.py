@@ -43,6 +43,7 @@ class ModelSignature:
         self.model_name = config.name
         self.max_batch_size = config.max_batch_size
         self.has_sequences = config.sequence_batching is not None
+        self.is_decoupled = config.is_decoupled
         self.inputs = {
             spec.name: TensorSpec(
                 spec.name,

@@ -83,6 +83,7 @@ def _requests(signature: ModelSignature, inputs: Sequence[Tensor]) -> list[Infer
 def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InferRequest:
     """A checked request that no client sent. Raises InvalidArgumentError when the model cannot take it."""
     request = InferRequest(signature.model_name, None, {tensor.name: tensor for tensor in inputs})
+    request.is_decoupled = signature.is_decoupled
     if signature.has_sequences:
         # A whole sequence of its own.
         request.sequence_id, request.sequence_start, request.sequence_end = 1, True, True

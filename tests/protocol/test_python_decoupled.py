@@ -89,6 +89,13 @@ class TritonPythonModel:
         self.left.increment(1)
         sender.send(flags=FINAL)
 """,
+    # Ends its requests without a response, also when it is warmed up.
+    "quiet": """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(flags=FINAL)
+""",
     # Each request waits for all others: only side by side do they end.
     "meeting": """
 class TritonPythonModel:
@@ -126,7 +133,8 @@ class TritonPythonModel:
         sender.send(response(value), FINAL)
 """,
 }
-POLICY = {"later": ""}
+WARMED = 'parameters { key: "auto_warmup" value { string_value: "true" } }'
+POLICY = {"later": "", "quiet": f"{DECOUPLED} {WARMED}"}
 
 
 @pytest.fixture(scope="module")
@@ -283,3 +291,7 @@ def test_first_responses_and_memory_are_told(protocol: type[ProtocolClient], pyt
     (usage,) = row["memory_usage"]
     assert (usage["type"], int(usage.get("id", 0))) == ("CPU", 0)
     assert int(usage["byte_size"]) > 1 << 20
+
+
+def test_a_warmup_may_end_without_a_response(python: RunningServer) -> None:
+    assert httpx.get(f"http://{python.http_url}/v2/models/quiet/ready").status_code == 200
