@@ -125,6 +125,28 @@ def test_a_hint_stays_within_the_api_that_was_asked(http: httpx.Client, path: st
     assert "/v2/" not in message or not path.startswith("/v1")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "has_code"),
+    [
+        ("DELETE", "/v1/models", True),
+        ("DELETE", "/tokenize", True),
+        ("GET", "/tokenize/more", True),
+        ("DELETE", "/health", True),
+        ("GET", "/v1", True),
+        ("GET", "/v1/nothing", True),
+        ("DELETE", "/v2/models", False),
+        ("GET", "/v2/nothing", False),
+        ("GET", "/nothing", False),
+    ],
+)
+def test_what_no_handler_gets_is_refused_in_the_form_of_its_api(
+    http: httpx.Client, method: str, path: str, has_code: bool
+) -> None:
+    answer = http.request(method, path)
+    assert answer.status_code in (404, 405)
+    assert isinstance(answer.json()["error"], dict) is has_code
+
+
 def test_a_body_over_the_limit(tmp_path: Path) -> None:
     write_mock_llm(tmp_path, "mock")
     with running_server(tmp_path, http_max_input_size=2000) as server:

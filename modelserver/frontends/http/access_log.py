@@ -9,6 +9,7 @@ from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.frontends.http.response import ErrorWriter
 from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
 
 
@@ -65,6 +66,9 @@ class LoggedFrontend(Frontend):
         if isinstance(checked, HttpResponse):
             entry.write(str(checked.status), sum(map(num_bytes, checked.body)))
         return checked
+
+    def errors(self, path: str) -> ErrorWriter:
+        return self._frontend.errors(path)
 
 
 class _LoggedExchange(HttpExchange):

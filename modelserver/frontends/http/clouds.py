@@ -10,7 +10,7 @@ from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
-from modelserver.frontends.http.router import Route, Router, allowed_methods, route_for
+from modelserver.frontends.http.router import Api, Route, Router, allowed_methods, route_for
 from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.frontends.http.status import error_response, message_response
 
@@ -35,6 +35,7 @@ class CloudFrontend(Frontend):
         http: Frontend,
         dataplane: AnyDataPlane,
         *,
+        name: str,
         health_path: str,
         predict_path: str,
         model: str,
@@ -46,12 +47,11 @@ class CloudFrontend(Frontend):
         self._http = http
         self._dataplane = dataplane
         self._paths = (health_path, predict_path)
-        self.router = Router(
-            (
-                Route("GET", health_path, self._health, ApiGroup.HEALTH, is_open=True),
-                Route("POST", predict_path, self._predict, ApiGroup.INFERENCE),
-            )
+        routes = (
+            Route("GET", health_path, self._health, ApiGroup.HEALTH, is_open=True),
+            Route("POST", predict_path, self._predict, ApiGroup.INFERENCE),
         )
+        self.router = Router((Api(name, routes),))
         self._model = model
         self._model_source = model_source
         self._binary_type = binary_type
@@ -66,9 +66,9 @@ class CloudFrontend(Frontend):
         if refusal is not None:
             exchange.respond(refusal)
 
-    def add(self, routes: tuple[Route, ...]) -> None:
+    def add(self, api: Api) -> None:
         """Serve more paths than health and prediction."""
-        self.router = Router((*self.router.routes, *routes))
+        self.router = Router((*self.router.apis, api))
 
     def _route(self, exchange: HttpExchange) -> HttpResponse | None:
         head = exchange.head
@@ -77,12 +77,11 @@ class CloudFrontend(Frontend):
             raise NotFoundError(
                 f"Not Found: there is no path '{head.path:.200}'; this port has {', '.join(self._paths)}"
             )
-        routes, arguments = found
-        route = route_for(routes, head.method)
+        route = route_for(found.routes, head.method)
         if route is None:
-            allowed = ", ".join(allowed_methods(routes))
+            allowed = ", ".join(allowed_methods(found.routes))
             return message_response(405, f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}")
-        route.call(exchange, **arguments)
+        route.call(exchange, **found.arguments)
         return None
 
     def _health(self, exchange: HttpExchange) -> None:
@@ -128,13 +127,14 @@ def sagemaker_frontend(
     frontend = CloudFrontend(
         http,
         dataplane,
+        name="SageMaker",
         health_path="/ping",
         predict_path="/invocations",
         model=model,
         model_source="the environment variable SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         binary_type=SAGEMAKER_TYPE,
     )
-    frontend.add(MultiModel(controlplane, http.limits, frontend.invoke).routes())
+    frontend.add(MultiModel(controlplane, http.limits, frontend.invoke).api())
     return frontend
 
 
@@ -145,6 +145,7 @@ def vertex_ai_frontend(
     return CloudFrontend(
         http,
         dataplane,
+        name="Vertex AI",
         health_path=health_path,
         predict_path=predict_path,
         model=model,

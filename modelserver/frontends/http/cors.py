@@ -11,6 +11,7 @@ from typing import Final
 from modelserver.auth.access import WITHOUT_KEY, Admitted, Cors
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.relayed import RelayedExchange
+from modelserver.frontends.http.response import ErrorWriter
 from modelserver.frontends.http.status import message_response
 
 _METHODS: Final = "GET, HEAD, POST, DELETE"
@@ -56,6 +57,9 @@ class CorsFrontend(Frontend):
         if origin is not None and isinstance(checked, HttpResponse):
             checked.headers = [*checked.headers, *self._readable(self._rules.allowed(origin))]
         return checked
+
+    def errors(self, path: str) -> ErrorWriter:
+        return self._frontend.errors(path)
 
     def _preflight(self, origin: str, allowed: str | None, asked_headers: str | None) -> HttpResponse:
         if allowed is None:

@@ -8,13 +8,14 @@ from the model's callback, so it needs neither a Task nor a Future; slow handler
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-
-import msgspec
 
 from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
+from modelserver.frontends.http.response import ErrorWriter as ErrorWriter
+from modelserver.frontends.http.response import HttpResponse as HttpResponse
+from modelserver.frontends.http.status import PLAIN_ERRORS
 
 
 class HttpHead:
@@ -43,18 +44,6 @@ class HttpHead:
         self.names: Mapping[str, str] = names if names is not None else {}
         self.memo: object = None
         self.shorthand: Any = None
-
-
-class HttpResponse(msgspec.Struct, eq=False):
-    """A complete answer; the wire adds Content-Length and writes `body`'s buffers one after the other.
-
-    The buffers may be sent after `respond` has returned: they are never changed afterwards. Answers that have the
-    same headers as others had best have the same tuple: wires recognise it.
-    """
-
-    status: int = 200
-    headers: Sequence[tuple[str, str]] = ()
-    body: tuple[Buffer, ...] = ()
 
 
 class ResponseWriter(Protocol):
@@ -107,3 +96,7 @@ class Frontend(Protocol):
         may change meanwhile, and whole requests are not asked about.
         """
         return EVERYBODY
+
+    def errors(self, path: str) -> ErrorWriter:  # noqa: ARG002  # most serve one API
+        """How errors of requests for `path` are written, also of those that no handler gets to see."""
+        return PLAIN_ERRORS

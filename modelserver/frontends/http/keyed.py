@@ -15,9 +15,9 @@ from modelserver.errors import ModelAsleepError, ServerError
 from modelserver.frontends.http.clouds import CloudFrontend
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.http.response import ErrorWriter
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.frontends.http.routes import HttpFrontend
-from modelserver.frontends.openai import errors as openai_errors
 from modelserver.telemetry.audit import PEER
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class KeyedHttpFrontend(HttpFrontend):
         try:
             caller = None if self._is_open(head) else self._keys.caller(head.headers)
         except ServerError as error:
-            exchange.respond(_refusal(error, head))
+            exchange.respond(_refusal(error, self.errors(head.path)))
             return
         _as_caller(caller, super().handle, exchange)
 
@@ -73,7 +73,7 @@ class KeyedHttpFrontend(HttpFrontend):
             if found is not None and found[0].group is ApiGroup.INFERENCE and "name" in found[1]:
                 caller.check_model(found[1]["name"])
         except ServerError as error:
-            return _refusal(error, head)
+            return _refusal(error, self.errors(head.path))
         token = CALLER.set(caller)
         try:
             checked = super().check_head(head, peer)
@@ -89,7 +89,20 @@ class KeyedHttpFrontend(HttpFrontend):
     def _guard(self, route: Route) -> Route:
         if route.is_open:
             return route
-        return route.calling(_answering(_scoped(route.call, SCOPE_OF[route.group])))
+        return route.calling(self._answering(_scoped(route.call, SCOPE_OF[route.group])))
+
+    def _answering(self, call: RouteCall) -> RouteCall:
+        """Answers what the scope says in the words of the API that is asked."""
+
+        def answer(exchange: HttpExchange, **named: str) -> None:
+            try:
+                call(exchange, **named)
+            except ModelAsleepError:
+                raise  # the exchange is handled again when the model is there
+            except ServerError as error:
+                exchange.respond(_refusal(error, self.errors(exchange.head.path)))
+
+        return answer
 
 
 class KeyedFrontend(Frontend):
@@ -113,7 +126,7 @@ class KeyedFrontend(Frontend):
                 caller = self._keys.caller(head.headers)
                 _check_scope(caller, scope, head)
         except ServerError as error:
-            exchange.respond(_refusal(error, head))
+            exchange.respond(_refusal(error, self.errors(head.path)))
             return
         _as_caller(caller, self._frontend.handle, exchange)
 
@@ -125,7 +138,10 @@ class KeyedFrontend(Frontend):
         try:
             return Admitted(_caller_of(self._keys, scope, head, peer).name)
         except ServerError as error:
-            return _refusal(error, head)
+            return _refusal(error, self.errors(head.path))
+
+    def errors(self, path: str) -> ErrorWriter:
+        return self._frontend.errors(path)
 
 
 def keyed_metrics(frontend: Frontend, keys: KeyRing | None) -> Frontend:
@@ -183,22 +199,8 @@ def _scoped(call: RouteCall, scope: Scope) -> RouteCall:
     return check
 
 
-def _answering(call: RouteCall) -> RouteCall:
-    """Answers what the scope says in the words of the API that is asked."""
-
-    def answer(exchange: HttpExchange, **named: str) -> None:
-        try:
-            call(exchange, **named)
-        except ModelAsleepError:
-            raise  # the exchange is handled again when the model is there
-        except ServerError as error:
-            exchange.respond(_refusal(error, exchange.head))
-
-    return answer
-
-
-def _refusal(error: ServerError, head: HttpHead) -> HttpResponse:
-    response = openai_errors.error_at(head.path, error)
+def _refusal(error: ServerError, errors: ErrorWriter) -> HttpResponse:
+    response = errors.failed(error)
     if response.status == 401:
         response.headers = [*response.headers, ("WWW-Authenticate", "Bearer")]
     return response

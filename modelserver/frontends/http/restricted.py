@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 from modelserver.auth.access import Access, Restriction
 from modelserver.frontends.http.exchange import HttpExchange
-from modelserver.frontends.http.router import Route, RouteCall
-from modelserver.frontends.http.status import message_response
+from modelserver.frontends.http.response import ErrorWriter
+from modelserver.frontends.http.router import Api, Route, RouteCall
 
 
-def restricted(routes: Iterable[Route], access: Access) -> tuple[Route, ...]:
-    """The routes, those of restricted groups with a guard before them."""
-    return tuple(_restricted(route, access.restriction(route.group)) for route in routes)
+def restricted(api: Api, access: Access) -> Api:
+    """The API, its routes of restricted groups with a guard before them."""
+    return replace(
+        api, routes=tuple(_restricted(route, access.restriction(route.group), api.errors) for route in api.routes)
+    )
 
 
-def _restricted(route: Route, restriction: Restriction | None) -> Route:
-    return route if restriction is None else route.calling(_guarded(route.call, restriction))
+def _restricted(route: Route, restriction: Restriction | None, errors: ErrorWriter) -> Route:
+    return route if restriction is None else route.calling(_guarded(route.call, restriction, errors))
 
 
-def _guarded(call: RouteCall, restriction: Restriction) -> RouteCall:
+def _guarded(call: RouteCall, restriction: Restriction, errors: ErrorWriter) -> RouteCall:
     def check(exchange: HttpExchange, **arguments: str) -> None:
         if restriction.allows(exchange.head.headers):
             call(exchange, **arguments)
         else:
-            exchange.respond(message_response(403, f"This API is restricted, expecting header '{restriction.key}'"))
+            exchange.respond(errors.restricted(restriction.key))
 
     return check

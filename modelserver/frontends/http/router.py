@@ -11,9 +11,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from modelserver.auth.access import ApiGroup
+from modelserver.frontends.http.response import ErrorWriter
+from modelserver.frontends.http.status import PLAIN_ERRORS
 
 # A handler is called with the exchange and the values of the pattern's `{name}` segments.
 RouteCall = Callable[..., None]
@@ -43,7 +46,25 @@ class Route:
         return replace(self, call=call)
 
 
-Match = tuple[Mapping[str, Route], Arguments]
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A family of calls as data: `name`, for messages, its routes, and the form of its errors.
+
+    Nothing tells an API by the beginning of a path: what a call needs is on its route, and how its errors look is said
+    by the API whose pattern the path matches.
+    """
+
+    name: str
+    routes: tuple[Route, ...]
+    errors: ErrorWriter = PLAIN_ERRORS
+
+
+class Match(NamedTuple):
+    """What a path leads to: the routes by method, the values in the path, and the API that they are of."""
+
+    routes: Mapping[str, Route]
+    arguments: Arguments
+    api: Api
 
 
 @dataclass(slots=True)
@@ -54,23 +75,30 @@ class _Node:
     variable: _Node | None = None
     variable_name: str = ""
     routes: dict[str, Route] = field(default_factory=dict)
+    api: Api | None = None
 
 
 class Router:
     """Finds the route of a request. Trailing slashes do not count; HEAD is served where GET is."""
 
-    def __init__(self, routes: tuple[Route, ...]) -> None:
-        self.routes = routes
+    def __init__(self, apis: tuple[Api, ...]) -> None:
+        """The first API that has a pattern owns its path, and the first that has a beginning unknown paths below it."""
+        self.apis = apis
+        self.routes = tuple(route for api in apis for route in api.routes)
         self._root = _Node()
+        self._owners: dict[str, Api] = {}
         # The same few paths come all the time; the infer path is found here by one look-up.
         self._recent = lru_cache(maxsize=_RECENT_PATHS)(self._search)
-        self._patterns = sorted({route.pattern for route in routes})
-        for route in routes:
-            self._add(route)
+        self._patterns = sorted({route.pattern for route in self.routes})
+        for api in apis:
+            for route in api.routes:
+                self._add(api, route)
 
-    def _add(self, route: Route) -> None:
+    def _add(self, api: Api, route: Route) -> None:
         node = self._root
-        for segment in route.pattern.strip("/").split("/"):
+        segments = route.pattern.strip("/").split("/")
+        self._owners.setdefault(segments[0], api)
+        for segment in segments:
             if not segment.startswith("{"):
                 node = node.literals.setdefault(segment, _Node())
                 continue
@@ -80,15 +108,23 @@ class Router:
             node = node.variable
         assert route.method not in node.routes, f"{route.method} {route.pattern}: the route is there twice"
         node.routes[route.method] = route
+        node.api = node.api or api
 
     def find(self, path: str) -> Match | None:
         """The routes by method that serve `path`, not decoded, and the values in it; None when no pattern matches."""
         return self._recent(path) if len(path) <= _MAX_PATH_LEN else None
 
+    def api(self, path: str) -> Api:
+        """The API that a path belongs to: by its pattern, else by its first segment, else the first of all."""
+        found = self.find(path)
+        if found is not None:
+            return found.api
+        return self._owners.get(path.strip("/").split("/")[0], self.apis[0])
+
     def route(self, method: str, path: str) -> Route | None:
         """The one route for a request; None where there is none."""
         found = self.find(path)
-        return None if found is None else route_for(found[0], method)
+        return None if found is None else route_for(found.routes, method)
 
     def _search(self, path: str) -> Match | None:
         segments = path.removesuffix("/").split("/")[1:]
@@ -145,7 +181,7 @@ def route_for(routes: Mapping[str, Route], method: str) -> Route | None:
 
 def _find(node: _Node, segments: list[str], index: int) -> Match | None:
     if index == len(segments):
-        return (node.routes, {}) if node.routes else None
+        return None if node.api is None else Match(node.routes, {}, node.api)
     segment = segments[index]
     literal = node.literals.get(segment)
     if literal is not None:
@@ -156,5 +192,5 @@ def _find(node: _Node, segments: list[str], index: int) -> Match | None:
         return None
     found = _find(node.variable, segments, index + 1)
     if found is not None:
-        found[1][node.variable_name] = segment
+        found.arguments[node.variable_name] = segment
     return found

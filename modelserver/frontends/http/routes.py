@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import EVERYBODY, Admitted, ApiGroup
@@ -18,13 +19,13 @@ from modelserver.frontends.http.log_settings import LogRoutes
 from modelserver.frontends.http.overview import Overview
 from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.regions import Regions
+from modelserver.frontends.http.response import ErrorWriter
 from modelserver.frontends.http.restricted import restricted
-from modelserver.frontends.http.router import Route, RouteCall, Router, allowed_methods, route_for
+from modelserver.frontends.http.router import Api, Match, Route, RouteCall, Router, allowed_methods, route_for
 from modelserver.frontends.http.status import bare_response, json_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
 from modelserver.frontends.http.traffic import TrafficRoutes
 from modelserver.frontends.http.waking import WakingExchanges
-from modelserver.frontends.openai import errors as openai_errors
 from modelserver.frontends.openai.routes import OpenAi
 
 if TYPE_CHECKING:
@@ -79,13 +80,16 @@ class HttpFrontend(Frontend):
             *TraceRoutes(dataplane, self.limits).routes(),
             *(() if metrics is None else (Route("GET", "/metrics", metrics.handle, ApiGroup.STATISTICS),)),
         )
-        every = (*restricted(routes, self.limits.access), *OpenAi(dataplane, controlplane, self.limits).routes())
-        self._router = Router(tuple(with_peer(self._guard(route)) for route in every))
+        apis = (Api("KServe", routes), OpenAi(dataplane, controlplane, self.limits).api())
+        self._router = Router(tuple(self._with_guards(restricted(api, self.limits.access)) for api in apis))
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """All that this frontend serves."""
         return self._router.routes
+
+    def _with_guards(self, api: Api) -> Api:
+        return replace(api, routes=tuple(with_peer(self._guard(route)) for route in api.routes))
 
     def _guard(self, route: Route) -> Route:
         """What stands before a route; here nothing."""
@@ -131,18 +135,21 @@ class HttpFrontend(Frontend):
             found = self._router.find(head.path)
             if found is None:
                 raise self._unknown(head.path)
-            routes, arguments = found
-            route = route_for(routes, head.method)
+            route = route_for(found.routes, head.method)
             if route is not None:
-                route.call(exchange, **arguments)
+                route.call(exchange, **found.arguments)
                 return
-            response = _not_allowed(head, ", ".join(allowed_methods(routes)))
+            response = _not_allowed(head, found)
         except ModelAsleepError as asleep:
             self._waking.retry(exchange, asleep, self.handle)
             return
         except Exception as error:
-            response = openai_errors.error_at(head.path, error)
+            response = self.errors(head.path).failed(error)
         exchange.respond(response)
+
+    def errors(self, path: str) -> ErrorWriter:
+        """The form of the API that the path belongs to."""
+        return self._router.api(path).errors
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
         """Refuses a request for a restricted route that comes without its header."""
@@ -162,8 +169,8 @@ class HttpFrontend(Frontend):
     def _find(self, head: HttpHead) -> tuple[Route, dict[str, str]] | None:
         """The route of a request, and the values in its path; None where an error answers it."""
         found = self._router.find(head.path)
-        route = None if found is None else route_for(found[0], head.method)
-        return None if found is None or route is None else (route, found[1])
+        route = None if found is None else route_for(found.routes, head.method)
+        return None if found is None or route is None else (route, found.arguments)
 
     def _unknown(self, path: str) -> NotFoundError:
         nearest = self._router.nearest(path)
@@ -240,9 +247,10 @@ class _HeadExchange(HttpExchange):
         raise AssertionError("a refusal is a whole answer")
 
 
-def _not_allowed(head: HttpHead, allowed: str) -> HttpResponse:
+def _not_allowed(head: HttpHead, found: Match) -> HttpResponse:
+    allowed = ", ".join(allowed_methods(found.routes))
     message = f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}"
-    response = openai_errors.refusal_at(head.path, 405, message, "method_not_allowed")
+    response = found.api.errors.refused(405, message, "method_not_allowed")
     response.headers = [*response.headers, ("Allow", allowed)]
     return response
 

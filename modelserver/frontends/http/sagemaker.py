@@ -19,7 +19,7 @@ from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.frontends.http.restricted import restricted
-from modelserver.frontends.http.router import Route
+from modelserver.frontends.http.router import Api, Route
 from modelserver.frontends.http.status import error_response, json_response, message_response
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class MultiModel:
         self._invoke = invoke
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def routes(self) -> tuple[Route, ...]:
+    def api(self) -> Api:
         """What asks a model is restricted where the model answers."""
         control = (
             Route("GET", "/models", self._list, ApiGroup.MODEL_REPOSITORY),
@@ -57,10 +57,10 @@ class MultiModel:
             Route("GET", "/models/{name}", self._show, ApiGroup.MODEL_REPOSITORY),
             Route("DELETE", "/models/{name}", self._unload, ApiGroup.MODEL_REPOSITORY),
         )
-        return (
-            *(with_peer(route) for route in restricted(control, self._limits.access)),
-            Route("POST", "/models/{name}/invoke", self._ask, ApiGroup.INFERENCE),
-        )
+        name = "SageMaker's models"
+        guarded = restricted(Api(name, control), self._limits.access).routes
+        ask = Route("POST", "/models/{name}/invoke", self._ask, ApiGroup.INFERENCE)
+        return Api(name, (*(with_peer(route) for route in guarded), ask))
 
     def _list(self, exchange: HttpExchange) -> None:
         rows = [_document(name, url) for name, url in self._controlplane.archives().items()]

@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from modelserver.errors import ErrorCode, ServerError
-from modelserver.frontends.http.exchange import HttpResponse
+from modelserver.frontends.http.response import ErrorWriter, HttpResponse
 
 logger = logging.getLogger(__name__)
 
@@ -82,3 +82,16 @@ def message_response(status: int, message: str) -> HttpResponse:
 def error_text(message: str) -> str:
     """The message as it can be sent: text that quotes a request may hold a lone surrogate, which has no UTF-8 form."""
     return message.encode("utf-8", "replace").decode()
+
+
+class PlainErrors(ErrorWriter):
+    """`{"error": text}`, as KServe v2 and Triton have it."""
+
+    def failed(self, error: Exception) -> HttpResponse:
+        return error_response(error)
+
+    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:  # noqa: ARG002  # no codes here
+        return message_response(status, message)
+
+
+PLAIN_ERRORS: Final = PlainErrors()

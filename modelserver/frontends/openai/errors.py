@@ -11,9 +11,8 @@ from typing import Any
 import orjson
 
 from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, QueueFullError, ServerError
-from modelserver.frontends.http.exchange import HttpResponse
-from modelserver.frontends.http.status import JSON_TYPE, error_text, message_response, retry_headers
-from modelserver.frontends.http.status import error_response as plain_error_response
+from modelserver.frontends.http.response import ErrorWriter, HttpResponse
+from modelserver.frontends.http.status import JSON_TYPE, error_text, retry_headers
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +33,6 @@ _STRUCTURES = (
     "guided_choice",
     "guided_grammar",
 )
-
-
-# The paths of this API; health checks have no errors to tell.
-_PATHS = ("/v1/", "/tokenize", "/detokenize", "/version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +128,20 @@ def refusal(status: int, message: str, code: str | None) -> HttpResponse:
     return HttpResponse(status, [JSON_TYPE], (orjson.dumps(_document(message, kind)),))
 
 
-def error_at(path: str, error: Exception) -> HttpResponse:
-    """The answer to a request for `path` that failed, in the form of the API that the path belongs to."""
-    return error_response(error) if path.startswith(_PATHS) else plain_error_response(error)
+class OpenAiErrors(ErrorWriter):
+    """OpenAI's form."""
 
+    def failed(self, error: Exception) -> HttpResponse:
+        return error_response(error)
 
-def refusal_at(path: str, status: int, message: str, code: str | None = None) -> HttpResponse:
-    """The same for an error whose status is known; `code` is OpenAI's."""
-    return refusal(status, message, code) if path.startswith(_PATHS) else message_response(status, message)
+    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:
+        return refusal(status, message, code)
+
+    def restricted(self, header: str) -> HttpResponse:
+        """401 where the header is the one in which clients send their API key, as they expect it."""
+        if header == "authorization":
+            return refusal(401, "the API key is missing or wrong", "invalid_api_key")
+        return super().restricted(header)
 
 
 def _status_of(error: ServerError) -> tuple[int, dict[str, Any]]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from modelserver.auth.access import ApiGroup, Restriction
+from modelserver.auth.access import ApiGroup
 from modelserver.errors import ModelAsleepError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.router import Route, RouteCall
+from modelserver.frontends.http.router import Api, Route
 from modelserver.frontends.http.status import json_response
 from modelserver.frontends.openai.call import CallEdge
 from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
-from modelserver.frontends.openai.errors import ParameterError, error_response, refusal
+from modelserver.frontends.openai.errors import OpenAiErrors, ParameterError, error_response
 from modelserver.frontends.openai.language_model import LanguageModel, find_model, known_models, unloaded_models, wake
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
@@ -43,14 +43,13 @@ class OpenAi:
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._http_limits = limits
-        self._access = limits.access
         self._limits = openai_limits or OpenAiLimits()
         self._edge = CallEdge(dataplane, limits)
         self._created_s = int(time.time())
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
-    def routes(self) -> tuple[Route, ...]:
-        """The routes, those of restricted groups with a guard before them."""
+    def api(self) -> Api:
+        """OpenAI's routes, and those of vLLM beside them."""
         tokens = Tokens(self._dataplane, self._limits)
         handler = self._edge.handler
         calls = {
@@ -71,11 +70,7 @@ class OpenAi:
             Route("POST", "/ping", self._health, ApiGroup.HEALTH, is_open=True),
             Route("GET", "/version", self._version, ApiGroup.METADATA),
         )
-        return tuple(route.calling(self._guarded(route)) for route in routes)
-
-    def _guarded(self, route: Route) -> RouteCall:
-        restriction = self._access.restriction(route.group)
-        return _answering_errors(route.call) if restriction is None else _checked(route.call, restriction)
+        return Api("OpenAI", routes, OpenAiErrors())
 
     def _models(self, exchange: HttpExchange) -> None:
         self._answer_later(exchange, self._all())
@@ -161,30 +156,3 @@ async def _respond(exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str,
         response = error_response(error)
     exchange.on_disconnect = None
     exchange.respond(response)
-
-
-def _answering_errors(call: Callable[..., None]) -> RouteCall:
-    def answer(exchange: HttpExchange, **arguments: str) -> None:
-        try:
-            call(exchange, **arguments)
-        except Exception as error:
-            exchange.respond(error_response(error))
-
-    return answer
-
-
-def _checked(call: Callable[..., None], restriction: Restriction) -> RouteCall:
-    """401 where the header is the one in which clients send their API key, as they expect it, else 403."""
-    is_key = restriction.key == "authorization"
-    answering = _answering_errors(call)
-
-    def check(exchange: HttpExchange, **arguments: str) -> None:
-        if restriction.allows(exchange.head.headers):
-            answering(exchange, **arguments)
-        elif is_key:
-            exchange.respond(refusal(401, "the API key is missing or wrong", "invalid_api_key"))
-        else:
-            message = f"This API is restricted, expecting header '{restriction.key}'"
-            exchange.respond(refusal(403, message, "restricted"))
-
-    return check

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.status import message_response
-from modelserver.frontends.openai.errors import refusal_at
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext
@@ -325,7 +324,8 @@ class Http1Connection(RequestReader):
         if self._progress.is_too_slow(now_s, incoming.num_bytes, times):
             message = f"the request's body came too slowly: at most {times.body_pause_s:g} s without a byte, and "
             text = f"{message}{times.body_rate} bytes a second"
-            self._refuse(refusal_at(incoming.request.http.path, 408, text), Violation.SLOW_BODY)
+            errors = self._frontend.errors(incoming.request.http.path)
+            self._refuse(errors.refused(408, text), Violation.SLOW_BODY)
             self._settle()
 
     def _check_head(self, age_s: float) -> None:
@@ -388,7 +388,7 @@ class Http1Connection(RequestReader):
         self._incoming = self._room = self._refusal = None
         self._waiting, self._rest = [], b""
         self._is_held, self._is_over = False, True
-        response = refusal_at(path, 503, DISMISSAL, "unavailable")
+        response = self._frontend.errors(path).refused(503, DISMISSAL, "unavailable")
         if turn is None:
             self._answer_refusal(response)
         else:

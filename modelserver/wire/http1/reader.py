@@ -13,7 +13,6 @@ from typing import Any
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import message_response
-from modelserver.frontends.openai.errors import error_at
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES
@@ -406,7 +405,8 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     def _refuse_body(self, path: str, error: ServerError) -> None:
         self._max_dropped = max(_MAX_DROPPED_BYTES, self._context.limits.max_body_bytes)
         is_too_large = isinstance(error, PayloadTooLargeError)
-        self._refuse(error_at(path, error), Violation.BODY_TOO_LARGE if is_too_large else Violation.ASSEMBLY_BUDGET)
+        violation = Violation.BODY_TOO_LARGE if is_too_large else Violation.ASSEMBLY_BUDGET
+        self._refuse(self._frontend.errors(path).failed(error), violation)
 
     def _forget_heads(self) -> None:
         """An idle connection is to take little memory, and not to keep what may be secrets."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
-from modelserver.frontends.openai.errors import error_at, refusal_at
+from modelserver.frontends.http.response import ErrorWriter
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
@@ -107,7 +107,12 @@ class RestExchange(HttpExchange, Http2Stream):
         except Exception as error:
             _logger.error("an HTTP handler failed", exc_info=error)
             text = f"internal error ({type(error).__name__}); see the server's log"
-            self.respond(refusal_at(self.head.path, 500, text))
+            self.respond(self._errors().refused(500, text))
+
+    def _errors(self) -> ErrorWriter:
+        http = self.connection.context.http
+        assert http is not None, "a request came to it"
+        return http.errors(self.head.path)
 
     def _collect(self) -> BodyCollector:
         collector = self._collector
@@ -141,7 +146,7 @@ class RestExchange(HttpExchange, Http2Stream):
         too_large = isinstance(error, PayloadTooLargeError)
         self.connection.count(Violation.BODY_TOO_LARGE if too_large else Violation.ASSEMBLY_BUDGET)
         self.phase = RUNNING
-        self.respond(error_at(self.head.path, error))
+        self.respond(self._errors().failed(error))
 
     def _widen(self, num_received: int) -> None:
         """Let the rest of a body of known length come; of any other, as much as came."""
@@ -244,7 +249,7 @@ class RestExchange(HttpExchange, Http2Stream):
 
     def give_up(self, text: str) -> None:
         self.phase = RUNNING
-        self.respond(refusal_at(self.head.path, 408, text))
+        self.respond(self._errors().refused(408, text))
 
     def dismiss(self, text: str) -> None:
         if self.phase >= ANSWERED:
@@ -254,7 +259,7 @@ class RestExchange(HttpExchange, Http2Stream):
             return
         on_disconnect = self.on_disconnect
         self.phase = RUNNING
-        self.respond(refusal_at(self.head.path, 503, text, "unavailable"))
+        self.respond(self._errors().refused(503, text, "unavailable"))
         if on_disconnect is not None:
             on_disconnect()
 

@@ -8,7 +8,8 @@ from modelserver.auth.access import EVERYBODY
 from modelserver.frontends.grpc.call import RpcError
 from modelserver.frontends.grpc.status import Status
 from modelserver.frontends.http.exchange import HttpResponse
-from modelserver.frontends.openai.errors import refusal_at
+from modelserver.frontends.http.response import ErrorWriter
+from modelserver.frontends.http.status import PLAIN_ERRORS
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.context import WireContext
 from modelserver.wire.grpc.compression import choose_encoding
@@ -42,7 +43,7 @@ def find_route(context: WireContext, head: RequestHead, peer: str) -> Route | Re
         context.counts.violated(Protocol.HTTP2, Violation.BODY_TOO_LARGE)
         over = f"request JSON size of more than {max_bytes} bytes exceeds the maximum allowed input size"
         text = f"{over}; raise it with --http-max-input-size"
-        return _refusal(413, text, head.path.decode("latin-1"), "request_too_large")
+        return _refusal(413, text, context.http.errors(head.path.decode("latin-1")), "request_too_large")
     return Route(head, RestExchange, context.http.handle, admitted=checked)
 
 
@@ -73,8 +74,8 @@ def _find_method(context: WireContext, head: RequestHead, peer: str) -> Route | 
     return Route(head, GrpcStream, method.stream, encoding, admitted, check_head)
 
 
-def _refusal(status: int, text: str, path: str = "", code: str | None = None) -> Refusal:
-    return _answer(refusal_at(path, status, text, code))
+def _refusal(status: int, text: str, errors: ErrorWriter = PLAIN_ERRORS, code: str | None = None) -> Refusal:
+    return _answer(errors.refused(status, text, code))
 
 
 def _answer(response: HttpResponse) -> Refusal:

@@ -22,6 +22,7 @@ from modelserver.frontends.grpc.servicer import INFER_PATH, SERVICE
 from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.load_report import ASKING_HEADER
+from modelserver.frontends.http.response import ErrorWriter
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,
@@ -66,6 +67,9 @@ class HttpForwarder(HttpFrontend):
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
         """Of every request, also of those that the core answers: their bodies come here."""
         return self._local.check_head(head, peer)
+
+    def errors(self, path: str) -> ErrorWriter:
+        return self._local.errors(path)
 
 
 def _is_inference(head: HttpHead) -> bool:

@@ -22,6 +22,7 @@ from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.inference import JSON_LEN_HEADER, READ_HEADERS
 from modelserver.frontends.http.load_report import ASKING_HEADER
+from modelserver.frontends.http.response import ErrorWriter
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,
@@ -162,6 +163,9 @@ class _ShortHttp(HttpFrontend):
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
         return self._other.check_head(head, peer)
+
+    def errors(self, path: str) -> ErrorWriter:
+        return self._other.errors(path)
 
 
 def is_open(access: Access) -> bool:

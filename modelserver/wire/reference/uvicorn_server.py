@@ -19,7 +19,6 @@ from uvicorn.server import ServerState
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.status import message_response
-from modelserver.frontends.openai.errors import error_at, refusal_at
 from modelserver.wire.address import Address, peer_of
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S
@@ -196,7 +195,7 @@ class _App:
     """The ASGI application: waits for the body and for the frontend's answer, and writes it."""
 
     def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+        self.frontend = frontend
         self.is_retiring = False
 
     async def __call__(self, scope: _Message, receive: Callable[[], Awaitable[Any]], send: _Send) -> None:
@@ -209,12 +208,12 @@ class _App:
         if body.error is None:
             query = scope["query_string"].decode("latin-1")
             head = HttpHead(scope["method"], scope["raw_path"].decode("latin-1"), headers, query)
-            await _Exchange(head, body.body(), connection, send, self).run(self._frontend)
+            await _Exchange(head, body.body(), connection, send, self).run(self.frontend)
             return
         # The connection stays open and the rest of the body is dropped as it comes: a client that
         # sends all of it before it reads gets the answer and not a reset. One that asked first may not
         # send it at all, and then nobody knows where its next request begins.
-        response = error_at(scope["path"], body.error)
+        response = self.frontend.errors(scope["raw_path"].decode("latin-1")).failed(body.error)
         is_last = "expect" in headers or self.is_retiring
         await _write(response, send, (*response.headers, _CLOSE) if is_last else response.headers)
 
@@ -266,7 +265,7 @@ class _Exchange(HttpExchange):
         if self._has_begun:
             self._connection.abort()
             return
-        self.respond(refusal_at(self.head.path, 503, DISMISSAL, "unavailable"))
+        self.respond(self._app.frontend.errors(self.head.path).refused(503, DISMISSAL, "unavailable"))
         if self.on_disconnect is not None:
             self.on_disconnect()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from modelserver.auth.access import ApiGroup
-from modelserver.frontends.http.router import Route, Router, allowed_methods, route_for
+from modelserver.frontends.http.router import Api, Route, Router, allowed_methods, route_for
 
 
 def _named(name: str):
@@ -16,13 +16,18 @@ def _named(name: str):
 META = ApiGroup.METADATA
 ROUTER = Router(
     (
-        Route("GET", "/v2", _named("root"), META),
-        Route("GET", "/v2/models/stats", _named("stats"), META),
-        Route("GET", "/v2/models/{name}", _named("model"), META),
-        Route("POST", "/v2/models/{name}/infer", _named("infer"), META),
-        Route("POST", "/v2/models/{name}/versions/{version}/infer", _named("infer"), META),
-        Route("GET", "/v2/logging", _named("get_logging"), META),
-        Route("POST", "/v2/logging", _named("set_logging"), META),
+        Api(
+            "test",
+            (
+                Route("GET", "/v2", _named("root"), META),
+                Route("GET", "/v2/models/stats", _named("stats"), META),
+                Route("GET", "/v2/models/{name}", _named("model"), META),
+                Route("POST", "/v2/models/{name}/infer", _named("infer"), META),
+                Route("POST", "/v2/models/{name}/versions/{version}/infer", _named("infer"), META),
+                Route("GET", "/v2/logging", _named("get_logging"), META),
+                Route("POST", "/v2/logging", _named("set_logging"), META),
+            ),
+        ),
     )
 )
 
@@ -49,9 +54,9 @@ ROUTER = Router(
 def test_finds(method: str, path: str, name: str, arguments: dict[str, str]) -> None:
     found = ROUTER.find(path)
     assert found is not None
-    route = route_for(found[0], method)
+    route = route_for(found.routes, method)
     assert route is not None
-    assert (route.call.__name__, dict(found[1])) == (name, arguments)
+    assert (route.call.__name__, dict(found.arguments)) == (name, arguments)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +75,8 @@ def test_an_encoded_slash_never_separates_segments(path: str) -> None:
 def test_a_route_lists_its_methods() -> None:
     found = ROUTER.find("/v2/logging")
     assert found is not None
-    assert allowed_methods(found[0]) == ["GET", "HEAD", "POST"]
-    assert route_for(found[0], "DELETE") is None
+    assert allowed_methods(found.routes) == ["GET", "HEAD", "POST"]
+    assert route_for(found.routes, "DELETE") is None
 
 
 def test_the_nearest_route_is_named() -> None:
@@ -82,4 +87,4 @@ def test_the_nearest_route_is_named() -> None:
 
 def test_a_route_may_not_be_there_twice() -> None:
     with pytest.raises(AssertionError, match="twice"):
-        Router((Route("GET", "/a/{x}", _named("a"), META), Route("GET", "/a/{x}", _named("b"), META)))
+        Router((Api("test", (Route("GET", "/a/{x}", _named("a"), META), Route("GET", "/a/{x}", _named("b"), META))),))
