@@ -79,7 +79,7 @@ def test_other_paths_and_methods_are_not_there(cloud: dict[str, Any]) -> None:
     assert client.post(cloud["predict"], content=b"{").status_code == 400
 
 
-def test_a_redirect_reaches_every_path_of_v2_on_vertex_ai(cloud: dict[str, Any]) -> None:
+def test_a_redirect_reaches_paths_of_v2_on_vertex_ai(cloud: dict[str, Any]) -> None:
     client, predict = cloud["client"], cloud["predict"]
 
     def ask(target: str, **details: Any) -> httpx.Response:
@@ -95,6 +95,15 @@ def test_a_redirect_reaches_every_path_of_v2_on_vertex_ai(cloud: dict[str, Any])
     assert [row["name"] for row in ask("v2/repository/index").json()] == ["echo", "other"]
     assert ask("v2/models/echo/config").json()["name"] == "echo"
     assert ask("metrics").status_code == 400
+    for control in (
+        "v2/repository/models/echo/unload",
+        "v2/repository/models/echo/lo%61d/",
+        "v2/systemsharedmemory/region/r/register",
+        "v2/systemsharedmemory/unregister",
+        "v2/cudasharedmemory/region/r/unregister",
+    ):
+        answer = ask(control, json={})
+        assert (answer.status_code, "server's own ports" in answer.json()["error"]) == (403, True), control
 
 
 @pytest.mark.parametrize(("names", "status"), [(("one-model_1",), 200), (("one", "two"), 400)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from modelserver.auth.access import ApiGroup
-from modelserver.errors import InvalidArgumentError, NotFoundError
+from modelserver.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError
 from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
 from modelserver.frontends.http.router import Api, Route, Router, allowed_methods, route_for
@@ -25,6 +25,11 @@ _REDIRECT = "x-vertex-ai-triton-redirect"
 _READY = "/v2/health/ready"
 # What is read and not done.
 _READS = re.compile(r"/v2(/models(/[^/]+(/versions/[^/]+)?)?)?|.*/(ready|live|config|stats|status)")
+
+# Calls that change the server: whoever may predict may not make these.
+_CONTROLS = re.compile(
+    r"/v2/(repository|systemsharedmemory|cudasharedmemory)/(.*/)?(load|unload|register|unregister)/*"
+)
 
 
 class CloudFrontend(Frontend):
@@ -95,6 +100,11 @@ class CloudFrontend(Frontend):
         target = "/" + target.lstrip("/")
         if target != "/v2" and not target.startswith("/v2/"):
             raise InvalidArgumentError(f"the header {_REDIRECT} must name a path of v2, got '{target:.200}'")
+        if _CONTROLS.fullmatch(unquote(target)):
+            raise PermissionDeniedError(
+                f"the header {_REDIRECT} does not reach '{target:.200}': models are loaded and unloaded, and shared "
+                "memory is registered, on the server's own ports"
+            )
         self._forward(exchange, self._method_of(target), target)
 
     def invoke(self, exchange: HttpExchange, model: str) -> None:
