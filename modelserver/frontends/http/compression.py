@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
+import numpy as np
+
 from modelserver.core.numerals import parse_float
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, UnsupportedError
@@ -75,7 +77,7 @@ def _has_zlib_header(body: Buffer) -> bool:
     return len(body) >= 2 and body[0] & 0x0F == zlib.DEFLATED and (body[0] << 8 | body[1]) % 31 == 0
 
 
-def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> bytes:
+def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> Buffer:
     parts: list[bytes] = []
     left = max_bytes
     inflater = zlib.decompressobj(window)
@@ -95,19 +97,42 @@ def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> bytes:
                 inflater = zlib.decompressobj(window)
                 size = _MIN_MEMBER_BYTES
             chunk = view[start : start + size]
-            part = inflater.decompress(chunk, left + 1)
+            # No more at a time: a chunk may unpack to a thousand times its size, in one call and in one piece.
+            part = inflater.decompress(chunk, min(left + 1, _CHUNK))
             left -= len(part)
             if left < 0:
-                raise PayloadTooLargeError(
-                    f"Decompressed data size exceeds the maximum allowed value of {max_bytes} bytes. "
-                    "Use --http-max-input-size to increase the limit."
-                )
+                raise _too_large(max_bytes)
             parts.append(part)
             # zlib copies what it leaves of a chunk: the first chunk of a further member is short, as the member may be.
             start += len(chunk) - len(inflater.unused_data or inflater.unconsumed_tail)
             size = min(2 * size, _CHUNK)
+        if not inflater.eof:  # zlib has read all of the body, and may hold back the last bytes of its own output
+            parts.append(inflater.flush())
+            if len(parts[-1]) > left:
+                raise _too_large(max_bytes)
     except zlib.error as error:
         raise InvalidArgumentError(f"the request body is not valid {encoding}: {error}") from error
     if not inflater.eof:
         raise InvalidArgumentError(f"the {encoding} request body ends too early")
-    return b"".join(parts)
+    return _joined(parts)
+
+
+def _too_large(max_bytes: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(
+        f"Decompressed data size exceeds the maximum allowed value of {max_bytes} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+def _joined(parts: list[bytes]) -> Buffer:
+    """The parts, which are taken out, as one buffer. One join of a large body would hold the interpreter's lock."""
+    size = sum(map(len, parts))
+    if size <= _CHUNK:
+        return b"".join(parts)
+    memory = np.empty(size, np.uint8)
+    end = size
+    while parts:
+        part = parts.pop()
+        memory[end - len(part) : end] = np.frombuffer(part, np.uint8)
+        end -= len(part)
+    return memory.data

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -483,8 +485,17 @@ def test_a_signal_ends_a_forked_copy_at_any_moment(start: Callable[..., ProcessI
                 ended.append(not signal.pthread_sigmask(signal.SIG_BLOCK, ()))
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(ended, np.float32))])]
     """
-    (entry,) = start(source).execute([request()])
+    # A shell lets what runs in the background ignore some of them, and the tests may run so.
+    before = {number: signal.signal(number, _do_nothing) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        (entry,) = start(source).execute([request()])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert response(entry).outputs[0].data.tolist() == [1] * 14
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None: ...
 
 
 def test_a_crash_is_named_and_mended(model: ProcessInstance) -> None:

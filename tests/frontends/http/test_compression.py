@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -65,6 +66,17 @@ def test_the_limit_is_on_what_comes_out(encoding: str, packed: bytes) -> None:
     assert len(decompress(packed, encoding, len(TEXT))) == len(TEXT)
     with pytest.raises(PayloadTooLargeError, match="--http-max-input-size"):
         decompress(packed, encoding, len(TEXT) - 1)
+
+
+@pytest.mark.parametrize("size", [(1 << 18) + more for more in (-1, 0, 1, 2, 257, 258, 259, 1 << 18, 3 << 18)])
+@pytest.mark.parametrize("pack", [_gzip, zlib.compress, _raw_deflate])
+def test_what_unpacks_to_many_times_its_size_is_whole(pack: Callable[[bytes], bytes], size: int) -> None:
+    encoding = "gzip" if pack is _gzip else "deflate"
+    assert bytes(decompress(pack(bytes(size)), encoding, size)) == bytes(size)
+    with pytest.raises(PayloadTooLargeError):
+        decompress(pack(bytes(size)), encoding, size - 1)
+    with pytest.raises(InvalidArgumentError, match="ends too early"):
+        decompress(pack(bytes(size))[:-1], encoding, size)
 
 
 def test_a_bomb_of_many_members_is_stopped() -> None:
