@@ -1,0 +1,88 @@
+"""A language model that computes nothing: each of its requests gets a token at every tick of a clock.
+
+Its tensors are those of the bundled language models, written by the same code, so that what the server makes of a token
+is measured alone. `max_tokens` says how many there are. The parameter `tokens_per_s` of the config is the rate of each
+request.
+"""
+
+from __future__ import annotations
+
+import time
+
+import orjson
+from modelserver_backends.llm.answer import AnswerWriter, ChoiceNews
+from modelserver_backends.llm.contract import RETURNS, complete_config
+from modelserver_backends.llm.generation import GenerationRequest, SequenceOutput
+from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.sequence import FinishReason
+
+from modelserver.backend import Backend, BackendContext, InferRequest, ModelConfig, Placement, StepInstance
+
+WORD = " token"
+
+
+class _Stream:
+    """One request: what is left of it, and the writer of its responses."""
+
+    def __init__(self, request: InferRequest) -> None:
+        self.sender = request.sender
+        sampling = orjson.loads(request.inputs["sampling_parameters"].data.item())
+        self.num_left = int(sampling["max_tokens"])
+        self.asked = GenerationRequest([1, 2, 3], SamplingParams())
+        wants = {output for name, output in RETURNS.items() if name in request.inputs}
+        self.writer = AnswerWriter(wants, None, [1, 2, 3], prefix="", has_index=False)  # type: ignore[arg-type]  # no tokens are told
+        self.news = ChoiceNews(0)
+
+    def tick(self) -> bool:
+        """Send a token; False with the last one."""
+        self.num_left -= 1
+        output = SequenceOutput(self.asked, 0, WORD, [7], 1, 0)
+        if self.num_left == 0:
+            output.finish_reason = FinishReason.LENGTH
+        self.news.add(output)
+        if self.num_left == 0:
+            self.sender.finish(self.writer.response([self.news]))
+            return False
+        if self.sender.has_room:
+            self.sender.send(self.writer.response([self.news]), wait=False)
+            self.news = ChoiceNews(0)
+        return True
+
+
+class Metronome(StepInstance):
+    def __init__(self, tokens_per_s: float) -> None:
+        self._period_s = 1 / tokens_per_s
+        self._next_s = time.monotonic()
+        self._streams: dict[InferRequest, _Stream] = {}
+
+    def add(self, request: InferRequest) -> None:
+        self._streams[request] = _Stream(request)
+
+    def abort(self, request: InferRequest) -> None:
+        self._streams.pop(request, None)
+
+    def step(self) -> None:
+        now_s = time.monotonic()
+        self._next_s = max(self._next_s + self._period_s, now_s)
+        time.sleep(self._next_s - now_s)
+        for request, stream in list(self._streams.items()):
+            if not stream.tick():
+                del self._streams[request]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._streams)
+
+
+class MetronomeBackend(Backend):
+    """Makes one instance, with a thread of its own."""
+
+    @classmethod
+    def complete_config(cls, context: BackendContext) -> ModelConfig:
+        return complete_config(context.config)
+
+    def create_instance(self, placement: Placement) -> Metronome:
+        return Metronome(self.context.float_parameter("tokens_per_s", 20.0))
+
+
+BACKEND = MetronomeBackend

@@ -1,0 +1,156 @@
+"""What a streamed token costs: `python -m benchmarks.streams [--streams 256] [--rate 20] [--seconds 5]`.
+
+A server has a model that computes nothing and gives each request a token at every tick of a clock
+(`benchmarks/backends/metronome`), so that only the server's own work is measured. That many clients, all in this
+process, read streams. Printed is CPU per token, by the kernel's account of each thread: of the event loop, on which
+frontends and sockets are, of the other threads (mostly the model's worker, which writes the responses), and of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.servers.ours import modelserver
+from benchmarks.servers.process import ServerProcess
+
+BACKENDS = Path(__file__).parent / "backends"
+CONFIG = """
+backend: "metronome"
+parameters {{ key: "tokens_per_s" value {{ string_value: "{rate}" }} }}
+"""
+WARMUP_S = 1.5
+
+
+def chat(num_tokens: int) -> tuple[str, dict[str, object]]:
+    body = {"model": "metronome", "messages": [{"role": "user", "content": "hello"}]}
+    return "/v1/chat/completions", {**body, "max_tokens": num_tokens, "stream": True}
+
+
+def completions(num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/v1/completions", {"model": "metronome", "prompt": "hello", "max_tokens": num_tokens, "stream": True}
+
+
+def generate(num_tokens: int) -> tuple[str, dict[str, object]]:
+    parameters = json.dumps({"max_tokens": num_tokens})
+    body = {"text_input": "hello", "stream": True, "sampling_parameters": parameters}
+    return "/v2/models/metronome/generate_stream", body
+
+
+ROUTES: dict[str, Callable[[int], tuple[str, dict[str, object]]]] = {
+    "chat": chat,
+    "completions": completions,
+    "generate": generate,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """CPU seconds of the server's threads."""
+
+    loop_s: float
+    others_s: float
+
+    def since(self, before: Spent) -> Spent:
+        return Spent(self.loop_s - before.loop_s, self.others_s - before.others_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.streams", description="CPU per streamed token.")
+    parser.add_argument("routes", nargs="*", metavar="ROUTE", help=f"of {' '.join(ROUTES)} (chat)")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--rate", type=float, default=20.0, help="tokens per second of each stream")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3, help="the median of these is printed")
+    options = parser.parse_args()
+    routes = options.routes or ["chat"]
+    unknown = [route for route in routes if route not in ROUTES]
+    if unknown:
+        parser.error(f"unknown route {unknown[0]!r}, expected one of {' '.join(ROUTES)}")
+    print(f"{'route':<12} {'tokens/s':>9} {'loop µs':>8} {'others µs':>9} {'all µs':>7} {'cores':>6}")
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "metronome" / "1").mkdir(parents=True)
+        (Path(scratch) / "metronome" / "config.pbtxt").write_text(CONFIG.format(rate=options.rate))
+        with modelserver(Path(scratch), f"--backend-directory={BACKENDS}") as server:
+            for route in routes:
+                rounds = [measure(server, route, options) for _ in range(options.rounds)]
+                figures = [statistics.median(column) for column in zip(*rounds, strict=True)]
+                loop_us, others_us, tokens_per_s = figures
+                cores = (loop_us + others_us) * tokens_per_s / 1e6
+                print(
+                    f"{route:<12} {tokens_per_s:>9.0f} {loop_us:>8.1f} {others_us:>9.1f} {loop_us + others_us:>7.1f} "
+                    f"{cores:>6.2f}"
+                )
+
+
+def measure(server: ServerProcess, route: str, options: argparse.Namespace) -> tuple[float, float, float]:
+    """CPU µs per token of the loop and of all else, and tokens per second."""
+    num_tokens = int(options.rate * (options.seconds + WARMUP_S + 10))
+    path, body = ROUTES[route](num_tokens)
+    readers = Readers(server.ports["http"], path, json.dumps(body).encode(), options.streams)
+    try:
+        readers.read_for(WARMUP_S)
+        before, count = spent(server.process.pid), readers.num_tokens
+        start_s = time.monotonic()
+        readers.read_for(options.seconds)
+        used, took_s = spent(server.process.pid).since(before), time.monotonic() - start_s
+        count = readers.num_tokens - count
+    finally:
+        readers.close()
+    return used.loop_s / count * 1e6, used.others_s / count * 1e6, count / took_s
+
+
+class Readers:
+    """Clients of one stream each, read by one thread."""
+
+    def __init__(self, port: int, path: str, body: bytes, count: int) -> None:
+        self.num_tokens = 0
+        self._poll = select.epoll()
+        self._sockets: dict[int, socket.socket] = {}
+        fields = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        head = "\r\n".join((f"POST {path} HTTP/1.1", *fields, "", ""))
+        for _ in range(count):
+            connected = socket.create_connection(("127.0.0.1", port))
+            connected.sendall(head.encode() + body)
+            connected.setblocking(False)
+            self._sockets[connected.fileno()] = connected
+            self._poll.register(connected, select.EPOLLIN)
+
+    def read_for(self, seconds: float) -> None:
+        """Read what comes. Raises SystemExit when the server says anything but tokens."""
+        ends_s = time.monotonic() + seconds
+        while (left_s := ends_s - time.monotonic()) > 0:
+            for number, _ in self._poll.poll(left_s):
+                data = self._sockets[number].recv(1 << 16)
+                if not data or b'"error"' in data:
+                    raise SystemExit(f"a stream failed: {data[:500]!r}")
+                self.num_tokens += data.count(b"data: ")
+
+    def close(self) -> None:
+        self._poll.close()
+        for each in self._sockets.values():
+            each.close()
+
+
+def spent(pid: int) -> Spent:
+    """What the threads of a process have used, in the kernel's account, which knows nanoseconds."""
+    loop_ns = others_ns = 0
+    for task in (Path("/proc") / str(pid) / "task").iterdir():
+        used_ns = int((task / "schedstat").read_text().split()[0])
+        if int(task.name) == pid:
+            loop_ns += used_ns
+        else:
+            others_ns += used_ns
+    return Spent(loop_ns / 1e9, others_ns / 1e9)
+
+
+if __name__ == "__main__":
+    main()
