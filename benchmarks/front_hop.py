@@ -20,10 +20,10 @@ from benchmarks import requests
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
-from modelserver.frontends.grpc.call import Parts, UnaryCall
-from modelserver.frontends.grpc.codec import GrpcLimits
-from modelserver.frontends.grpc.servicer import INFER_PATH, GrpcFrontend
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.protocol.call import Parts, UnaryCall
+from modelserver.protocol.kserve import INFER_PATH
+from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.session import FrontSession
 from modelserver.wire.processes.setup import CorePlanes, FrontSockets

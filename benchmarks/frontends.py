@@ -23,16 +23,15 @@ from benchmarks import models, requests
 from modelserver.auth.api_keys import KeyRing, Scope, create_key
 from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.execution.facilities import Facilities
-from modelserver.frontends.grpc.call import Method, Parts, StreamCall, UnaryCall
-from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.keyed import http_frontend
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
+from modelserver.protocol.call import Method, Parts, StreamCall, UnaryCall
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 

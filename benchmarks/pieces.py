@@ -26,12 +26,12 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.frontends.http.codec import encode_infer
 from modelserver.frontends.http.decoder import InferDecoder
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.frontends.http.templates import Known
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.platform.gc_freeze import keep_for_good
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.protocol.limits import HttpLimits
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 from modelserver.telemetry.wire import WireCounts

@@ -18,11 +18,10 @@ from modelserver.cache.store import StoreCounts
 from modelserver.config.pbtxt import MAX_CHARACTERS
 from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelResponseCache, RateLimiterResource
 from modelserver.frontends.grpc import head
-from modelserver.frontends.grpc.codec import DEFAULT_LIMITS
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import markdown
 from modelserver.pb import model_config_pb2
+from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, HttpLimits
 from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
 from modelserver.scheduling.rate_limit import RateLimiter
@@ -196,14 +195,14 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "nesting of JSON, also in load requests", f"{http.max_json_depth} levels", "", "400"
     yield "inputs, and requested outputs, of an HTTP request", str(http.max_tensors), "", "413"
     assert http.max_name_len == head.MAX_NAME_LEN, "both protocols have the same limit"
-    assert http.max_parameters == DEFAULT_LIMITS.max_parameters, "both protocols have the same limit"
+    assert http.max_parameters == DEFAULT_GRPC_LIMITS.max_parameters, "both protocols have the same limit"
     yield "parameters of a request, and of each tensor", str(http.max_parameters), "", "400, INVALID_ARGUMENT"
     yield "name of an input", f"{http.max_name_len} characters", "", "400, INVALID_ARGUMENT"
     yield "dimensions of a shape", str(http.max_rank), "", "400, INVALID_ARGUMENT"
     yield "elements of a shape, 8 bytes each", "2^63 - 1 bytes", "", "400, INVALID_ARGUMENT"
     message_size = f"{ServerOptions().grpc_max_request_size} bytes"
     yield "gRPC message", message_size, "`--grpc-max-request-size`", "RESOURCE_EXHAUSTED"
-    grpc = DEFAULT_LIMITS
+    grpc = DEFAULT_GRPC_LIMITS
     yield "inputs, and requested outputs, of a gRPC request", str(grpc.max_tensors), "", "RESOURCE_EXHAUSTED"
     yield "unanswered requests of one `ModelStreamInfer` call", str(grpc.max_stream_inflight), "", "reading pauses"
     waiting = f"{ServerOptions().max_queue_size} at each priority level"

@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.execution",),
     ("modelserver.repository",),
     ("modelserver.planes", "modelserver.auth.authorized_planes"),
+    ("modelserver.protocol",),
     ("modelserver.frontends",),
     (
         "modelserver.app",

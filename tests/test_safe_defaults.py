@@ -17,8 +17,8 @@ from support.layouts import free_port
 from support.model_files import write_identity
 from support.processes import ServerProcess
 
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options.server_options import ServerOptions
+from modelserver.protocol.limits import HttpLimits
 
 ROOT = Path(__file__).parents[1]
 LIMITS = HttpLimits()

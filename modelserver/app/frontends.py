@@ -14,13 +14,13 @@ from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.access_log import with_access_log
 from modelserver.frontends.http.clouds import sagemaker_frontend, vertex_ai_frontend
 from modelserver.frontends.http.cors import with_cors
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.frontends.http.keyed import http_frontend, keyed_cloud, keyed_metrics
 from modelserver.frontends.http.metrics import MetricsFrontend
 from modelserver.frontends.http.routes import HttpFrontend as KServeFrontend
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.control import AnyControlPlane, ControlPlane
 from modelserver.planes.data import AnyDataPlane, DataPlane
+from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.metrics import ServerMetrics
 
 

@@ -9,13 +9,12 @@ from typing import Protocol
 
 from modelserver.app.logs import own_level
 from modelserver.core.numerals import is_digits
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.grpc.codec import GrpcLimits
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import option_table
 from modelserver.planes.data import DataPlane
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.address import Address

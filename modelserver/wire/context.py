@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.arena import Arena
 from modelserver.wire.assembly import AssemblyBudget

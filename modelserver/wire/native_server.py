@@ -6,8 +6,8 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelserver.frontends.http.exchange import Frontend, HttpExchange
-from modelserver.frontends.http.status import message_response
+from modelserver.protocol.exchange import Frontend, HttpExchange
+from modelserver.protocol.http_status import message_response
 
 
 class NoHttp(Frontend):

@@ -7,9 +7,9 @@ import logging
 import resource
 import socket
 
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
 from modelserver.platform.malloc import give_back
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import Violation, WireCounts
 from modelserver.wire.context import Connection, WireContext
 from modelserver.wire.entrance import Entrance, MakeConnection

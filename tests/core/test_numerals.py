@@ -117,7 +117,7 @@ def test_no_reader_takes_what_only_python_takes(read: Callable[[str], Any], text
 
 
 def test_no_weight_of_an_encoding_either() -> None:
-    from modelserver.frontends.http.compression import choose_encoding
+    from modelserver.protocol.compression import choose_encoding
 
     assert choose_encoding("gzip;q=1") == "gzip"
     assert all(choose_encoding(f"gzip;q={text}") is None for text in FOREIGN)

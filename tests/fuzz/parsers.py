@@ -10,10 +10,10 @@ from collections.abc import Callable
 import hpack
 from google.protobuf.message import DecodeError
 
-from modelserver.frontends.grpc.call import RpcError
 from modelserver.frontends.grpc.envelope import MalformedError as UnwalkableError
 from modelserver.frontends.grpc.envelope import split_request
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.call import RpcError
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.grpc.compression import decompress, decompress_on_loop
 from modelserver.wire.grpc.timeout import MAX_TIMEOUT_NS, parse_timeout

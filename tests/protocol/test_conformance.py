@@ -16,9 +16,9 @@ from support.serving import RunningServer, running_server
 
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ErrorCode
-from modelserver.frontends.grpc.status import STATUS_OF
-from modelserver.frontends.http.status import STATUS
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.grpc_status import STATUS_OF
+from modelserver.protocol.http_status import STATUS
 
 RAISES = """
 import numpy as np

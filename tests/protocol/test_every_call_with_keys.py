@@ -21,9 +21,10 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
 from modelserver.auth.api_keys import Scope
-from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
+from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.kserve import SERVICE
 
 STATES = ("never_loaded", "ready", "generates", "unloaded", "failed", "loading", "infer")
 TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}

@@ -10,10 +10,9 @@ from typing import Any
 
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
-from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.session import FrontSession

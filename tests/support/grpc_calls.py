@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import Method, Parts, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.grpc_status import Status
 
 MessageT = TypeVar("MessageT", bound=Message)
 

@@ -10,8 +10,8 @@ from typing import Any
 from support.memory_transport import MemoryTransport, receive
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation, WireCounts
 from modelserver.wire.context import WireContext
 from modelserver.wire.http1.connection import Http1Connection

@@ -12,7 +12,7 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Buffer, Tensor, tensor_to_bytes
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 
 LENGTH = "inference-header-content-length"
 

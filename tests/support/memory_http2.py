@@ -23,7 +23,7 @@ from support.memory_transport import MemoryTransport, receive
 from support.raw_http2 import Answer, call_fields, get_fields, prefixed
 from support.wire_frontends import GrpcHandlers, HttpHandlers
 
-from modelserver.frontends.grpc.call import Method
+from modelserver.protocol.call import Method
 from modelserver.telemetry.wire import Violation, WireCounts
 from modelserver.wire.context import WireContext
 from modelserver.wire.http2.connection import Http2Connection

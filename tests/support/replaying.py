@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.call import Method, StreamCall, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.context import WireContext
 from modelserver.wire.limits import WireLimits

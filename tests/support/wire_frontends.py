@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
 
 SERVICE = "/test.Wire/"
 

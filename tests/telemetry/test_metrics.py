@@ -15,8 +15,8 @@ from support.http_calls import Exchange
 
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import ErrorCode
-from modelserver.frontends.http.exchange import HttpResponse
 from modelserver.frontends.http.metrics import MetricsFrontend
+from modelserver.protocol.exchange import HttpResponse
 from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
 from modelserver.telemetry.host import HostGauges

@@ -21,8 +21,8 @@ from support.grpc_calls import turns
 from support.http_calls import LENGTH, binary_body, fp32
 
 from modelserver.errors import UnavailableError
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.native_server import NativeServer

@@ -19,9 +19,9 @@ from support.certificates import Authority
 from support.loops import on_both_loops
 
 from modelserver.errors import UnavailableError
-from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.call import Method, StreamCall, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.telemetry.wire import Protocol, WireCounts
 from modelserver.wire import port as port_module
 from modelserver.wire.address import Address

@@ -11,8 +11,8 @@ from modelserver.auth.access import Admitted
 from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc.call import CheckHead, Metadata, Method, Parts, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import STATUS_OF, Status
+from modelserver.protocol.call import CheckHead, Metadata, Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.grpc_status import STATUS_OF, Status
 from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
 
 _METHOD = "POST"

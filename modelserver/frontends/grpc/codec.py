@@ -7,12 +7,11 @@ received bytes; `head` reads what comes before them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modelserver.auth.access import Access
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
@@ -30,8 +29,9 @@ from modelserver.frontends.grpc import envelope
 from modelserver.frontends.grpc.contents import tensor_from_contents, tensor_slices
 from modelserver.frontends.grpc.head import InputHead, RequestHead, read_head, remembered_head
 from modelserver.frontends.grpc.parameters import REGION, apply_parameters, parameter_fields
-from modelserver.frontends.grpc.status import sendable
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.grpc_status import sendable
+from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits
 
 # Heads up to this size are remembered; parameters make a head vary from request to request.
 _REMEMBERED_BYTES = 1024
@@ -49,27 +49,6 @@ _IS_FINAL = parameter_fields({"triton_final_response": True})
 _IS_NOT_FINAL = parameter_fields({"triton_final_response": False})
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcLimits:
-    """Bounds of the gRPC frontend; message sizes are the wire's.
-
-    `max_parameters` holds for those of the request, and for those of each tensor. `max_stream_inflight`
-    requests of one ModelStreamInfer call are in flight before it reads no further.
-    """
-
-    max_tensors: int = 1024
-    max_parameters: int = 1024
-    max_stream_inflight: int = 256
-    access: Access = field(default_factory=Access)
-
-    @property
-    def max_fields(self) -> int:
-        """Of a ModelInferRequest: inputs, outputs, raw contents, parameters; and its names and id."""
-        return 3 * self.max_tensors + self.max_parameters + 16
-
-
-DEFAULT_LIMITS = GrpcLimits()
-
 # Called with a message, its head without the id, and what that says.
 Learn = Callable[[Buffer, bytes, RequestHead], None]
 
@@ -85,7 +64,7 @@ class Outline:
     contents: Sequence[Sequence[memoryview]] = ()
 
 
-def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> InferRequest:
+def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> InferRequest:
     """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it."""
     decoded = decode_on_loop(message, limits)
     return finish(element_slices(decoded)) if isinstance(decoded, Outline) else decoded
@@ -188,7 +167,7 @@ def _num_element_bytes(head: RequestHead, raws: Sequence[Buffer]) -> int:
     return sum(len(raw) for item, raw in zip(head.inputs, raws, strict=False) if item.num_bytes is None)
 
 
-def request_id(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> str:
+def request_id(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> str:
     """The id of a request that could not be decoded, as far as one can be found."""
     try:
         return _decode_id(_split(message, limits).id)
@@ -196,7 +175,7 @@ def request_id(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> str:
         return ""
 
 
-def request_names(message: Buffer, limits: GrpcLimits = DEFAULT_LIMITS) -> tuple[str, str]:
+def request_names(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> tuple[str, str]:
     """The model and the id of a request that could not be decoded, as far as they can be found at little cost."""
     try:
         split = _split(message, limits)

@@ -7,8 +7,9 @@ from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc.codec import GrpcLimits, Outline, decode_on_loop, element_slices, request_names
+from modelserver.frontends.grpc.codec import Outline, decode_on_loop, element_slices, request_names
 from modelserver.frontends.grpc.templates import Templates
+from modelserver.protocol.limits import GrpcLimits
 
 
 class InferDecoder:

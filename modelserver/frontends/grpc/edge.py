@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError, Message
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InternalError, InvalidArgumentError, ModelAsleepError, ServerError
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import Status, status_of
 from modelserver.frontends.grpc.tasks import Tasks
+from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.grpc_status import Status, status_of
 
 _logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2
 
 from modelserver.errors import InvalidArgumentError, NotFoundError
-from modelserver.frontends.grpc.call import Method, StreamCall
 from modelserver.frontends.grpc.edge import answered, parse, streamed
+from modelserver.protocol.call import Method, StreamCall
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

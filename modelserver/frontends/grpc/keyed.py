@@ -10,11 +10,12 @@ from modelserver.auth.access import KEY_HEADERS, WITHOUT_KEY, Admitted
 from modelserver.auth.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing
 from modelserver.auth.authorized_planes import check_scope, keyed_planes
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc.call import Metadata, Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.edge import fail
-from modelserver.frontends.grpc.servicer import SERVICE, GrpcFrontend
-from modelserver.frontends.grpc.status import status_of
+from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.protocol.call import Metadata, Method, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.grpc_status import status_of
+from modelserver.protocol.kserve import SERVICE
+from modelserver.protocol.limits import GrpcLimits
 from modelserver.telemetry.audit import PEER
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from modelserver.auth.api_keys import SCOPE_OF, Scope
-from modelserver.frontends.grpc.call import Method, UnaryCall
+from modelserver.protocol.call import Method, UnaryCall
 from modelserver.telemetry.audit import PEER
 
 

@@ -9,9 +9,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import Method, StreamCall
 from modelserver.frontends.grpc.edge import parse, streamed
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import Method, StreamCall
+from modelserver.protocol.grpc_status import Status
 
 # Both versions of the protocol have the same messages.
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from modelserver.frontends.grpc.call import Method
 from modelserver.frontends.grpc.edge import answered
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.call import Method
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from modelserver.auth.access import EVERYBODY, Access, Admitted, Restriction
-from modelserver.frontends.grpc.call import Metadata, Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import Metadata, Method, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.grpc_status import Status
 
 
 def restricted(methods: Mapping[str, Method], access: Access) -> dict[str, Method]:

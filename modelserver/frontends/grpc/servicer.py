@@ -17,7 +17,6 @@ from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.grpc import codec, replies
 from modelserver.frontends.grpc.access_log import with_access_log
-from modelserver.frontends.grpc.call import Method, StreamCall, UnaryCall
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import answered, awaited, fail, streamed
 from modelserver.frontends.grpc.head import decode_version
@@ -34,13 +33,14 @@ from modelserver.frontends.grpc.traffic import traffic_document, traffic_reply
 from modelserver.frontends.grpc.unary import UnaryReply
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
+from modelserver.protocol.call import Method, StreamCall, UnaryCall
+from modelserver.protocol.kserve import SERVICE
+from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane
     from modelserver.planes.data import AnyDataPlane
 
-SERVICE = "inference.GRPCInferenceService"
-INFER_PATH = f"/{SERVICE}/ModelInfer"
 # Streams are read on at a drain: what their clients sent before they could know of it.
 _LAST_REQUESTS_S = 0.25
 
@@ -55,7 +55,7 @@ class GrpcFrontend:
         self,
         dataplane: AnyDataPlane,
         controlplane: AnyControlPlane,
-        limits: codec.GrpcLimits = codec.DEFAULT_LIMITS,
+        limits: GrpcLimits = DEFAULT_GRPC_LIMITS,
         *,
         health_watch_interval_s: float = 0.5,
     ) -> None:

@@ -14,10 +14,11 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, is_long
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc import codec
-from modelserver.frontends.grpc.call import Parts, RpcError, StreamCall
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import as_server_error
-from modelserver.frontends.grpc.status import status_of
+from modelserver.protocol.call import Parts, RpcError, StreamCall
+from modelserver.protocol.grpc_status import status_of
+from modelserver.protocol.limits import GrpcLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
@@ -58,9 +59,7 @@ class InferStream:
     else by the call's own task.
     """
 
-    def __init__(
-        self, call: StreamCall, dataplane: AnyDataPlane, decoder: InferDecoder, limits: codec.GrpcLimits
-    ) -> None:
+    def __init__(self, call: StreamCall, dataplane: AnyDataPlane, decoder: InferDecoder, limits: GrpcLimits) -> None:
         self._call = call
         self._dataplane = dataplane
         self._decode = decoder.decode_on_loop

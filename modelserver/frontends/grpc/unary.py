@@ -10,9 +10,9 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import is_long
 from modelserver.errors import UnsupportedError
-from modelserver.frontends.grpc.call import Parts, UnaryCall
 from modelserver.frontends.grpc.codec import encode_infer_response
 from modelserver.frontends.grpc.edge import fail
+from modelserver.protocol.call import Parts, UnaryCall
 
 
 class UnaryReply(ResponseStream):

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError, UnsupportedError
-from modelserver.frontends.http.compression import (
+from modelserver.protocol.compression import (
     MIN_COMPRESSED_BYTES,
     SUPPORTED,
     compress,
     decompress,
 )
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
-from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.status import error_response
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.http_status import error_response
+from modelserver.protocol.limits import HttpLimits
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from urllib.parse import quote, unquote
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
 from modelserver.frontends.http.router import Api, Route, Router, allowed_methods, route_for
 from modelserver.frontends.http.sagemaker import MultiModel
-from modelserver.frontends.http.status import error_response, message_response
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.protocol.http_status import error_response, message_response
 
 if TYPE_CHECKING:
     from modelserver.frontends.http.routes import HttpFrontend

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.documents import index_document
-from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.json_body import with_object
-from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.status import bare_response, error_response, json_response
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.http_status import bare_response, error_response, json_response
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from modelserver.auth.access import WITHOUT_KEY, Admitted, Cors
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.frontends.http.relayed import RelayedExchange
-from modelserver.frontends.http.response import ErrorWriter
-from modelserver.frontends.http.status import message_response
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.http_status import message_response
+from modelserver.protocol.response import ErrorWriter
 
 _METHODS: Final = "GET, HEAD, POST, DELETE"
 # What a page may read beside the headers that every page may.

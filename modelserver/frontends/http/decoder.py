@@ -16,8 +16,8 @@ from modelserver.errors import ServerError
 from modelserver.frontends.http.codec import OutputForm, decode_infer, element_slices, outline_infer
 from modelserver.frontends.http.head import HeadReader, RequestHead
 from modelserver.frontends.http.json_templates import JsonTemplates
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.templates import BinaryTemplates, Known, RecentCall
+from modelserver.protocol.limits import HttpLimits
 
 # The slowest JSON takes 100 ms/MB; known calls, whose elements are read in C, 3.
 _MAX_JSON_BYTES_ON_LOOP = 16 * 1024

@@ -16,8 +16,8 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import is_long
 from modelserver.errors import ServerError
 from modelserver.frontends.http.answer_form import PLAIN, AnswerForm
-from modelserver.frontends.http.exchange import HttpExchange, ResponseWriter
-from modelserver.frontends.http.status import STATUS, error_text
+from modelserver.protocol.exchange import HttpExchange, ResponseWriter
+from modelserver.protocol.http_status import STATUS, error_text
 
 logger = logging.getLogger(__name__)
 

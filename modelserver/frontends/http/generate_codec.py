@@ -30,8 +30,8 @@ from modelserver.frontends.http.json_text import (
     parse_slices,
     stripped,
 )
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.request_parameters import apply_parameters
+from modelserver.protocol.limits import HttpLimits
 
 _PARAMETERS = "parameters"
 _ID = "id"

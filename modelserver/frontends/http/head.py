@@ -28,9 +28,9 @@ from modelserver.frontends.http.json_text import (
     has_non_finite,
     parse_non_finite,
 )
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.request_parameters import size_parameter
 from modelserver.frontends.http.tensor_transfer import CLASSIFICATION, REGION, class_count, region_slice
+from modelserver.protocol.limits import HttpLimits
 
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
 _MAX_TENSOR_BYTES = 2**63 - 1

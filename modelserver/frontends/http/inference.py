@@ -18,23 +18,22 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedE
 from modelserver.frontends.http.answer_form import events_form
 from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.codec import OutputForm, encode_infer, encode_infer_event
-from modelserver.frontends.http.compression import choose_encoding
 from modelserver.frontends.http.decoder import InferDecoder, Outline
 from modelserver.frontends.http.event_stream import EventStream
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
-from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.load_report import ASKING_HEADER, reporting
-from modelserver.frontends.http.patience import PATIENCE_HEADER, patience_ns
+from modelserver.frontends.http.load_report import reporting
+from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.raw_body import decode_raw
-from modelserver.frontends.http.status import error_response
 from modelserver.frontends.http.templates import Known, RecentCall
+from modelserver.protocol.compression import choose_encoding
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.http_status import error_response
+from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
 
 T = TypeVar("T")
-
-JSON_LEN_HEADER = "inference-header-content-length"
 
 
 def parse_version(name: str, version: str | None) -> int | None:
@@ -46,10 +45,6 @@ def parse_version(name: str, version: str | None) -> int | None:
             f"Request for unknown model: '{name}' version '{version:.40}' is not found; versions are numbers"
         )
     return int(version)
-
-
-# Those that tell an infer call something, of a server that knows no callers and passes no headers on.
-READ_HEADERS = (JSON_LEN_HEADER, PATIENCE_HEADER, ASKING_HEADER, "content-encoding", "accept-encoding", "accept")
 
 
 class InferHead:

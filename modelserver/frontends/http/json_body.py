@@ -13,9 +13,9 @@ from modelserver.core.long_work import Slices, finish, long_work
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.body import answer_errors, check_size, with_plain_body
-from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_text import check_depth, parse_slices, stripped
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.limits import HttpLimits
 
 # The slowest JSON takes 100 ms/MB.
 MAX_BYTES_ON_LOOP: Final = 16 * 1024

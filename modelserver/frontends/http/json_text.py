@@ -14,7 +14,7 @@ from modelserver.core import accelerator
 from modelserver.core.long_work import Slices
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.limits import HttpLimits
 
 # Always matches from a quote on, closed string or not, so that hostile text costs no more than its length.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)

@@ -13,11 +13,11 @@ from modelserver.auth.api_keys import CALLER, SCOPE_OF, ApiKey, KeyRing, Scope
 from modelserver.auth.authorized_planes import check_scope, keyed_planes
 from modelserver.errors import ModelAsleepError, ServerError
 from modelserver.frontends.http.clouds import CloudFrontend
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
-from modelserver.frontends.http.limits import HttpLimits
-from modelserver.frontends.http.response import ErrorWriter
 from modelserver.frontends.http.router import Route, RouteCall
 from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import ErrorWriter
 from modelserver.telemetry.audit import PEER
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import orjson
 
 from modelserver.errors import ServerError
-from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.relayed import RelayedExchange
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.kserve import ASKING_HEADER
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane, ModelLoad
 
-ASKING_HEADER = "endpoint-load-metrics-format"
 _HEADER = "endpoint-load-metrics"
 
 

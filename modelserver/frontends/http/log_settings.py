@@ -9,11 +9,11 @@ from urllib.parse import parse_qs
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route
-from modelserver.frontends.http.status import json_response
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.http_status import json_response
+from modelserver.protocol.limits import HttpLimits
 from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
 
 if TYPE_CHECKING:

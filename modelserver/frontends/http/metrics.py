@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from modelserver.core.long_work import Slices, long_work
 from modelserver.frontends.http.body import answer_errors
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.telemetry.exposition import (
     OPENMETRICS_CONTENT_TYPE,
     TEXT_CONTENT_TYPE,

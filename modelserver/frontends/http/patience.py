@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-PATIENCE_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
+from modelserver.protocol.kserve import PATIENCE_HEADER
+
 _MAX_DIGITS: Final = 12
 _NS_PER_MS: Final = 1_000_000
 

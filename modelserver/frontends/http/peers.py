@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from modelserver.auth.api_keys import SCOPE_OF, Scope
-from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.router import Route, RouteCall
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.telemetry.audit import PEER
 
 

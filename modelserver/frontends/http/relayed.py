@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
 
 
 class RelayedExchange(HttpExchange):

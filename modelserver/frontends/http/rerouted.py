@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead
 from modelserver.frontends.http.relayed import RelayedExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHead
 
 _JSON_LEN = "Inference-Header-Content-Length"
 

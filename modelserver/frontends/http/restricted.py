@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from modelserver.auth.access import Access, Restriction
-from modelserver.frontends.http.exchange import HttpExchange
-from modelserver.frontends.http.response import ErrorWriter
 from modelserver.frontends.http.router import Api, Route, RouteCall
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import ErrorWriter
 
 
 def restricted(api: Api, access: Access) -> Api:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from modelserver.auth.access import ApiGroup
-from modelserver.frontends.http.response import ErrorWriter
-from modelserver.frontends.http.status import PLAIN_ERRORS
+from modelserver.protocol.http_status import PLAIN_ERRORS
+from modelserver.protocol.response import ErrorWriter
 
 # A handler is called with the exchange and the values of the pattern's `{name}` segments.
 RouteCall = Callable[..., None]

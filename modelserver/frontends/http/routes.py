@@ -11,22 +11,22 @@ from modelserver.config.message import config_to_json
 from modelserver.errors import ModelAsleepError, NotFoundError
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.log_settings import LogRoutes
 from modelserver.frontends.http.overview import Overview
 from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.regions import Regions
-from modelserver.frontends.http.response import ErrorWriter
 from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Api, Match, Route, RouteCall, Router, allowed_methods, route_for
-from modelserver.frontends.http.status import bare_response, json_response
 from modelserver.frontends.http.trace_settings import TraceRoutes
 from modelserver.frontends.http.traffic import TrafficRoutes
 from modelserver.frontends.http.waking import WakingExchanges
 from modelserver.frontends.openai.routes import OpenAi
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.protocol.http_status import bare_response, json_response
+from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import ErrorWriter
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

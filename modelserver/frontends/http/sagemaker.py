@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import with_object
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.frontends.http.restricted import restricted
 from modelserver.frontends.http.router import Api, Route
-from modelserver.frontends.http.status import error_response, json_response, message_response
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.http_status import error_response, json_response, message_response
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

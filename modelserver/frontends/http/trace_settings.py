@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route
-from modelserver.frontends.http.status import json_response
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.http_status import json_response
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError
-from modelserver.frontends.http.exchange import HttpExchange
 from modelserver.frontends.http.json_body import with_object
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Route
-from modelserver.frontends.http.status import error_response, json_response
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.http_status import error_response, json_response
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

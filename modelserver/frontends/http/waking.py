@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from modelserver.errors import ModelAsleepError
-from modelserver.frontends.http.exchange import HttpExchange
-from modelserver.frontends.http.status import error_response
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.http_status import error_response
 
 
 class WakingExchanges:

@@ -18,15 +18,15 @@ from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ModelAsleepError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
-from modelserver.frontends.http.compression import choose_encoding, decompress
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.patience import patience_ns
-from modelserver.frontends.http.status import JSON_TYPE
 from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response, named
 from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.language_model import wake
+from modelserver.protocol.compression import choose_encoding, decompress
+from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.http_status import JSON_TYPE
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

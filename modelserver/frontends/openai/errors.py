@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, QueueFullError, ServerError
-from modelserver.frontends.http.response import ErrorWriter, HttpResponse
-from modelserver.frontends.http.status import JSON_TYPE, error_text, retry_headers
+from modelserver.protocol.http_status import JSON_TYPE, error_text, retry_headers
+from modelserver.protocol.response import ErrorWriter, HttpResponse
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import ModelAsleepError
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.frontends.http.json_body import parse_object
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.router import Api, Route
-from modelserver.frontends.http.status import json_response
 from modelserver.frontends.openai.call import CallEdge
 from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
@@ -22,6 +19,9 @@ from modelserver.frontends.openai.errors import OpenAiErrors, ParameterError, er
 from modelserver.frontends.openai.language_model import LanguageModel, find_model, known_models, unloaded_models, wake
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.http_status import json_response
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

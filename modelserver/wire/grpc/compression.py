@@ -6,8 +6,8 @@ import zlib
 from typing import Final
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import Parts, RpcError
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import Parts, RpcError
+from modelserver.protocol.grpc_status import Status
 
 IDENTITY: Final = b"identity"
 GZIP: Final = b"gzip"

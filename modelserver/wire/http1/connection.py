@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.http.exchange import HttpResponse
-from modelserver.frontends.http.status import message_response
+from modelserver.protocol.exchange import HttpResponse
+from modelserver.protocol.http_status import message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import httptools
 
 from modelserver.core.numerals import is_digits
-from modelserver.frontends.http.exchange import HttpHead
+from modelserver.protocol.exchange import HttpHead
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.limits import HeadLimits, WireLimits
 

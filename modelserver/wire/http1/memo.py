@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from modelserver.frontends.http.exchange import HttpHead
+from modelserver.protocol.exchange import HttpHead
 from modelserver.wire.http1.head import RequestHead, read_head
 from modelserver.wire.limits import WireLimits
 

@@ -11,8 +11,8 @@ import logging
 from typing import Any
 
 from modelserver.errors import PayloadTooLargeError, ServerError
-from modelserver.frontends.http.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
-from modelserver.frontends.http.status import message_response
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.http_status import message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
 from modelserver.wire.http1.head import RequestHead
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.grpc_status import Status
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.status import trailers_only

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.core import accelerator
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import Metadata, Parts, RpcError, UnaryCall
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import Metadata, Parts, RpcError, UnaryCall
+from modelserver.protocol.grpc_status import Status
 from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.compression import belongs_off_loop, compress, decompress, decompress_on_loop
 from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS

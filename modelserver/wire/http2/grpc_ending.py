@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from modelserver.frontends.grpc.call import RpcError
-from modelserver.frontends.grpc.status import PUSHBACK, Status
+from modelserver.protocol.call import RpcError
+from modelserver.protocol.grpc_status import PUSHBACK, Status
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.grpc.compression import ACCEPT_ENCODING
 from modelserver.wire.grpc.status import trailers, trailers_only

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from modelserver.frontends.grpc.call import Parts, RpcError, StreamCall
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import Parts, RpcError, StreamCall
+from modelserver.protocol.grpc_status import Status
 from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.compression import belongs_off_loop, compress
 from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS

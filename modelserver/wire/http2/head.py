@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelserver.frontends.grpc.call import Metadata
-from modelserver.frontends.grpc.status import Status
-from modelserver.frontends.http.exchange import HttpHead
+from modelserver.protocol.call import Metadata
+from modelserver.protocol.exchange import HttpHead
+from modelserver.protocol.grpc_status import Status
 from modelserver.wire.grpc import metadata
 from modelserver.wire.grpc.timeout import parse_timeout
 from modelserver.wire.http2.http_head import make_http_head

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver.frontends.http.exchange import HttpHead
+from modelserver.protocol.exchange import HttpHead
 from modelserver.wire.http2.static_table import Field
 
 

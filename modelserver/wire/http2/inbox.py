@@ -7,8 +7,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import RpcError
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import RpcError
+from modelserver.protocol.grpc_status import Status
 from modelserver.wire.grpc.compression import decompress, decompress_on_loop
 from modelserver.wire.http2.frame import window_update
 from modelserver.wire.http2.message import PREFIX_BYTES

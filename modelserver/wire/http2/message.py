@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import RpcError
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import RpcError
+from modelserver.protocol.grpc_status import Status
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
 from modelserver.wire.large_buffers import aligned_buffer
 

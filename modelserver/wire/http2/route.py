@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import CheckHead
+from modelserver.protocol.call import CheckHead
 from modelserver.wire.http2.head import RequestHead
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from modelserver.auth.access import EVERYBODY
-from modelserver.frontends.grpc.call import RpcError
-from modelserver.frontends.grpc.status import Status
-from modelserver.frontends.http.exchange import HttpResponse
-from modelserver.frontends.http.response import ErrorWriter
-from modelserver.frontends.http.status import PLAIN_ERRORS
+from modelserver.protocol.call import RpcError
+from modelserver.protocol.exchange import HttpResponse
+from modelserver.protocol.grpc_status import Status
+from modelserver.protocol.http_status import PLAIN_ERRORS
+from modelserver.protocol.response import ErrorWriter
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.context import WireContext
 from modelserver.wire.grpc.compression import choose_encoding

@@ -11,12 +11,11 @@ from typing import Any, cast
 from modelserver.app.logs import set_own_level
 from modelserver.auth.api_keys import open_keys
 from modelserver.execution.shared_buffer import SharedBuffer
-from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.http.access_log import with_access_log
 from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.keyed import http_frontend
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (

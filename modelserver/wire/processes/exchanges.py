@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.grpc.call import Parts, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import Status
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.call import Parts, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.grpc_status import Status
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Content,

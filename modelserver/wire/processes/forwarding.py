@@ -16,13 +16,12 @@ from modelserver.auth.access import Admitted
 from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.access_log import with_access_log
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.servicer import INFER_PATH, SERVICE
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
-from modelserver.frontends.http.load_report import ASKING_HEADER
-from modelserver.frontends.http.response import ErrorWriter
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.protocol.kserve import ASKING_HEADER, INFER_PATH, SERVICE
+from modelserver.protocol.response import ErrorWriter
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from modelserver.frontends.grpc.codec import GrpcLimits
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from modelserver.execution.shared_buffer import SharedBuffer
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.grpc.codec import GrpcLimits
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.tls import TlsFiles
 

@@ -16,13 +16,12 @@ import msgspec
 
 from modelserver.auth.access import Access, Admitted, ApiGroup
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.call import Method, UnaryCall
-from modelserver.frontends.http.compression import choose_encoding
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
-from modelserver.frontends.http.inference import JSON_LEN_HEADER, READ_HEADERS
-from modelserver.frontends.http.load_report import ASKING_HEADER
-from modelserver.frontends.http.response import ErrorWriter
+from modelserver.protocol.call import Method, UnaryCall
+from modelserver.protocol.compression import choose_encoding
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER, READ_HEADERS
+from modelserver.protocol.response import ErrorWriter
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,

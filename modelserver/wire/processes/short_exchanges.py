@@ -7,11 +7,11 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from modelserver.frontends.grpc.call import Frontend as GrpcFrontend
-from modelserver.frontends.grpc.call import Parts, UnaryCall
-from modelserver.frontends.grpc.servicer import INFER_PATH
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.call import Parts, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.kserve import INFER_PATH
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     FrontBundle,

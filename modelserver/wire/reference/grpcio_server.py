@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 
 from modelserver.errors import UnavailableError
-from modelserver.frontends.grpc.call import Frontend, Method, Parts, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import PUSHBACK, Status
+from modelserver.protocol.call import Frontend, Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.grpc_status import PUSHBACK, Status
 from modelserver.wire.address import Address, authority
 from modelserver.wire.context import DISMISSAL
 from modelserver.wire.limits import WireLimits

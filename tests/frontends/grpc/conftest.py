@@ -8,10 +8,10 @@ import pytest
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
 from modelserver.core.datatype import Datatype
-from modelserver.frontends.grpc.call import Method
-from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.planes.data import DataPlane
+from modelserver.protocol.call import Method
+from modelserver.protocol.limits import GrpcLimits
 
 
 @pytest.fixture

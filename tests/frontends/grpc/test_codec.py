@@ -14,8 +14,9 @@ from modelserver.core.tensor import Tensor, encode_bytes_elements
 from modelserver.core.transfer import RegionSlice
 from modelserver.errors import InvalidArgumentError, NotFoundError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import codec
-from modelserver.frontends.grpc.codec import GrpcLimits, decode_infer_request
+from modelserver.frontends.grpc.codec import decode_infer_request
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.limits import GrpcLimits
 
 Array = np.ndarray[Any, Any]
 LARGE = 64 * 1024

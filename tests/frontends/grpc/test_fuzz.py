@@ -13,8 +13,8 @@ from support.grpc_calls import OpenStream, RefusedError, call_unary
 
 from modelserver.core.datatype import Datatype
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.grpc.status import Status
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.grpc_status import Status
 
 CALLERS_FAULT = (Status.INVALID_ARGUMENT, Status.NOT_FOUND, Status.UNIMPLEMENTED, Status.RESOURCE_EXHAUSTED)
 

@@ -7,10 +7,10 @@ from grpc_health.v1 import health_pb2
 from support.echo import EchoModel
 from support.grpc_calls import OpenStream, RefusedError, call_unary, turns
 
-from modelserver.frontends.grpc.call import Method
 from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.grpc.status import Status
 from modelserver.planes.data import DataPlane
+from modelserver.protocol.call import Method
+from modelserver.protocol.grpc_status import Status
 
 Methods = Mapping[str, Method]
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

@@ -9,8 +9,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 from support.grpc_calls import OpenStream
 
-from modelserver.frontends.grpc.call import Method
-from modelserver.frontends.grpc.status import Status
+from modelserver.protocol.call import Method
+from modelserver.protocol.grpc_status import Status
 
 Methods = Mapping[str, Method]
 Reply = reflection_pb2.ServerReflectionResponse

@@ -19,10 +19,10 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, ServerError, UnavailableError
-from modelserver.frontends.grpc.call import Method
-from modelserver.frontends.grpc.status import STATUS_OF, Status
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.planes.data import DataPlane
+from modelserver.protocol.call import Method
+from modelserver.protocol.grpc_status import STATUS_OF, Status
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.telemetry.statistics_snapshot import BatchStat, DurationStat
 

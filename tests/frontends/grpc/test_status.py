@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from modelserver.errors import ErrorCode, NotFoundError, ServerError
-from modelserver.frontends.grpc.status import STATUS_OF, Status, status_of
+from modelserver.protocol.grpc_status import STATUS_OF, Status, status_of
 
 
 @pytest.mark.parametrize("code", ErrorCode)

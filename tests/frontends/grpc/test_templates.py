@@ -15,9 +15,9 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, encode_bytes_elements
 from modelserver.errors import ServerError
 from modelserver.frontends.grpc import templates
-from modelserver.frontends.grpc.codec import GrpcLimits
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.limits import GrpcLimits
 
 STREAM = ResponseStream()
 

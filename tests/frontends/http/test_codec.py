@@ -20,7 +20,7 @@ from modelserver.core.transfer import RegionSlice
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.http.codec import OutputForm, encode_infer
 from modelserver.frontends.http.decoder import InferDecoder
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.limits import HttpLimits
 
 LIMITS = HttpLimits(max_body_bytes=1 << 20, max_tensors=4, max_name_len=20, max_rank=8)
 DECODER = InferDecoder(LIMITS)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, UnsupportedError
-from modelserver.frontends.http.compression import choose_encoding, compress, decompress
+from modelserver.protocol.compression import choose_encoding, compress, decompress
 
 # Without the time, so that the parameters of tests are the same in every process.
 _gzip = partial(gzip.compress, mtime=0)

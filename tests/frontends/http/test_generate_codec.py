@@ -15,7 +15,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.generate_codec import decode_generate, encode_generate
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.limits import HttpLimits
 
 
 def config(*dims: int, datatype: Datatype = Datatype.FP32, max_batch_size: int = 0) -> ModelConfig:

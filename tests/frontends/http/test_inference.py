@@ -21,8 +21,8 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, UnavailableError
-from modelserver.frontends.http.limits import HttpLimits
 from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.protocol.limits import HttpLimits
 
 INFER = "/v2/models/echo/infer"
 

@@ -22,7 +22,7 @@ from modelserver.frontends.http import json_tensor, json_text
 from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.generate_codec import decode_generate, generate_slices
 from modelserver.frontends.http.json_text import parse_slices
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.limits import HttpLimits
 
 LIMITS = HttpLimits()
 TWINS = ["c", "python"] if accelerator.cut_data is not None else ["python"]

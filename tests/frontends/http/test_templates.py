@@ -21,7 +21,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
 from modelserver.frontends.http import json_templates, templates
 from modelserver.frontends.http.decoder import InferDecoder
-from modelserver.frontends.http.limits import HttpLimits
+from modelserver.protocol.limits import HttpLimits
 
 LIMITS = HttpLimits(max_body_bytes=1 << 20, max_tensors=4, max_name_len=20, max_rank=8)
 LENGTH = "inference-header-content-length"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.frontends.grpc.call import RpcError
+from modelserver.protocol.call import RpcError
 from modelserver.wire.grpc.compression import (
     belongs_off_loop,
     check_encoding,

@@ -18,7 +18,7 @@ from support.gate import until
 from support.http1_dialogue import Answer, Frontend, limits_of, path_back
 from support.loops import on_both_loops
 
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.native_server import NativeServer

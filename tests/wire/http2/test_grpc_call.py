@@ -13,7 +13,7 @@ from support.http2_frames import ErrorCode, FrameType, Setting, data, headers, r
 from support.memory_http2 import MemoryPeer, until
 from support.raw_http2 import call_fields, prefixed
 
-from modelserver.frontends.grpc.call import Method, UnaryCall
+from modelserver.protocol.call import Method, UnaryCall
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.grpc_call import GrpcCall
 from modelserver.wire.limits import WireLimits

@@ -11,7 +11,7 @@ from support.http2_frames import ErrorCode, FrameType, Setting, data, headers, r
 from support.memory_http2 import MemoryPeer, until
 from support.raw_http2 import call_fields, prefixed
 
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall
+from modelserver.protocol.call import Method, RpcError, StreamCall
 from modelserver.wire.limits import Http2Limits, WireLimits
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.frontends.grpc.call import RpcError
+from modelserver.protocol.call import RpcError
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
 from modelserver.wire.http2 import message
 from modelserver.wire.http2.message import BudgetSpentError, MessageAssembly

@@ -18,11 +18,11 @@ from support.http_calls import Exchange, ask, binary_body, fp32, json_body
 
 from modelserver.core.datatype import Datatype
 from modelserver.errors import UnavailableError
-from modelserver.frontends.grpc.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.frontends.grpc.status import Status
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.grpc_status import Status
 from modelserver.wire.processes.window import WINDOW_PIECES
 
 HEALTH = "/grpc.health.v1.Health"

@@ -16,12 +16,12 @@ from support.http_calls import LENGTH, Exchange, ask, binary_body, fp32, json_bo
 
 from modelserver.auth.access import Access, ApiGroup, Restriction
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc.call import Method, UnaryCall
-from modelserver.frontends.grpc.servicer import INFER_PATH
-from modelserver.frontends.grpc.status import Status
-from modelserver.frontends.http.exchange import Frontend as HttpFrontend
-from modelserver.frontends.http.exchange import HttpExchange, HttpResponse
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.call import Method, UnaryCall
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.grpc_status import Status
+from modelserver.protocol.kserve import INFER_PATH
 from modelserver.wire.processes.short_calls import MAX_SHORT_BYTES, MAX_SHORT_TEXT_BYTES, is_open
 
 PATH = "/v2/models/echo/infer"

@@ -22,10 +22,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
 from modelserver.errors import UnavailableError
-from modelserver.frontends.grpc.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.planes.data import DataPlane
+from modelserver.protocol.call import Method, UnaryCall
 from modelserver.wire.address import Address
 from modelserver.wire.limits import KeepaliveLimits, WireLimits
 from modelserver.wire.reference.grpcio_server import GrpcioServer, channel_arguments
@@ -420,7 +420,7 @@ TWO_LOOPS = """
 import asyncio, threading, sys
 import grpc.aio
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
-from modelserver.frontends.grpc.call import Method, UnaryCall
+from modelserver.protocol.call import Method, UnaryCall
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.wire.address import Address
 from modelserver.wire.reference.grpcio_server import GrpcioServer

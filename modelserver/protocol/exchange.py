@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.http.response import ErrorWriter as ErrorWriter
-from modelserver.frontends.http.response import HttpResponse as HttpResponse
-from modelserver.frontends.http.status import PLAIN_ERRORS
+from modelserver.protocol.http_status import PLAIN_ERRORS
+from modelserver.protocol.response import ErrorWriter as ErrorWriter
+from modelserver.protocol.response import HttpResponse as HttpResponse
 
 
 class HttpHead:

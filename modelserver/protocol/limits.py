@@ -1,4 +1,4 @@
-"""What an HTTP request may ask of the server: how much, which calls, and with which of its headers."""
+"""What a request may ask of the server: how much, which calls, and with which of its headers."""
 
 from __future__ import annotations
 
@@ -27,3 +27,25 @@ class HttpLimits:
     max_rank: int = 32
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """Bounds of the gRPC frontend; message sizes are the wire's.
+
+    `max_parameters` holds for those of the request, and for those of each tensor. `max_stream_inflight`
+    requests of one ModelStreamInfer call are in flight before it reads no further.
+    """
+
+    max_tensors: int = 1024
+    max_parameters: int = 1024
+    max_stream_inflight: int = 256
+    access: Access = field(default_factory=Access)
+
+    @property
+    def max_fields(self) -> int:
+        """Of a ModelInferRequest: inputs, outputs, raw contents, parameters; and its names and id."""
+        return 3 * self.max_tensors + self.max_parameters + 16
+
+
+DEFAULT_GRPC_LIMITS = GrpcLimits()

@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from modelserver.errors import ErrorCode, ServerError
-from modelserver.frontends.http.response import ErrorWriter, HttpResponse
+from modelserver.protocol.response import ErrorWriter, HttpResponse
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,24 @@
+"""Names of KServe's protocol that wires know as well: the service of gRPC, and the headers that an infer call reads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SERVICE: Final = "inference.GRPCInferenceService"
+INFER_PATH: Final = f"/{SERVICE}/ModelInfer"
+
+# How long the JSON before the tensors is.
+JSON_LEN_HEADER: Final = "inference-header-content-length"
+# How long a proxy such as Envoy waits for the answer, in milliseconds.
+PATIENCE_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
+# In which format the answer shall say how busy the model is.
+ASKING_HEADER: Final = "endpoint-load-metrics-format"
+# Those that an infer call reads, of a server that knows no callers and passes no headers on.
+READ_HEADERS: Final = (
+    JSON_LEN_HEADER,
+    PATIENCE_HEADER,
+    ASKING_HEADER,
+    "content-encoding",
+    "accept-encoding",
+    "accept",
+)
