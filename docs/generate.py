@@ -1,11 +1,14 @@
-"""Writes the parts of configuration.md that follow from the code: `python docs/generate.py`.
+"""Writes the parts of pages that follow from the code: `python docs/generate.py`.
 
 Flags come from `modelserver.options.table`, fields from the proto and config_fields.toml, metrics from what the
-server would answer to a scrape, limits from where they are enforced. The text between the markers is ours.
+server would answer to a scrape, limits from where they are enforced, routes from the frontends and routes.toml, and
+extras from pyproject.toml and extras.toml. The text outside the markers is written by hand.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,10 +17,16 @@ from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from modelserver.app.server import Server
+from modelserver.auth.api_keys import SCOPE_OF
 from modelserver.cache.store import StoreCounts
 from modelserver.config.pbtxt import MAX_CHARACTERS
 from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelResponseCache, RateLimiterResource
 from modelserver.frontends.grpc import head
+from modelserver.frontends.http.metrics import MetricsFrontend
+from modelserver.frontends.http.router import Route
+from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import markdown
 from modelserver.pb import model_config_pb2
@@ -35,6 +44,10 @@ from modelserver.wire.limits import WireLimits
 
 DOCS = Path(__file__).resolve().parent
 CONFIGURATION = DOCS / "configuration.md"
+HTTP_ROUTES = DOCS / "reference" / "http.md"
+START = DOCS / "index.md"
+PAGES = (CONFIGURATION, HTTP_ROUTES, START)
+PYPROJECT = DOCS.parent / "pyproject.toml"
 
 STATES = ("acts", "backend", "checked", "warned", "refused")
 _ROOT = "ModelConfig"
@@ -258,12 +271,70 @@ def _wire_limits() -> Iterator[tuple[str, str, str, str]]:
     yield "pings of a client", strikes, "`--grpc-http2-max-ping-strikes`, ...", "GOAWAY too_many_pings"
 
 
+def read_routes() -> dict[str, dict[str, str]]:
+    """Section -> "METHOD pattern" -> what the route does; optional parts of the pattern stand in brackets."""
+    return tomllib.loads((DOCS / "routes.toml").read_text())
+
+
+def spelled_out(key: str) -> list[str]:
+    """The routes that a key of routes.toml stands for: with and without each part in brackets."""
+    parts = re.split(r"\[(.*?)\]", key)
+    choices = [(part,) if index % 2 == 0 else ("", part) for index, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
+
+
+def served_routes() -> dict[str, Route]:
+    """Every route of the HTTP port and of SageMaker's models, by "METHOD pattern"."""
+    return asyncio.run(_served_routes())
+
+
+async def _served_routes() -> dict[str, Route]:
+    server = Server(ServerOptions())
+    metrics_page = MetricsFrontend(lambda: iter(()))
+    frontend = HttpFrontend(server.dataplane, server.controlplane, metrics=metrics_page)
+    models = MultiModel(server.controlplane, HttpLimits(), lambda *_: None).api()
+    return {f"{route.method} {route.pattern}": route for route in (*frontend.routes, *models.routes)}
+
+
+def routes() -> str:
+    served = served_routes()
+    lines: list[str] = []
+    for section, entries in read_routes().items():
+        lines += ["", f"## {section}", "", "| method | path | group | key | meaning |", "|---|---|---|---|---|"]
+        for key, meaning in entries.items():
+            method, _, pattern = key.partition(" ")
+            route = served[spelled_out(key)[0]]
+            scope = "none" if route.is_open else f"`{SCOPE_OF[route.group].value}`"
+            lines.append(f"| {method} | `{pattern}` | `{route.group.value}` | {scope} | {meaning} |")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def read_extras() -> dict[str, str]:
+    """Extra -> what a user needs it for."""
+    return dict(tomllib.loads((DOCS / "extras.toml").read_text()))
+
+
+def distributions() -> dict[str, list[str]]:
+    """Extra -> the names of the distributions that it installs."""
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    return {extra: [re.split(r"[\[<>=~!; ]", need)[0] for need in needs] for extra, needs in extras.items()}
+
+
+def extras() -> str:
+    needs = distributions()
+    lines = ["| extra | for | installs |", "|---|---|---|"]
+    lines += [f"| `{extra}` | {purpose} | {', '.join(needs[extra])} |" for extra, purpose in read_extras().items()]
+    return "\n".join(lines) + "\n"
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "flags": markdown,
     "fields": config_fields,
     "metrics": metrics,
     "limits": limits,
     "wire_limits": wire_limits,
+    "routes": routes,
+    "extras": extras,
 }
 
 
@@ -273,4 +344,5 @@ def rewritten(text: str) -> str:
 
 
 if __name__ == "__main__":
-    CONFIGURATION.write_text(rewritten(CONFIGURATION.read_text()))
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text()))

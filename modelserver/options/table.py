@@ -67,7 +67,8 @@ def markdown() -> str:
         value = str(option.default).lower() if is_bool else option.default
         default = "" if value in ((), "", None) else f"`{value}`"
         ours = " (ours)" if option.flag.is_ours else ""
-        lines.append(f"| {names} | {expected} | {default} | {option.flag.help} | {option.flag.state.value}{ours} |")
+        meaning = option.flag.help.replace("<", "&lt;")  # a tag, else
+        lines.append(f"| {names} | {expected} | {default} | {meaning} | {option.flag.state.value}{ours} |")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 

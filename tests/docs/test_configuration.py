@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the code does: every flag, every config field, every backend parameter."""
+"""Generated pages say what the code does: every flag, config field, backend parameter and HTTP route."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import CONFIGURATION, SECTIONS, STATES, messages, read_fields, rewritten
+from docs.generate import (
+    CONFIGURATION,
+    PAGES,
+    SECTIONS,
+    STATES,
+    distributions,
+    messages,
+    read_extras,
+    read_fields,
+    read_routes,
+    rewritten,
+    served_routes,
+    spelled_out,
+)
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.problem import Problem
 from modelserver.config.schema import ModelConfig
@@ -45,8 +58,27 @@ MESSAGE_OF = {
 
 
 def test_the_generated_parts_are_fresh() -> None:
-    assert set(re.findall(r"<!-- begin: (\w+) -->", TEXT)) == set(SECTIONS)
-    assert rewritten(TEXT) == TEXT, "run: python docs/generate.py"
+    texts = [page.read_text() for page in PAGES]
+    assert set(re.findall(r"<!-- begin: (\w+) -->", "".join(texts))) == set(SECTIONS)
+    assert [rewritten(text) for text in texts] == texts, "run: python docs/generate.py"
+
+
+def test_every_route_is_listed_and_no_other() -> None:
+    keys = [key for entries in read_routes().values() for key in entries]
+    listed = [name for key in keys for name in spelled_out(key)]
+    assert sorted(listed) == sorted(served_routes()), "mend docs/routes.toml, and run: python docs/generate.py"
+
+
+def test_routes_of_one_entry_need_the_same_key() -> None:
+    served = served_routes()
+    for entries in read_routes().values():
+        for key in entries:
+            needs = {(served[name].group, served[name].is_open) for name in spelled_out(key)}
+            assert len(needs) == 1, key
+
+
+def test_every_extra_is_explained_and_no_other() -> None:
+    assert sorted(read_extras()) == sorted(distributions())
 
 
 def test_every_flag_is_listed() -> None:

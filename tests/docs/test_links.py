@@ -1,4 +1,4 @@
-"""What README.md and docs/*.md point at is there: links and their anchors, paths, and functions named in a file."""
+"""What the README and the pages of docs/ point at is there: links, anchors, paths, and functions named in a file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PAGE_IDS = [page.name for page in PAGES]
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
+PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
