@@ -157,7 +157,7 @@ class Server:
             has_control=self.options.model_control_mode == "explicit",
         )
         frontends = ServerFrontends(self.options, self.dataplane, self.controlplane, self.keys)
-        ports = make_ports(self.options, frontends.make(self._metrics()), self._counts)
+        ports = make_ports(self.options, frontends.make(self.metrics()), self._counts)
         async with AsyncExitStack() as stack:
             await self._open(stack, ports, METRICS)
             stack.callback(self.dataplane.shared_memory.close)
@@ -227,7 +227,8 @@ class Server:
             return Callers(lambda _: defaults) if self.options.knows_callers or defaults != NO_LIMITS else None
         return Callers(lambda name: keys.limits_of(name) or defaults)
 
-    def _metrics(self) -> ServerMetrics:
+    def metrics(self) -> ServerMetrics:
+        """What the page of metrics shows, as the options ask for it."""
         options = self.options
         switches = options.metrics_switches
         return ServerMetrics(

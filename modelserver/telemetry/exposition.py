@@ -7,7 +7,9 @@ they are of unknown type, so that a scraper that negotiates it finds the same na
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
@@ -16,8 +18,32 @@ from prometheus_client.utils import floatToGoString
 from modelserver.core.long_work import Slices, finish
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LAST_LABELS = frozenset({"le", "quantile"})
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_LAST_LABELS = frozenset({"le", "quantile"})
+
+
+class SampleBlock(NamedTuple):
+    """Samples of one family as lines, which are the same in both formats, and the name of the first one."""
+
+    sample_name: str
+    lines: str
+
+
+class RenderedFamily(Metric):
+    """A family with samples that are lines already: those of models, kept between scrapes.
+
+    Other samples may be added as to any `Metric`.
+    """
+
+    def __init__(self, head: Metric, *, sample_name: str, blocks: Sequence[SampleBlock]) -> None:
+        super().__init__(head.name, head.documentation, head.type)
+        self.sample_name = sample_name
+        self.blocks = blocks
+
+
+def sample_block(metric: Metric) -> SampleBlock:
+    """The samples of a family that has some."""
+    return SampleBlock(metric.samples[0].name, "\n".join(map(_line, metric.samples)))
 
 
 def render_text(families: Iterable[Metric]) -> bytes:
@@ -28,11 +54,14 @@ def render_text(families: Iterable[Metric]) -> bytes:
 def text_slices(families: Iterable[Metric]) -> Slices[bytes]:
     """As `render_text`, in slices."""
     lines: list[str] = []
-    for family in filter(_has_samples, families):
+    for family in filter(has_samples, families):
         kind = {"unknown": "untyped", "info": "gauge"}.get(family.type, family.type)
         name = exposed_name(family)
         lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
         lines.append(f"# TYPE {name} {kind}")
+        if isinstance(family, RenderedFamily):
+            lines += [block.lines for block in family.blocks]
+            yield
         for sample in family.samples:
             if not sample.name.endswith("_created"):
                 lines.append(_line(sample))
@@ -48,13 +77,17 @@ def render_openmetrics(families: Iterable[Metric]) -> bytes:
 def openmetrics_slices(families: Iterable[Metric]) -> Slices[bytes]:
     """As `render_openmetrics`, in slices."""
     lines: list[str] = []
-    for family in filter(_has_samples, families):
-        is_plain_counter = family.type == "counter" and any(
-            not sample.name.endswith(("_total", "_created")) for sample in family.samples
-        )
+    for family in filter(has_samples, families):
+        names = {sample.name for sample in family.samples}
+        if isinstance(family, RenderedFamily):
+            names.add(family.sample_name)
+        is_plain_counter = family.type == "counter" and any(not name.endswith(("_total", "_created")) for name in names)
         kind = "unknown" if is_plain_counter else family.type
         lines.append(f"# HELP {family.name} {_escape_value(family.documentation)}")
         lines.append(f"# TYPE {family.name} {kind}")
+        if isinstance(family, RenderedFamily):
+            lines += [block.lines for block in family.blocks]
+            yield
         for sample in family.samples:
             lines.append(_line(sample))
             yield
@@ -63,8 +96,11 @@ def openmetrics_slices(families: Iterable[Metric]) -> Slices[bytes]:
 
 def exposed_name(family: Metric) -> str:
     """The name under which the text format has the family, which must be there once."""
-    if family.type in ("counter", "info") and family.samples:
-        return str(family.samples[0].name)
+    if family.type in ("counter", "info"):
+        if isinstance(family, RenderedFamily):
+            return family.sample_name
+        if family.samples:
+            return str(family.samples[0].name)
     return str(family.name)
 
 
@@ -73,16 +109,21 @@ def accepts_openmetrics(accept: str) -> bool:
     return any(part.split(";")[0].strip() == "application/openmetrics-text" for part in accept.split(","))
 
 
-def _has_samples(family: Metric) -> bool:
-    return bool(family.samples)
+def has_samples(family: Metric) -> bool:
+    """Whether the page has a line of the family."""
+    return bool(family.samples) or isinstance(family, RenderedFamily)
 
 
 def _line(sample: Sample) -> str:
-    # Triton's order: a script that reads lines finds them.
-    names = sorted(sample.labels, key=_label_rank)
-    labels = ",".join(f'{name}="{_escape_value(sample.labels[name])}"' for name in names)
-    head = f"{sample.name}{{{labels}}}" if labels else sample.name
-    return f"{head} {_number(sample.value)}"
+    return f"{sample.name}{_labels(tuple(sample.labels.items()))} {_number(sample.value)}"
+
+
+@lru_cache(maxsize=1024)  # the families of a model share its labels, and histograms their bounds
+def _labels(labels: tuple[tuple[str, str], ...]) -> str:
+    """In Triton's order: a script that reads lines finds them."""
+    ordered = sorted(labels, key=lambda label: _label_rank(label[0]))
+    text = ",".join(f'{name}="{_escape_value(value)}"' for name, value in ordered)
+    return f"{{{text}}}" if text else ""
 
 
 def _label_rank(name: str) -> tuple[bool, str]:

@@ -16,13 +16,13 @@ from modelserver.cache.store import StoreCounts
 from modelserver.core.long_work import Slices, finish
 from modelserver.telemetry.cache import cache_families
 from modelserver.telemetry.caller_counts import CallerCounts
-from modelserver.telemetry.exposition import exposed_name
+from modelserver.telemetry.exposition import exposed_name, has_samples
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.gpu_metrics import gpu_families
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import measured_families, with_queue
-from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelSample, model_families
+from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelFamilies
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.refusals import RefusalCounts
@@ -88,7 +88,7 @@ class ServerMetrics:
         self._callers = callers
         self._residency = residency
         self._traffic = traffic
-        self._options = options or MetricsOptions()
+        self._of_models = ModelFamilies(options or MetricsOptions())
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> list[Metric]:
@@ -99,20 +99,15 @@ class ServerMetrics:
         """As `collect`. The first slice is for the event loop: it reads what only the loop may touch."""
         models = list(self._models())
         measured = [model.measure() for model in models]
+        load_counts = dict(self._load_counts())
         of_server = self._families_of_server()
         yield
-        samples: list[ModelSample] = []
-        for model in models:
-            samples.append(ModelSample.take(model))
-            yield
-        families: list[Metric] = []
-        for family in model_families(samples, self._options):
-            families.append(family)
-            yield
+        samples, families = yield from self._of_models.slices(models)
         if self._answers is not None:
             cached = [(sample.labels, sample.numbers) for sample in samples if sample.has_cache]
             families += cache_families(self._answers, cached)
         families += of_server
+        families += yield from _load_families(load_counts)
         if self._host is not None:
             families += _host_families(self._host)
         if self._gpus is not None:
@@ -126,6 +121,7 @@ class ServerMetrics:
             )
             for sample, instances in zip(samples, measured, strict=True)
             for position, measurements in enumerate(instances)
+            if measurements
         )
         yield
         info = Metric("modelserver_build_info", "Version of the server; the value is always 1", "gauge")
@@ -146,7 +142,6 @@ class ServerMetrics:
             families += residency_families(self._residency)
         if self._traffic is not None:
             families += self._traffic.counts.families(self._traffic.weights)
-        families += _load_families(self._load_counts())
         families.append(_refusal_family(self._refusals))
         if self._wire is not None:
             families += wire_families(self._wire)
@@ -159,7 +154,7 @@ class ServerMetrics:
 def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric]) -> None:
     """Add what models have made: to the server's own family of the same name, for a page that has a name twice is no
     good to a scraper. Where that family is of another kind, the model's is left out."""
-    own = {exposed_name(family): family for family in families if family.samples}
+    own = {exposed_name(family): family for family in families if has_samples(family)}
     for family in of_models:
         present = own.get(exposed_name(family))
         if present is None:
@@ -168,12 +163,13 @@ def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric])
             present.samples.extend(family.samples)
 
 
-def _load_families(counts: Mapping[str, LoadCounter]) -> list[Metric]:
+def _load_families(counts: Mapping[str, LoadCounter]) -> Slices[list[Metric]]:
     loads = Metric("modelserver_model_loads", "Successful loads and reloads of the model since start", "counter")
     failures = Metric("modelserver_model_load_failures", "Failed loads and reloads of the model since start", "counter")
     for name, counter in sorted(counts.items()):
         loads.add_sample(f"{loads.name}_total", {"model": name}, counter.successes)
         failures.add_sample(f"{failures.name}_total", {"model": name}, counter.failures)
+        yield
     return [loads, failures]
 
 

@@ -1,20 +1,26 @@
-"""The metric families that each loaded model version has: made from its statistics at each scrape."""
+"""The metric families of loaded model versions. A scrape renders a version anew only if its numbers have changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from prometheus_client.core import Metric
 
 from modelserver.config.metric_options import FIRST_RESPONSE_MS
 from modelserver.config.schema import ModelConfig
+from modelserver.core.long_work import Slices
+from modelserver.telemetry.exposition import RenderedFamily, SampleBlock, sample_block
 from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.process_restarts import restart_family
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
+
+# Versions whose numbers have not changed since the last scrape: microseconds each.
+_KEPT_PER_SLICE = 64
 
 
 class MeasuredModel(Protocol):
@@ -234,7 +240,51 @@ _BATCH_ROWS = (
 )
 
 
-def model_families(samples: Sequence[ModelSample], options: MetricsOptions) -> Iterator[Metric]:
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """What the page shows of one version as long as its statistics have this mark: a block of lines by family."""
+
+    mark: tuple[object, ...]
+    sample: ModelSample
+    blocks: Mapping[str, SampleBlock]
+
+
+class ModelFamilies:
+    """The families of models, in a fixed order. What a version shows is kept until its numbers change."""
+
+    def __init__(self, options: MetricsOptions) -> None:
+        self._options = options
+        self._rendered: WeakKeyDictionary[ModelStatistics, _Rendered] = WeakKeyDictionary()
+
+    def slices(self, models: Iterable[MeasuredModel]) -> Slices[tuple[list[ModelSample], list[Metric]]]:
+        """The numbers of each version, and the families with them; a family without a sample is left out."""
+        found: list[_Rendered] = []
+        for position, model in enumerate(models):
+            statistics = model.statistics
+            rendered = self._rendered.get(statistics)
+            if rendered is None or rendered.mark != statistics.mark():
+                rendered = self._rendered[statistics] = self._render(model)
+                yield
+            elif position % _KEPT_PER_SLICE == 0:
+                yield
+            found.append(rendered)
+        families: list[Metric] = []
+        for head in _model_families((), self._options):
+            blocks = [each.blocks[head.name] for each in found if head.name in each.blocks]
+            if blocks:
+                families.append(RenderedFamily(head, sample_name=blocks[0].sample_name, blocks=blocks))
+            yield
+        return [each.sample for each in found], families
+
+    def _render(self, model: MeasuredModel) -> _Rendered:
+        """The mark comes first: what changes while this runs is seen by the next scrape."""
+        mark = model.statistics.mark()
+        sample = ModelSample.take(model)
+        families = _model_families([sample], self._options)
+        return _Rendered(mark, sample, {family.name: sample_block(family) for family in families if family.samples})
+
+
+def _model_families(samples: Sequence[ModelSample], options: MetricsOptions) -> Iterator[Metric]:
     """Every family of models, in a fixed order, with one or more samples for each version."""
     make = _family_maker(samples)
     yield from map(make, _COUNTS)
@@ -264,8 +314,7 @@ def _summaries(samples: Sequence[ModelSample]) -> Iterator[Metric]:
                 family.add_sample(f"{name}_sum", sample.labels, snapshot.sum_us)
                 for quantile, value_us in snapshot.quantiles_us:
                     family.add_sample(name, {**sample.labels, "quantile": f"{quantile:g}"}, value_us)
-        if family.samples:
-            yield family
+        yield family
 
 
 def _labels(model: MeasuredModel) -> dict[str, str]:

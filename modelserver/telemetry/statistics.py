@@ -192,6 +192,7 @@ class ModelStatistics:
         self._latency_histogram = Histogram(LATENCY_BOUNDS_S, _NS_PER_S)
         self._summaries = DurationSummaries(summary_quantiles) if summary_quantiles else None
         self._at_reset: StatisticsSnapshot | None = None
+        self._revision = 0  # grows with every change of the sums
 
     def record_batch(
         self, rows: int, timing: BatchTiming, *, queue_ns: Sequence[int], request_ns: Sequence[int]
@@ -219,15 +220,20 @@ class ModelStatistics:
     def record_failed_execution(self) -> None:
         """A batch that failed as a whole: an execution without a time, and its requests do not count as inferences."""
         with self._lock:
+            self._revision += 1
             self._execution_count += 1
 
     def record_padding(self, rows: int) -> None:
         """Rows of a recorded batch that belong to no request: `batch_stats` has them, `inference_count` has not."""
         with self._lock:
+            self._revision += 1
             self._inference_count -= rows
 
     def _fold(self) -> None:
         """Make what was noted part of the sums. Called with the lock held."""
+        if not (self._noted_lone or self._noted or self._noted_ended or self._noted_responses):
+            return
+        self._revision += 1
         self._fold_lone()
         self._fold_batches()
         self._fold_ended()
@@ -312,6 +318,7 @@ class ModelStatistics:
     def record_failures(self, reason: FailureReason, request_ns: Sequence[int]) -> None:
         """Requests that ended in an error, by how long they lived."""
         with self._lock:
+            self._revision += 1
             self._num_failures += len(request_ns)
             self._failed_ns += sum(request_ns)
             self._failures[reason] += len(request_ns)
@@ -336,11 +343,13 @@ class ModelStatistics:
     def record_first_response(self, since_arrival_ns: int) -> None:
         """The first response of a request to a decoupled model, which is no error."""
         with self._lock:
+            self._revision += 1
             self._first_response_histogram.add_all((since_arrival_ns,))
 
     def record_cache_hit(self, request_ns: int, lookup_ns: int) -> None:
         """A request that was answered from the response cache: a success that neither queued nor executed."""
         with self._lock:
+            self._revision += 1
             self._num_successes += 1
             self._num_cache_hits += 1
             self._cache_hit_ns += lookup_ns
@@ -353,6 +362,7 @@ class ModelStatistics:
     def record_cache_miss(self, miss_ns: int) -> None:
         """Time spent on a cache look-up that found nothing, and on the insertion after it."""
         with self._lock:
+            self._revision += 1
             self._num_cache_misses += 1
             self._cache_miss_ns += miss_ns
             if self._summaries is not None:
@@ -366,6 +376,15 @@ class ModelStatistics:
         """As `snapshot`, without what came before the last reset."""
         now, before = self.snapshot(), self._at_reset
         return now if before is None else now.since(before)
+
+    def mark(self) -> tuple[object, ...]:
+        """While this is equal to what it was, so is all that a scrape shows of the version: cheaper than a snapshot."""
+        with self._lock:
+            self._fold()
+            revision = self._revision
+        window = 0 if self._summaries is None else self._summaries.window
+        restarts = self.process_restarts.snapshot()
+        return revision, self.pending(), self.inflight(), self.warmup_s, window, *restarts.values()
 
     def snapshot(self) -> StatisticsSnapshot:
         """All numbers as they were at one moment, copied. Cheap enough for every scrape."""

@@ -83,6 +83,11 @@ class Summary:
         counts = np.bincount(np.clip(steps, 0, _NUM_STEPS - 1), minlength=_NUM_STEPS)
         self._slices[self._slice % _NUM_SLICES] += counts.astype(np.uint32)
 
+    @property
+    def window(self) -> int:
+        """The number of the current slice: the quantiles change with it, even if nothing is added."""
+        return int(self._now_s() / _SLICE_S)
+
     def snapshot(self) -> SummarySnapshot:
         self._turn()
         below = np.cumsum(self._slices.sum(axis=0, dtype=np.int64))
@@ -91,7 +96,7 @@ class Summary:
 
     def _turn(self) -> None:
         """Forget what is older than the window."""
-        now = int(self._now_s() / _SLICE_S)
+        now = self.window
         for index in range(max(self._slice, now - _NUM_SLICES) + 1, now + 1):
             self._slices[index % _NUM_SLICES] = 0
         self._slice = now
@@ -116,6 +121,11 @@ class DurationSummaries:
         self.compute_output = Summary(quantiles)
         self.cache_hit = Summary(quantiles)
         self.cache_miss = Summary(quantiles)
+
+    @property
+    def window(self) -> int:
+        """As that of each summary."""
+        return self.request.window
 
     def add_computed(self, durations: Numbers) -> None:
         """Compute input, infer and output of requests, a line for each."""

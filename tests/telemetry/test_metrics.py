@@ -24,8 +24,9 @@ from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
+from modelserver.telemetry.process_restarts import RestartReason
 from modelserver.telemetry.refusals import RefusalCounts, RefusalReason
-from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics, ResponseKind
 
 
 @dataclass
@@ -189,6 +190,41 @@ def test_what_a_model_names_as_the_server_does_is_in_the_servers_family_or_nowhe
         'nv_inference_count{model="mine"} 0.0',
         'my_own{model="mine"} 0.0',
     ]
+
+
+CHANGES: dict[str, Callable[[ModelStatistics], object]] = {
+    "a batch": lambda each: each.record_batch(2, BatchTiming(1, 2, 3), queue_ns=[1], request_ns=[9]),
+    "a lone request": lambda each: each.record_lone(1, 1, 2, 3, 4, 5),
+    "a late answer": lambda each: each.record_ended(1, 2, 3, 4, 5),
+    "a response": lambda each: each.record_response(0, ResponseKind.SUCCESS, 1, 2),
+    "a first response": lambda each: each.record_first_response(1),
+    "a failed execution": lambda each: each.record_failed_execution(),
+    "padding": lambda each: each.record_padding(1),
+    "failures": lambda each: each.record_failures(FailureReason.OTHER, [1]),
+    "a cache hit": lambda each: each.record_cache_hit(1, 1),
+    "a cache miss": lambda each: each.record_cache_miss(1),
+    "a process": lambda each: each.process_restarts.expect(),
+    "a restart": lambda each: each.process_restarts.record(RestartReason.HUNG),
+    "a warmup": lambda each: setattr(each, "warmup_s", 1.5),
+    "the queue": lambda each: setattr(each, "pending", lambda: 3),
+    "requests in flight": lambda each: setattr(each, "inflight", lambda: 3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_scrape_shows_what_changed_since_the_one_before(change: Callable[[ModelStatistics], object]) -> None:
+    statistics = ModelStatistics(first_response_bounds_ms=(1.0,), is_decoupled=True, summary_quantiles=(0.5,))
+    models = (LoadedModel("changed", statistics=statistics), LoadedModel("idle"))
+
+    def page(scraped: ServerMetrics) -> list[str]:
+        lines = render_text(scraped.collect()).decode().splitlines()
+        return [line for line in lines if line.startswith("# ") or 'model="' in line]
+
+    kept = metrics(*models)
+    assert page(kept) == page(kept) == page(metrics(*models))
+    for _ in range(2):
+        change(statistics)
+        assert page(kept) == page(metrics(*models))
 
 
 def test_optional_families_can_be_left_out_and_the_counts_stay() -> None:
