@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from modelserver.backend import InternalError, ServerError, UnavailableError
 
+from .checkpoint import open_checkpoint
 from .engine import Engine
 from .generation import GenerationRequest, SequenceOutput
 from .options import EngineOptions
@@ -60,7 +61,10 @@ class AsyncLLM:
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         """Loads the model, which takes its time; `options` are EngineOptions. Raises ServerErrors."""
-        self._start(Engine.from_directory(Path(model), EngineOptions.from_parameters(options)))
+        chosen = EngineOptions.from_parameters(options)
+        with open_checkpoint(Path(model)) as checkpoint:
+            engine = Engine.from_checkpoint(checkpoint, chosen)
+        self._start(engine)
 
     @classmethod
     def over(cls, engine: Engine) -> Self:

@@ -19,6 +19,7 @@ from modelserver.backend import (
     visible_gpus,
 )
 
+from .checkpoint import open_checkpoint
 from .checkpoint_place import CONFIG_JSON, MODEL_JSON, find_checkpoint, longest_of
 from .contract import complete_config
 
@@ -43,7 +44,7 @@ class LlmBackend(Backend):
         place = find_checkpoint(context)
         return complete_config(
             context.config,
-            max_model_len=place.options.max_model_len or longest_of(place.directory),
+            max_model_len=place.options.max_model_len or longest_of(place.checkpoint),
             is_encoder=place.is_encoder,
         )
 
@@ -75,8 +76,10 @@ class LlmBackend(Backend):
         if options.device == "auto" and placement.kind is not DeviceKind.MODEL:
             device = f"cuda:{placement.device_id}" if placement.kind is DeviceKind.GPU else "cpu"
             options = replace(options, device=device)
-        if self._place.is_encoder:
-            return EncoderInstance.from_directory(self._place.directory, options)
-        engine = Engine.from_directory(self._place.directory, options)
-        assert engine.tokenizer is not None, "an engine that was read from a directory has a tokenizer"
+        # Opened for each instance: they may be made by several threads.
+        with open_checkpoint(self._place.checkpoint.place) as checkpoint:
+            if self._place.is_encoder:
+                return EncoderInstance.from_checkpoint(checkpoint, options)
+            engine = Engine.from_checkpoint(checkpoint, options)
+        assert engine.tokenizer is not None, "an engine that was read from a checkpoint has a tokenizer"
         return LlmInstance(engine, engine.tokenizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from modelserver.backend import (
     parse_json,
 )
 
+from .checkpoint import Checkpoint, open_checkpoint
 from .embedding.layout import read_layout
 from .embedding.recognition import check_purpose, is_encoder, usual_len
 from .options import EngineOptions
@@ -45,9 +45,9 @@ _OTHER_PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """`directory` holds config.json and the weights; `options` come from model.json, and config.pbtxt over it."""
+    """`options` come from model.json, and config.pbtxt over it."""
 
-    directory: Path
+    checkpoint: Checkpoint
     options: EngineOptions
     is_encoder: bool
 
@@ -69,26 +69,30 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         raise NotFoundError(f"{what}: no file {path}")
     _check_files(what, directory)
     parameters = {**described, **context.config.parameters}
-    entries = _read(what, directory / CONFIG_JSON)
-    if parameters.get("max_model_len") == str(longest_of(directory)):
+    checkpoint = open_checkpoint(directory)
+    try:
+        entries = checkpoint.config
+    except InvalidArgumentError as error:
+        raise ConfigError(f"{what}: {error.message}") from None
+    if parameters.get("max_model_len") == str(longest_of(checkpoint)):
         del parameters["max_model_len"]  # completed from the checkpoint, or as good as that: nobody insists on it
     try:
         options = EngineOptions.from_parameters(parameters, others=_OTHER_PARAMETERS)
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
-    has_encoder = is_encoder(entries, directory)
+    has_encoder = is_encoder(entries, checkpoint)
     if has_encoder:
-        check_purpose(entries, directory)
-        read_layout(directory, default="mean").prompt(options.default_prompt_name)
-    return CheckpointPlace(directory, options, has_encoder)
+        check_purpose(entries, checkpoint)
+        read_layout(checkpoint, default="mean").prompt(options.default_prompt_name)
+    return CheckpointPlace(checkpoint, options, has_encoder)
 
 
-def longest_of(directory: Path) -> int | None:
+def longest_of(checkpoint: Checkpoint) -> int | None:
     """The positions that the checkpoint was made for, of an encoder the length that it is used with; None if its
     config.json does not say."""
-    entries = json.loads((directory / CONFIG_JSON).read_text())
-    if is_encoder(entries, directory):
-        return usual_len(entries, directory)
+    entries = checkpoint.config
+    if is_encoder(entries, checkpoint):
+        return usual_len(entries, checkpoint)
     for key in ("max_position_embeddings", "n_positions", "n_ctx"):
         for place in (entries, entries.get("text_config")):
             if isinstance(place, dict) and isinstance(place.get(key), int):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
+from .checkpoint import Checkpoint
 from .options import EngineOptions
 
 # A checkpoint smaller than this is done sooner by one thread than threads are woken; and where cores are few, a
@@ -30,12 +30,11 @@ class ComputeThread:
             torch.set_num_threads(self._num_threads)
 
 
-def choose_num_threads(directory: Path, device: torch.device, options: EngineOptions) -> int | None:
+def choose_num_threads(checkpoint: Checkpoint, device: torch.device, options: EngineOptions) -> int | None:
     """None: as many as torch takes."""
     if options.num_threads is not None or device.type != "cpu":
         return options.num_threads
-    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    if size < _SINGLE_THREAD_BYTES:
+    if checkpoint.num_bytes < _SINGLE_THREAD_BYTES:
         return 1
     return share_of_threads(options) if options.tensor_parallel_size > 1 else None
 

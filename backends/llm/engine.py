@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelserver.backend import ServerError
@@ -31,6 +30,7 @@ from .sequence import FinishReason, Sequence
 from .stop_check import find_stop
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
     from .grammar import Grammar
     from .runner import Launched, Runner
     from .text.text_stream import TextStream
@@ -92,14 +92,17 @@ class Engine:
         self.statistics = EngineStatistics(max_model_len=self.max_model_len)
 
     @classmethod
-    def from_directory(cls, directory: Path, options: EngineOptions) -> Engine:
-        """Load the checkpoint in `directory`: config, weights, tokenizer. Raises ServerErrors that name the file."""
+    def from_checkpoint(cls, checkpoint: Checkpoint, options: EngineOptions) -> Engine:
+        """Load config, weights and tokenizer; the checkpoint is not read afterwards.
+
+        Raises ServerErrors that name the file.
+        """
         from .runner import load_runner
         from .sampler import Sampler
         from .text.tokenizer import Tokenizer
 
-        tokenizer = Tokenizer.from_directory(directory)
-        runner = load_runner(directory, options, Sampler(eos_token_ids=tokenizer.eos_token_ids, tokenizer=tokenizer))
+        tokenizer = Tokenizer.from_checkpoint(checkpoint)
+        runner = load_runner(checkpoint, options, Sampler(eos_token_ids=tokenizer.eos_token_ids, tokenizer=tokenizer))
         return cls(options=options, runner=runner, tokenizer=tokenizer)
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from modelserver.backend import InvalidArgumentError, UnavailableError
 
+from .checkpoint import open_checkpoint
 from .engine import Engine
 from .generation import GenerationRequest
 from .json_fields import quote
@@ -32,7 +33,9 @@ class LLM:
     is_closed = False
 
     def __init__(self, model: str | Path, **options: Any) -> None:
-        self.engine = Engine.from_directory(Path(model), EngineOptions.from_parameters(options))
+        chosen = EngineOptions.from_parameters(options)
+        with open_checkpoint(Path(model)) as checkpoint:
+            self.engine = Engine.from_checkpoint(checkpoint, chosen)
 
     @classmethod
     def over(cls, engine: Engine) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from .attention.kv_blocks import KvBlocks
 from .attention.paged import PagedAttention
 from .attention.sdpa import SdpaAttention
 from .captured_decode import CapturedDecode, CudaCapture, Ending
+from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
 from .embedding.head import EmbeddingHead, load_head
 from .fresh_sequences import compute_fresh
@@ -247,23 +247,26 @@ def _reader(sampled: SampledRows | None) -> Callable[[], list[SampledToken]]:
     return read
 
 
-def load_runner(directory: Path, options: EngineOptions, sampler: Sampler) -> Runner:
-    """A runner of the checkpoint in `directory`. Raises ServerErrors that name the file or the option."""
-    followers = Followers(directory, options) if options.tensor_parallel_size > 1 else None
+def load_runner(checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler) -> Runner:
+    """A runner of a checkpoint, which is not read afterwards.
+
+    Raises ServerErrors that name the file or the option.
+    """
+    followers = Followers(checkpoint.place, options) if options.tensor_parallel_size > 1 else None
     try:
-        return _load(directory, options, sampler, followers)
+        return _load(checkpoint, options, sampler, followers)
     except BaseException:
         if followers is not None:
             followers.close()
         raise
 
 
-def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: Followers | None) -> Runner:
+def _load(checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler, followers: Followers | None) -> Runner:
     if followers is None:
-        loaded = load_network(directory, options)
+        loaded = load_network(checkpoint, options)
     else:
-        loaded = load_network(directory, rank_options(options, 0), followers.rank)
-    what = f"the LLM in {directory}"
+        loaded = load_network(checkpoint, rank_options(options, 0), followers.rank)
+    what = f"the LLM in {checkpoint.place}"
     with ExitStack() as held:
         if loaded.states is not None:
             held.callback(reserve_states(loaded.states, options, device=loaded.device, what=what).release)
@@ -284,13 +287,13 @@ def _load(directory: Path, options: EngineOptions, sampler: Sampler, followers: 
         return Runner(
             loaded.network,
             sampler=sampler,
-            head=load_head(directory, options, default="last", device=loaded.device),
+            head=load_head(checkpoint, options, default="last", device=loaded.device),
             blocks=memory.blocks,
             attention=attention,
             fresh_attention=make_sdpa(memory.blocks, loaded.attention),
             captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
             followers=followers,
-            num_threads=choose_num_threads(directory, loaded.device, options),
+            num_threads=choose_num_threads(checkpoint, loaded.device, options),
             vocab_size=loaded.vocab_size,
             max_model_len=loaded.max_model_len,
             eos_token_ids=loaded.eos_token_ids,

@@ -28,6 +28,7 @@ from .attention.batch import AttentionBatch
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
+from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
 from .fresh_sequences import compute_fresh
 from .models.load import LoadedNetwork, load_network
@@ -42,9 +43,9 @@ _CLOSE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a follower must know to join. `store` is a file in which the ranks find each other."""
+    """What a follower must know to join. `place` is the checkpoint's, `store` a file in which ranks find each other."""
 
-    directory: Path
+    place: Path
     options: EngineOptions
     store: Path
     index: int
@@ -74,15 +75,15 @@ class Embedding:
 class Followers:
     """The other ranks, as rank 0 has them. `close` ends them."""
 
-    def __init__(self, directory: Path, options: EngineOptions) -> None:
+    def __init__(self, place: Path, options: EngineOptions) -> None:
         size = options.tensor_parallel_size
-        self._place = tempfile.TemporaryDirectory(prefix="modelserver-ranks-")
-        store = Path(self._place.name) / "store"
+        self._meeting = tempfile.TemporaryDirectory(prefix="modelserver-ranks-")
+        store = Path(self._meeting.name) / "store"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         try:
             for index in range(1, size):
-                self._start(Membership(directory.absolute(), options, store, index, size))
+                self._start(Membership(place.absolute(), options, store, index, size))
             device = rank_options(options, 0).device
             self.rank = join(store, 0, size, device)
         except BaseException:
@@ -109,7 +110,7 @@ class Followers:
                 process.kill()
                 process.wait()
         self._pipes, self._processes = [], []
-        self._place.cleanup()
+        self._meeting.cleanup()
 
     def _start(self, membership: Membership) -> None:
         ours, theirs = socket.socketpair()
@@ -176,7 +177,8 @@ def follow(descriptor: int) -> None:
         options = rank_options(membership.options, membership.index)
         torch.set_num_threads(options.num_threads or share_of_threads(options))
         rank = join(membership.store, membership.index, membership.size, options.device)
-        loaded = load_network(membership.directory, options, rank)
+        with open_checkpoint(membership.place) as checkpoint:
+            loaded = load_network(checkpoint, options, rank)
         try:
             pool: Pool = pipe.recv()
             _compute(pipe, loaded, options, pool)

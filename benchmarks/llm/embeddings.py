@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.batch_plan import plan_batch
 from modelserver_backends.llm.embedding.encoder import Encoder
 from modelserver_backends.llm.options import EngineOptions
@@ -68,7 +69,7 @@ class Ours:
 
     def __init__(self, directory: Path) -> None:
         self._options = EngineOptions(device="cpu", dtype="float32", num_threads=_NUM_THREADS)
-        self._encoder = Encoder.from_directory(directory, self._options)
+        self._encoder = Encoder.from_checkpoint(open_checkpoint(directory), self._options)
 
     def __call__(self, texts: list[list[int]]) -> Vectors:
         max_rows, max_tokens = self._options.max_num_seqs, self._options.max_num_batched_tokens
@@ -142,7 +143,7 @@ def encoder_ways(place: Path) -> dict[str, Embed]:
 
 def decoder_ways(place: Path) -> dict[str, Embed]:
     options = EngineOptions(device="cpu", dtype="float32", max_model_len=512, num_gpu_blocks_override=40)
-    runner = load_runner(write_checkpoint(place, SHAPES["tiny (2 M)"]), options, Sampler())
+    runner = load_runner(open_checkpoint(write_checkpoint(place, SHAPES["tiny (2 M)"])), options, Sampler())
     return {f"a decoder, {most} tokens at once": OurDecoder(runner, most) for most in (1, 256, 2048)}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from modelserver_backends.llm.attention.kv_blocks import KvShape
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.engine import Engine
 from modelserver_backends.llm.models import load
 from modelserver_backends.llm.options import EngineOptions
@@ -71,7 +72,7 @@ def opened(name: str, **options: Any) -> Iterator[Engine]:
                     **options,
                 }
             )
-            runner = load_runner(Path(place), chosen, Sampler())
+            runner = load_runner(open_checkpoint(Path(place)), chosen, Sampler())
     finally:
         load.Checkpoint = stored  # type: ignore[misc]
     try:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.plan import SampledToken, StepPlan, StepResult
@@ -72,7 +73,7 @@ def tokenizer() -> Iterator[Tokenizer]:
     library.train_from_iterator([WORDS] * 4, trainers.BpeTrainer(vocab_size=384, initial_alphabet=alphabet))
     with tempfile.TemporaryDirectory() as directory:
         library.save(str(Path(directory) / "tokenizer.json"))
-        yield Tokenizer.from_directory(Path(directory))
+        yield Tokenizer.from_checkpoint(open_checkpoint(Path(directory)))
 
 
 def measure(num_running: int, *, is_streamed: bool, text: Tokenizer) -> tuple[list[float], list[float]]:

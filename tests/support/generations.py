@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.runner import load_runner
@@ -20,7 +21,8 @@ from support.tiny_checkpoints import VOCAB_SIZE
 def loaded_engine(directory: Path, **options: Any):
     """An engine without text over a checkpoint, in float32 on the CPU unless said otherwise."""
     chosen = EngineOptions(**{"device": "cpu", "dtype": "float32", "max_model_len": 128, **options})
-    runner = load_runner(directory, chosen, Sampler())
+    with open_checkpoint(directory) as checkpoint:
+        runner = load_runner(checkpoint, chosen, Sampler())
     try:
         yield Engine(options=chosen, runner=runner, tokenizer=None)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
+from ..checkpoint import Checkpoint
 from ..compute_thread import ComputeThread, choose_num_threads
-from ..models.config import read_config_json, read_dtype
+from ..models.config import read_dtype, text_entries
 from ..models.load import choose_device, choose_dtype, choose_max_model_len
 from ..options import EngineOptions
 from ..text.tokenizer import Tokenizer
@@ -44,9 +44,9 @@ class Encoder:
         self._thread = ComputeThread(network.device, num_threads)
 
     @classmethod
-    def from_directory(cls, directory: Path, options: EngineOptions) -> Encoder:
+    def from_checkpoint(cls, checkpoint: Checkpoint, options: EngineOptions) -> Encoder:
         """Raises ServerErrors that name the file or the option."""
-        entries = read_config_json(directory)
+        entries = text_entries(checkpoint)
         model_type = str(entries["model_type"])
         if options.quantization is not None or options.tensor_parallel_size > 1:
             raise UnsupportedError(
@@ -54,15 +54,15 @@ class Encoder:
             )
         device = choose_device(options.device)
         positions = num_positions(entries)
-        tokenizer = Tokenizer.from_directory(directory)
+        tokenizer = Tokenizer.from_checkpoint(checkpoint)
         network = load_network(
-            directory,
+            checkpoint,
             model_type,
             dtype=choose_dtype(options.dtype, read_dtype(entries), device),
             device=device,
             pad_token_id=tokenizer.pad_token_id,
         )
-        head = load_head(directory, options, default="mean", device=device)
+        head = load_head(checkpoint, options, default="mean", device=device)
         with torch.inference_mode():
             head(*network([[0]]))  # what does not fit together is said now
         return cls(
@@ -70,9 +70,9 @@ class Encoder:
             head,
             tokenizer,
             max_model_len=choose_max_model_len(
-                options.max_model_len, usual_len(entries, directory), positions or _LONGEST
+                options.max_model_len, usual_len(entries, checkpoint), positions or _LONGEST
             ),
-            num_threads=choose_num_threads(directory, device, options),
+            num_threads=choose_num_threads(checkpoint, device, options),
         )
 
     def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from ..checkpoint import Checkpoint
 from ..json_fields import quote
 from ..options import EngineOptions
-from ..text.checkpoint_files import read_json_object
 from .layout import EmbeddingLayout, pooling_of, read_layout
 from .pooling import pool
 
@@ -31,30 +29,24 @@ _ACTIVATIONS: dict[str, Any] = {
 class _Dense:
     """y = activation(x W' + b), in float32."""
 
-    def __init__(self, directory: Path, device: torch.device) -> None:
-        entries = read_json_object(directory / "config.json")
+    def __init__(self, module: Checkpoint, device: torch.device) -> None:
+        path, entries = module.place / "config.json", module.entries("config.json")
         name = str(entries.get("activation_function") or "Tanh").rpartition(".")[2].removesuffix("()")
         if name not in _ACTIVATIONS:
-            raise UnsupportedError(
-                f"{directory / 'config.json'}: activation_function {quote(name)}: there are {', '.join(_ACTIVATIONS)}"
-            )
+            raise UnsupportedError(f"{path}: activation_function {quote(name)}: there are {', '.join(_ACTIVATIONS)}")
         if entries.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-            raise UnsupportedError(f"{directory / 'config.json'}: a dense layer of each token is not supported")
+            raise UnsupportedError(f"{path}: a dense layer of each token is not supported")
         self._activation = _ACTIVATIONS[name]
-        path = directory / "model.safetensors"
-        if not path.is_file():
-            raise InvalidArgumentError(f"no {path}: convert the layer's weights to safetensors")
-        try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise InvalidArgumentError(f"{path} cannot be read as safetensors: {error}") from None
-        if "linear.weight" not in tensors:
-            raise InvalidArgumentError(f"{path} has no tensor linear.weight")
-        self._weight = tensors["linear.weight"].to(device, torch.float32)
-        bias = tensors.get("linear.bias")
-        if bias is None and entries.get("bias", True):
-            raise InvalidArgumentError(f"{path} has no tensor linear.bias, and its config.json says that it has")
-        self._bias = None if bias is None else bias.to(device, torch.float32)
+        with module:
+            if "linear.weight" not in module:
+                raise InvalidArgumentError(f"{module.place} has no tensor linear.weight")
+            self._weight = module.tensor("linear.weight").to(device, torch.float32)
+            has_bias = "linear.bias" in module
+            if not has_bias and entries.get("bias", True):
+                raise InvalidArgumentError(
+                    f"{module.place} has no tensor linear.bias, and its config.json says that it has"
+                )
+            self._bias = module.tensor("linear.bias").to(device, torch.float32) if has_bias else None
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         if values.shape[1] != self._weight.shape[1]:
@@ -66,11 +58,12 @@ class _Dense:
 
 
 class EmbeddingHead:
-    """Not normalised: a vector may be cut first. `prompt` stands before each text."""
+    """Not normalised: a vector may be cut first. `prompt` stands before each text. `dense` has the layout's modules."""
 
     def __init__(
         self,
         layout: EmbeddingLayout,
+        dense: Sequence[Checkpoint] = (),
         *,
         device: torch.device,
         pooling: str | None = None,
@@ -80,7 +73,7 @@ class EmbeddingHead:
         self.is_lowercase = layout.is_lowercase
         self.prompt = layout.prompt(prompt_name)
         self._ways = layout.pooling if pooling is None else (pooling,)
-        self._dense = [_Dense(directory, device) for directory in layout.dense]
+        self._dense = [_Dense(module, device) for module in dense]
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """`hidden` [rows, tokens, hidden_size], of each row so many tokens from the left -> float32 [rows, size]."""
@@ -95,10 +88,12 @@ class EmbeddingHead:
         return text.lower() if self.is_lowercase else text
 
 
-def load_head(directory: Path, options: EngineOptions, *, default: str, device: torch.device) -> EmbeddingHead:
+def load_head(checkpoint: Checkpoint, options: EngineOptions, *, default: str, device: torch.device) -> EmbeddingHead:
     """That of a checkpoint, with what the options say instead. Raises ServerErrors that name the file."""
+    layout = read_layout(checkpoint, default=default)
     head = EmbeddingHead(
-        read_layout(directory, default=default),
+        layout,
+        [checkpoint.nested(name) for name in layout.dense],
         device=device,
         pooling=pooling_of(options.pooling) if options.pooling is not None else None,
         prompt_name=options.default_prompt_name,

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
@@ -15,6 +14,7 @@ from modelserver.backend import ResponseSender as Sender
 from ..admission import check_dimensions, check_embedded_length, check_token_ids
 from ..answer import tokenized
 from ..call import Call, read_call
+from ..checkpoint import Checkpoint
 from ..contract import Operation
 from ..engine_statistics import EngineStatistics
 from ..long_texts import LongTexts
@@ -57,9 +57,9 @@ class EncoderInstance(StepInstance):
         self._long_texts = LongTexts(options.max_num_seqs)
 
     @classmethod
-    def from_directory(cls, directory: Path, options: EngineOptions) -> EncoderInstance:
+    def from_checkpoint(cls, checkpoint: Checkpoint, options: EngineOptions) -> EncoderInstance:
         """Raises ServerErrors that name the file or the option."""
-        return cls(Encoder.from_directory(directory, options), options)
+        return cls(Encoder.from_checkpoint(checkpoint, options), options)
 
     def add(self, request: InferRequest) -> None:
         if not self._long_texts.add(request, self._read):

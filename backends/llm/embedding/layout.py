@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from ..checkpoint import Checkpoint
 from ..json_fields import quote
-from ..text.checkpoint_files import read_json_object
 from .recognition import MODULES_JSON
 
 # Ways of pooling, in the order in which the vectors of several are joined; and the other names that they go by.
@@ -33,13 +31,13 @@ _WITHOUT_EFFECT = frozenset({"Dropout"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingLayout:
-    """`pooling` of hidden states to one vector (several are joined), then layers in the directories of `dense`.
+    """`pooling` of hidden states to one vector (several are joined), then the dense layers that lie in `dense`.
 
     `is_normalised`: vectors have length 1 in the end. `prompts` by name stand before a text.
     """
 
     pooling: tuple[str, ...]
-    dense: tuple[Path, ...] = ()
+    dense: tuple[str, ...] = ()
     is_normalised: bool = True
     is_lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -69,39 +67,40 @@ def pooling_of(name: str) -> str | None:
     return plain if plain in POOLINGS else None
 
 
-def read_layout(directory: Path, *, default: str) -> EmbeddingLayout:
+def read_layout(checkpoint: Checkpoint, *, default: str) -> EmbeddingLayout:
     """What modules.json and its neighbours say; without them `default` pooling, and length 1.
 
     InvalidArgumentError for files that are broken, UnsupportedError for modules that are not known here.
     """
-    described = read_json_object(directory / "config_sentence_transformers.json")
+    described = checkpoint.entries("config_sentence_transformers.json")
     given, name = described.get("prompts"), described.get("default_prompt_name")
     layout = EmbeddingLayout(
         pooling=(default,),
         is_lowercase=any(
-            read_json_object(path).get("do_lower_case") is True for path in directory.glob("sentence_*_config.json")
+            checkpoint.entries(name).get("do_lower_case") is True for name in checkpoint.find("sentence_*_config.json")
         ),
         prompts={key: text for key, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {},
         default_prompt_name=name if isinstance(name, str) else None,
     )
-    if (directory / MODULES_JSON).is_file():
-        return _with_modules(layout, directory / MODULES_JSON)
-    if (directory / "1_Pooling" / "config.json").is_file():
-        return _with_pooling(layout, directory / "1_Pooling")
+    if checkpoint.find(MODULES_JSON):
+        return _with_modules(layout, checkpoint)
+    if checkpoint.find("1_Pooling/config.json"):
+        return _with_pooling(layout, checkpoint.nested("1_Pooling"))
     return layout
 
 
-def _with_modules(layout: EmbeddingLayout, path: Path) -> EmbeddingLayout:
+def _with_modules(layout: EmbeddingLayout, checkpoint: Checkpoint) -> EmbeddingLayout:
     """As modules.json says: the network, pooling, then dense layers, and normalisation last."""
+    path = checkpoint.place / MODULES_JSON
     has_pooling, is_normalised = False, False
-    for position, (kind, place) in enumerate(_modules(path)):
+    for position, (kind, place) in enumerate(_modules(checkpoint, path)):
         if kind in _WITHOUT_EFFECT:
             continue
         if kind == "Transformer" and position == 0:
-            if place != path.parent:
-                raise UnsupportedError(f"{path}: the network lies in {place.name}; name that directory as the model")
+            if place not in ("", "."):
+                raise UnsupportedError(f"{path}: the network lies in {place}; name that directory as the model")
         elif kind == "Pooling" and not has_pooling:
-            layout, has_pooling = _with_pooling(layout, place), True
+            layout, has_pooling = _with_pooling(layout, checkpoint.nested(place)), True
         elif kind == "Dense" and has_pooling and not is_normalised:
             layout = replace(layout, dense=(*layout.dense, place))
         elif kind == "Normalize" and has_pooling:
@@ -116,9 +115,8 @@ def _with_modules(layout: EmbeddingLayout, path: Path) -> EmbeddingLayout:
     return replace(layout, is_normalised=is_normalised)
 
 
-def _with_pooling(layout: EmbeddingLayout, place: Path) -> EmbeddingLayout:
-    path = place / "config.json"
-    entries = read_json_object(path)
+def _with_pooling(layout: EmbeddingLayout, module: Checkpoint) -> EmbeddingLayout:
+    path, entries = module.place / "config.json", module.entries("config.json")
     names: Any = [
         key.removeprefix("pooling_mode_")
         for key, value in entries.items()
@@ -139,12 +137,9 @@ def _with_pooling(layout: EmbeddingLayout, place: Path) -> EmbeddingLayout:
     )
 
 
-def _modules(path: Path) -> list[tuple[str, Path]]:
+def _modules(checkpoint: Checkpoint, path: Path) -> list[tuple[str, str]]:
     """The class of each module, without its package, and its directory."""
-    try:
-        listed = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise InvalidArgumentError(f"{path} cannot be read as JSON: {error}") from None
+    listed = checkpoint.document(MODULES_JSON)
     if not isinstance(listed, list):
         raise InvalidArgumentError(f"{path} must hold a JSON array, got {quote(listed)}")
     modules = []
@@ -152,5 +147,5 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
         kind, place = (one.get("type"), one.get("path")) if isinstance(one, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(place, str):
             raise InvalidArgumentError(f"{path}: each module must have a type and a path, got {quote(one)}")
-        modules.append((kind.rpartition(".")[2], path.parent / place))
+        modules.append((kind.rpartition(".")[2], place))
     return modules

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from modelserver.backend import UnavailableError
 
-from ..models.checkpoint import Checkpoint
+from ..checkpoint import Checkpoint
 from ..models.pretrained import load_pretrained
 from .recognition import ENCODER_DECODERS
 
@@ -38,7 +37,7 @@ class EncoderNetwork:
 
 
 def load_network(
-    directory: Path, model_type: str, *, dtype: torch.dtype, device: torch.device, pad_token_id: int | None
+    checkpoint: Checkpoint, model_type: str, *, dtype: torch.dtype, device: torch.device, pad_token_id: int | None
 ) -> EncoderNetwork:
     """UnavailableError without transformers; UnsupportedError for what it does not know; InvalidArgumentError for files
     that are damaged and weights that are missing. Code that comes with a checkpoint is not run, pickles are not read.
@@ -47,14 +46,13 @@ def load_network(
         from transformers import AutoModel, AutoModelForTextEncoding
     except ImportError:
         raise UnavailableError(
-            f"the {model_type} in {directory} is an encoder, which runs on transformers' network: pip install "
+            f"the {model_type} in {checkpoint.place} is an encoder, which runs on transformers' network: pip install "
             "transformers"
         ) from None
-    with Checkpoint(directory):
-        pass  # says what is wrong with the files, and that there are no others than safetensors
+    checkpoint.names()  # says what is wrong with the files, and that there are no others than safetensors
     loader = AutoModelForTextEncoding if model_type in ENCODER_DECODERS else AutoModel
     # A pooler is for classes: nothing here looks at it.
-    model = load_pretrained(loader, directory, model_type, unused="pooler.", dtype=dtype, use_safetensors=True)
+    model = load_pretrained(loader, checkpoint, model_type, unused="pooler.", dtype=dtype, use_safetensors=True)
     config = model.config
     for given in (pad_token_id, config.pad_token_id, config.eos_token_id, 0):
         if isinstance(given, int) and 0 <= given < config.vocab_size:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from ..text.checkpoint_files import read_json_object
+from ..checkpoint import Checkpoint
 
 MODULES_JSON = "modules.json"
 # Families of transformers whose tokens see those that come later, and nothing of what fills a batch up: convbert, fnet,
@@ -61,7 +60,7 @@ _LONGEST_SAID = 1 << 24
 _USUAL_LEN = 512
 
 
-def is_encoder(entries: Mapping[str, Any], directory: Path) -> bool:
+def is_encoder(entries: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
     """By the entries of config.json: whether tokens see those that come later.
 
     So they do in the families above, and in those of decoders where config.json has it (`use_bidirectional_attention`
@@ -69,29 +68,29 @@ def is_encoder(entries: Mapping[str, Any], directory: Path) -> bool:
     """
     family = _family(entries)
     if family in ENCODER_DECODERS:
-        return (directory / MODULES_JSON).is_file() or any("EncoderModel" in name for name in _architectures(entries))
+        return bool(checkpoint.find(MODULES_JSON)) or any("EncoderModel" in name for name in _architectures(entries))
     if family in ENCODERS:
         return not entries.get("is_decoder")
     # Of models that see pictures, "vision" says it of these alone.
     return entries.get("use_bidirectional_attention") in (True, "all") or entries.get("is_causal") is False
 
 
-def check_purpose(entries: Mapping[str, Any], directory: Path) -> None:
+def check_purpose(entries: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     """UnsupportedError for an encoder that was trained to tell classes: its hidden states mean nothing alone."""
     heads = [name for name in _architectures(entries) if "Classification" in name or "QuestionAnswering" in name]
-    if heads and not (directory / MODULES_JSON).is_file():
+    if heads and not checkpoint.find(MODULES_JSON):
         raise UnsupportedError(
-            f"{directory} holds a {heads[0]}, which classifies: this backend makes embeddings of encoders; serve it "
-            "with the pytorch or onnx backend"
+            f"{checkpoint.place} holds a {heads[0]}, which classifies: this backend makes embeddings of encoders; "
+            "serve it with the pytorch or onnx backend"
         )
 
 
-def usual_len(entries: Mapping[str, Any], directory: Path) -> int:
+def usual_len(entries: Mapping[str, Any], checkpoint: Checkpoint) -> int:
     """How many tokens a text may have: what sentence-transformers cuts it to, or else what the tokenizer does."""
     said: int | None = None
-    for path in sorted(directory.glob("sentence_*_config.json")):
-        said = _limit(read_json_object(path).get("max_seq_length"))
-    said = said or _limit(read_json_object(directory / "tokenizer_config.json").get("model_max_length"))
+    for name in checkpoint.find("sentence_*_config.json"):
+        said = _limit(checkpoint.entries(name).get("max_seq_length"))
+    said = said or _limit(checkpoint.entries("tokenizer_config.json").get("model_max_length"))
     positions = num_positions(entries)
     if said is None:
         said = positions or _USUAL_LEN

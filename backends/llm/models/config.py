@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from ..checkpoint import Checkpoint
 from .config_check import check_config
 from .rope import Rope, read_rope
 
@@ -64,17 +63,9 @@ class DecoderConfig:
         return max([self.max_position_embeddings, *stretched])
 
 
-def read_config_json(directory: Path) -> dict[str, Any]:
-    """`config.json`; InvalidArgumentError says what is missing or broken. Of a multi-modal model, its text part."""
-    path = directory / "config.json"
-    try:
-        entries = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InvalidArgumentError(f"no config.json in {directory}: an LLM needs a Hugging Face checkpoint") from None
-    except ValueError as error:
-        raise InvalidArgumentError(f"{path} is not JSON: {error}") from None
-    if not isinstance(entries, dict) or not isinstance(entries.get("model_type"), str):
-        raise InvalidArgumentError(f"{path} has no model_type")
+def text_entries(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The checkpoint's config; of a multi-modal model, its text part."""
+    entries = checkpoint.config
     text = entries.get("text_config")
     if isinstance(text, dict):
         outer = {name: entries[name] for name in ("dtype", "torch_dtype", "eos_token_id") if name in entries}
@@ -82,9 +73,9 @@ def read_config_json(directory: Path) -> dict[str, Any]:
     return entries
 
 
-def read_config(directory: Path) -> DecoderConfig:
+def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     """InvalidArgumentError for an entry that is missing or none, UnsupportedError for rotations that we do not know."""
-    entries, path = read_config_json(directory), directory / "config.json"
+    entries, path = text_entries(checkpoint), checkpoint.place / "config.json"
     model_type = entries["model_type"]
     try:
         config = _FAMILIES[model_type](entries)
@@ -95,7 +86,7 @@ def read_config(directory: Path) -> DecoderConfig:
             f"{path} of a {model_type} has an entry that cannot be used: {type(error).__name__}: {error}"
         ) from error
     check_config(config, path)
-    return replace(config, eos_token_ids=read_eos_token_ids(directory, entries))
+    return replace(config, eos_token_ids=checkpoint.eos_token_ids)
 
 
 def read_dtype(entries: Mapping[str, Any]) -> str:
@@ -106,20 +97,6 @@ def read_dtype(entries: Mapping[str, Any]) -> str:
 def is_known(model_type: str) -> bool:
     """Whether our decoder runs it; the others go to transformers."""
     return model_type in _FAMILIES
-
-
-def read_eos_token_ids(directory: Path, entries: Mapping[str, Any]) -> frozenset[int]:
-    """generation_config.json knows them better than config.json (chat models end turns by several)."""
-    value = entries.get("eos_token_id")
-    path = directory / "generation_config.json"
-    if path.is_file():
-        try:
-            value = json.loads(path.read_text()).get("eos_token_id", value)
-        except ValueError as error:
-            raise InvalidArgumentError(f"{path} is not JSON: {error}") from None
-    if value is None:
-        return frozenset()
-    return frozenset(int(token) for token in (value if isinstance(value, list) else [value]))
 
 
 def _base(entries: Mapping[str, Any], **switches: Any) -> DecoderConfig:

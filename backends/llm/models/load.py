@@ -1,10 +1,9 @@
-"""From a checkpoint's directory to a network on its device, in its precision."""
+"""From a checkpoint to a network on its device, in its precision."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -12,11 +11,11 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 
 from ..attention.kv_blocks import KvShape
 from ..attention.spec import AttentionSpec
+from ..checkpoint import Checkpoint
 from ..embedding.recognition import is_encoder
 from ..options import EngineOptions
 from .build import build_decoder
-from .checkpoint import Checkpoint
-from .config import is_known, read_config, read_config_json, read_dtype, read_eos_token_ids
+from .config import is_known, read_config, read_dtype, text_entries
 from .decoder import Decoder
 from .linear import can_pack, multiplies_bfloat16
 from .names import names_of
@@ -55,23 +54,23 @@ class LoadedNetwork:
     states: RecurrentStates | None = None
 
 
-def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
+def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
     """InvalidArgumentError or UnsupportedError says what of the checkpoint or the options does not fit."""
-    entries = read_config_json(directory)
-    if is_encoder(entries, directory):
+    entries = text_entries(checkpoint)
+    if is_encoder(entries, checkpoint):
         raise UnsupportedError(
-            f"{directory} holds an encoder ({entries['model_type']}): it makes embeddings, at /v1/embeddings of a "
-            "server, and generates nothing"
+            f"{checkpoint.place} holds an encoder ({entries['model_type']}): it makes embeddings, at /v1/embeddings of "
+            "a server, and generates nothing"
         )
     if not is_known(entries["model_type"]):
-        return load_with_transformers(directory, options)
-    config = read_config(directory)
+        return load_with_transformers(checkpoint, options)
+    config = read_config(checkpoint)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, config.dtype, device)
     max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)
     method = quantization_method(options.quantization, entries)
     is_transposed = names_of(config.model_type).is_transposed
-    with Checkpoint(directory) as checkpoint, torch.inference_mode():
+    with torch.inference_mode():
         weights = Weights(checkpoint, method, dtype=dtype, device=device, rank=rank, is_transposed=is_transposed)
         network = build_decoder(config, weights, max_len=max_model_len)
     return LoadedNetwork(
@@ -91,12 +90,12 @@ def load_network(directory: Path, options: EngineOptions, rank: Rank = ALONE) ->
     )
 
 
-def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNetwork:
+def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> LoadedNetwork:
     """The same on a network of transformers' own. UnsupportedError where it or an option does not go with that."""
-    entries = read_config_json(directory)
+    entries = text_entries(checkpoint)
     # What sees pictures too describes its language model inside.
     if isinstance(nested := entries.get("text_config"), dict):
-        entries = nested | entries
+        entries = {**nested, **entries}
     if options.quantization is not None or options.tensor_parallel_size > 1:
         raise UnsupportedError(
             f"quantization and tensor_parallel_size are not supported for {entries['model_type']}, "
@@ -104,7 +103,7 @@ def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNet
         )
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, read_dtype(entries), device)
-    loaded = load_transformers(directory, entries, dtype=dtype, device=device)
+    loaded = load_transformers(checkpoint, entries, dtype=dtype, device=device)
     usual = int(entries.get("max_position_embeddings") or entries.get("model_max_length") or _USUAL_LEN)
     # Where no layer attends, nothing ends with the positions that there are.
     longest = usual if loaded.attention.windows else max(usual, options.max_model_len or 0)
@@ -115,7 +114,7 @@ def load_with_transformers(directory: Path, options: EngineOptions) -> LoadedNet
         device,
         loaded.vocab_size,
         choose_max_model_len(options.max_model_len, usual, longest),
-        read_eos_token_ids(directory, entries),
+        checkpoint.eos_token_ids,
         is_capturable=False,
         states=loaded.network.states,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+from ..checkpoint import Checkpoint
 
 # While transformers builds a network, its classes tie no weights and torch's default datatype is the network's: for the
 # whole process, and put back as it was found. Of two loads at a time the second would find what the first has changed,
@@ -14,7 +15,7 @@ from modelserver.backend import InvalidArgumentError, UnsupportedError
 _loading = Lock()
 
 
-def load_pretrained(loader: Any, directory: Path, model_type: str, *, unused: str = "", **options: Any) -> Any:
+def load_pretrained(loader: Any, checkpoint: Checkpoint, model_type: str, *, unused: str = "", **options: Any) -> Any:
     """What `loader`, one of transformers' Auto classes, makes of a checkpoint. Code that comes with it is not run.
 
     Called from any thread; loads wait for one another. Weights whose names begin with `unused` may be missing.
@@ -23,6 +24,7 @@ def load_pretrained(loader: Any, directory: Path, model_type: str, *, unused: st
     """
     from transformers.utils import logging
 
+    directory = checkpoint.transformers_directory
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
     try:
         with _loading:

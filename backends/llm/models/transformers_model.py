@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from modelserver.backend import UnsupportedError
 
 from ..attention.kv_blocks import KvShape
 from ..attention.spec import AttentionSpec
+from ..checkpoint import Checkpoint
 from . import attention_hook
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
 from .grouped_mixer import GroupedMixer
@@ -174,7 +174,7 @@ class TransformersLoaded:
 
 
 def load_transformers(
-    directory: Path, config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.device
 ) -> TransformersLoaded:
     """UnsupportedError, if transformers is not installed or does not know the model, or it does not run on blocks;
     InvalidArgumentError, if files are damaged or weights are missing. Code that comes with a checkpoint is not run.
@@ -191,7 +191,7 @@ def load_transformers(
     try:
         model = load_pretrained(
             AutoModelForCausalLM,
-            directory,
+            checkpoint,
             model_type,
             dtype=dtype,
             attn_implementation=attention_hook.SERVING,

@@ -9,7 +9,7 @@ import torch
 
 from modelserver.backend import InvalidArgumentError
 
-from .checkpoint import Checkpoint
+from ..checkpoint import Checkpoint
 from .linear import Linear
 from .quantization import QuantizationMethod
 
@@ -84,7 +84,7 @@ class Weights:
         tensor = self.checkpoint.tensor(name)
         if tensor.shape != shape:
             raise InvalidArgumentError(
-                f"the checkpoint in {self.checkpoint.directory} has {name} of shape {list(tensor.shape)}, and its "
+                f"the checkpoint in {self.checkpoint.place} has {name} of shape {list(tensor.shape)}, and its "
                 f"config.json says {list(shape)}: they do not belong together"
             )
         return tensor

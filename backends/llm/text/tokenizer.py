@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,13 @@ import tokenizers
 
 from modelserver.backend import Array, InvalidArgumentError
 
+from ..checkpoint import Checkpoint
 from .chat_template import ChatTemplates
-from .checkpoint_files import chat_templates, eos_ids, read_json_object, special_tokens
 from .cuts import find_cuts, max_token_bytes
 from .token_bytes import TokenBytes, read_token_bytes
 
+# The tokens that have a name, as transformers calls them.
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Called with the number of tokens read so far, and whether these are all; it raises to end the reading.
 LengthCheck = Callable[[int, bool], None]
 # Characters from which a text is read while other threads of Python run. Shorter ones are read before another thread
@@ -27,15 +28,6 @@ LengthCheck = Callable[[int, bool], None]
 LONG_TEXT = 4096
 # Characters of the parts in which a long text is read: the library takes up to 250 bytes for each.
 _PART_SIZE = 16384
-# What a directory may have in place of tokenizer.json, and what the file is.
-_SLOW_FILES = {
-    "tokenizer.model": "a SentencePiece model",
-    "spiece.model": "a SentencePiece model",
-    "tekken.json": "Mistral's own format",
-    "vocab.json": "the vocabulary of a slow BPE tokenizer",
-    "vocab.txt": "a WordPiece vocabulary",
-    "qwen.tiktoken": "a tiktoken vocabulary",
-}
 
 
 def any_length(num_tokens: int, is_all: bool) -> None:
@@ -93,23 +85,20 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_directory(cls, directory: Path) -> Tokenizer:
-        """Read tokenizer.json and what stands beside it. InvalidArgumentError says which file is missing or bad."""
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise InvalidArgumentError(_missing(directory))
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> Tokenizer:
+        """InvalidArgumentError says which file is missing or bad."""
+        files = checkpoint.tokenizer
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            tokenizer = tokenizers.Tokenizer.from_str(files.document)
         except Exception as error:  # the library raises bare Exception
-            raise InvalidArgumentError(f"{path} is no tokenizer that `tokenizers` can read: {error}") from error
-        config = read_json_object(directory / "tokenizer_config.json")
-        special = special_tokens(config, read_json_object(directory / "special_tokens_map.json"))
-        _add_tokens(tokenizer, config, special)
+            raise InvalidArgumentError(f"{files.path} is no tokenizer that `tokenizers` can read: {error}") from error
+        special = _special_tokens(files.config, files.special_tokens_map)
+        _add_tokens(tokenizer, files.config, special)
         return cls(
             tokenizer,
             special=special,
-            eos_token_ids=eos_ids(directory),
-            templates=chat_templates(directory, config),
+            eos_token_ids=checkpoint.eos_token_ids,
+            templates=checkpoint.chat_templates,
         )
 
     def encode(
@@ -264,13 +253,16 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], spec
             tokenizer.add_special_tokens([known.get(token) or tokenizers.AddedToken(token, special=True)])
 
 
-def _missing(directory: Path) -> str:
-    if not directory.is_dir():
-        return f"there is no directory {directory}: name the one that a checkpoint is in; nothing is downloaded"
-    others = [f"{name} ({what})" for name, what in _SLOW_FILES.items() if (directory / name).is_file()]
-    if not others:
-        return f"{directory} has no tokenizer.json, so text cannot become tokens: copy it from the checkpoint"
-    return (
-        f"{directory} has no tokenizer.json, only {', '.join(others)}; convert it once: "
-        "AutoTokenizer.from_pretrained(directory).save_pretrained(directory) of transformers writes tokenizer.json"
-    )
+def _special_tokens(config: Mapping[str, Any], special_tokens_map: Mapping[str, Any]) -> dict[str, str]:
+    """The named tokens of tokenizer_config.json, and of special_tokens_map.json where the first has none.
+
+    Either a string or the description of an added token with a "content".
+    """
+    named: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name) or special_tokens_map.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            named[name] = value
+    return named

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.checkpoint_place import CheckpointPlace, find_checkpoint, longest_of
 from support.contexts import context_of
 
@@ -32,7 +33,7 @@ def find(root: Path, default_model_filename: str = "", **parameters: str) -> Che
 def test_the_version_directory_is_the_checkpoint(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1", config=CONFIG)
     place = find(tmp_path, max_num_seqs="4", enable_prefix_caching="false", tool_parser="hermes")
-    assert place.directory == tmp_path / "m" / "1"
+    assert place.checkpoint.place == tmp_path / "m" / "1"
     assert (place.options.max_num_seqs, place.options.enable_prefix_caching) == (4, False)
 
 
@@ -42,14 +43,14 @@ def test_model_json_names_a_directory(tmp_path: Path, is_relative: bool) -> None
     name = "../../weights" if is_relative else str(tmp_path / "weights")
     write(tmp_path / "m" / "1", model={"model": name, "max_num_seqs": 4, "seed": 3, "disable_log_stats": True})
     place = find(tmp_path, max_num_seqs="8")
-    assert place.directory.resolve() == tmp_path / "weights"
+    assert place.checkpoint.place.resolve() == tmp_path / "weights"
     assert (place.options.max_num_seqs, place.options.seed) == (8, 3)
 
 
 def test_model_json_may_stand_beside_the_checkpoint_and_have_another_name(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1", config=CONFIG, engine={"max_num_seqs": 2})
     place = find(tmp_path, default_model_filename="engine.json")
-    assert (place.directory, place.options.max_num_seqs) == (tmp_path / "m" / "1", 2)
+    assert (place.checkpoint.place, place.options.max_num_seqs) == (tmp_path / "m" / "1", 2)
 
 
 @pytest.mark.parametrize(("given", "expected"), [("64", None), ("32", 32)])
@@ -68,8 +69,8 @@ def test_the_checkpoints_own_length_is_not_insisted_on(tmp_path: Path, given: st
     ],
 )
 def test_the_length_is_read_from_the_config(tmp_path: Path, config: Any, expected: int | None) -> None:
-    write(tmp_path, config=config)
-    assert longest_of(tmp_path) == expected
+    write(tmp_path, config={"model_type": "llama", **config})
+    assert longest_of(open_checkpoint(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def test_the_length_is_read_from_the_config(tmp_path: Path, config: Any, expecte
         ({"config": CONFIG}, {"block_sise": "16"}, ConfigError, "did you mean 'block_size'?"),
         ({"config": CONFIG}, {"gpu_memory_utilization": "2"}, ConfigError, "above 0 and at most 1"),
         ({"config": "{"}, {}, ConfigError, "config.json is not JSON"),
+        ({"config": {}}, {}, ConfigError, "config.json has no model_type"),
         ({"config": ENCODER}, {"pooling": "all"}, ConfigError, "'pooling' must be one of cls, max, mean"),
         ({"config": ENCODER}, {"normalize": "maybe"}, ConfigError, "'normalize' must be true or false"),
     ],
@@ -121,7 +123,7 @@ def test_an_encoder_is_known_by_its_config(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1", config=ENCODER, sentence_bert_config={"max_seq_length": 32})
     place = find(tmp_path, max_model_len="32", pooling="auto", normalize="auto")
     assert (place.is_encoder, place.options.max_model_len, place.options.pooling) == (True, None, None)
-    assert longest_of(place.directory) == 32
+    assert longest_of(place.checkpoint) == 32
 
 
 def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.compute_thread import ComputeThread, choose_num_threads
 from modelserver_backends.llm.options import EngineOptions
 
@@ -51,4 +52,4 @@ def test_small_checkpoints_have_one_thread(
 ) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(num_bytes)
-    assert choose_num_threads(tmp_path, device, options) == expected
+    assert choose_num_threads(open_checkpoint(tmp_path), device, options) == expected

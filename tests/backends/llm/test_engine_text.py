@@ -10,6 +10,7 @@ from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import FinishReason
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.checkpoints import tokenizer_of
 from support.fake_runner import EOS, Collected, ScriptedRunner, collect
 from support.tiny_checkpoints import VOCAB_SIZE, write_tokenizer
 
@@ -20,7 +21,7 @@ TEXT = "the model of a server waits äöü € for hello world"
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(directory)
-    return Tokenizer.from_directory(directory)
+    return tokenizer_of(directory)
 
 
 def answer(

@@ -15,6 +15,7 @@ from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import FinishReason
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.checkpoints import tokenizer_of
 from support.fake_runner import EOS, ScriptedRunner
 from support.tiny_checkpoints import VOCAB_SIZE, write_tokenizer
 from support.waiting import until_true
@@ -48,7 +49,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
 @pytest.fixture
 def engine(tmp_path: Any) -> Iterator[Engine]:
     write_tokenizer(tmp_path)
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = tokenizer_of(tmp_path)
     script = tokenizer.encode("yes", add_special_tokens=False)
     engine = Engine(options=EngineOptions(), runner=ScriptedRunner(script, vocab_size=VOCAB_SIZE), tokenizer=tokenizer)
     yield engine

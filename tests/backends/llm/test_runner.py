@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.head import EmbeddingHead
 from modelserver_backends.llm.embedding.layout import EmbeddingLayout
 from modelserver_backends.llm.options import EngineOptions
@@ -27,7 +28,7 @@ GREEDY = SamplingParams(temperature=0.0)
 @pytest.fixture
 def runner(checkpoint: Checkpoints) -> Any:
     options = EngineOptions(device="cpu", dtype="float32", max_model_len=64, max_num_seqs=4, block_size=8)
-    made = load_runner(checkpoint("llama"), options, Sampler())
+    made = load_runner(open_checkpoint(checkpoint("llama")), options, Sampler())
     yield made
     made.close()
 

@@ -19,13 +19,15 @@ from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
 from modelserver_backends.llm.attention.triton_attention import TritonAttention
 from modelserver_backends.llm.captured_decode import CapturedDecode
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.head import load_head
 from modelserver_backends.llm.engine import Engine, GenerationRequest
-from modelserver_backends.llm.models.load import LoadedNetwork, load_network
+from modelserver_backends.llm.models.load import LoadedNetwork
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.runner import Runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
+from support.checkpoints import network_of
 from support.tiny_checkpoints import write_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -129,7 +131,7 @@ def captured() -> None:
     with TemporaryDirectory() as name:
         directory = write_checkpoint(Path(name), "qwen3")
         options = EngineOptions(device="cpu", max_model_len=64, max_num_seqs=4, block_size=8, dtype="float32")
-        loaded = load_network(directory, options)
+        loaded = network_of(directory, options)
         found = []
         for is_captured in (False, True):
             blocks = KvBlocks(loaded.kv_shape, num_blocks=25, block_size=8, device=loaded.device)
@@ -138,7 +140,7 @@ def captured() -> None:
             runner = Runner(
                 loaded.network,
                 sampler=Sampler(),
-                head=load_head(directory, options, default="last", device=loaded.device),
+                head=load_head(open_checkpoint(directory), options, default="last", device=loaded.device),
                 blocks=blocks,
                 attention=kernels if is_captured else reference,
                 fresh_attention=reference,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from modelserver_backends.llm.embedding.encoder import Encoder
 from modelserver_backends.llm.options import EngineOptions
 from safetensors.torch import load_file, save_file
+from support.checkpoints import encoder_of
 from support.tiny_encoders import (
     ENCODER_FAMILIES,
     VOCAB_SIZE,
@@ -47,7 +47,7 @@ def texts(seed: int) -> list[list[int]]:
 @pytest.mark.parametrize("family", ENCODER_FAMILIES)
 def test_vectors_are_those_of_transformers_alone_and_in_a_batch(family: str, encoders: Encoders) -> None:
     directory, token_id_lists = encoders(family), texts(len(family))
-    encoder = Encoder.from_directory(directory, OPTIONS)
+    encoder = encoder_of(directory, OPTIONS)
     expected = [reference_hidden(directory, token_ids).mean(axis=0) for token_ids in token_id_lists]
     alone = [encoder.embed([token_ids])[0] for token_ids in token_id_lists]
     np.testing.assert_allclose(alone, expected, atol=1e-5)
@@ -57,7 +57,7 @@ def test_vectors_are_those_of_transformers_alone_and_in_a_batch(family: str, enc
 
 @pytest.mark.parametrize("family", ["bert", "gemma3", "llama", "modernbert"])
 def test_the_first_token_sees_the_last(family: str, encoders: Encoders) -> None:
-    encoder = Encoder.from_directory(encoders(family), EngineOptions(**_given(pooling="cls")))
+    encoder = encoder_of(encoders(family), EngineOptions(**_given(pooling="cls")))
     one, other = encoder.embed([[9, 8, 7, 6], [9, 8, 7, 5]])
     assert np.abs(one - other).max() > 1e-3
 
@@ -69,7 +69,7 @@ def _given(**others: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("way", ["cls", "max", "last-token", "MEAN"])
 def test_options_say_more_than_the_checkpoint(way: str, encoders: Encoders) -> None:
     directory, token_ids = encoders(), texts(1)[2]
-    encoder = Encoder.from_directory(directory, EngineOptions(**_given(pooling=way, normalize=False, max_model_len=60)))
+    encoder = encoder_of(directory, EngineOptions(**_given(pooling=way, normalize=False, max_model_len=60)))
     hidden = reference_hidden(directory, token_ids)
     expected = {"cls": hidden[0], "max": hidden.max(axis=0), "last-token": hidden[-1], "MEAN": hidden.mean(axis=0)}
     np.testing.assert_allclose(encoder.embed([token_ids])[0], expected[way], atol=1e-5)
@@ -78,7 +78,7 @@ def test_options_say_more_than_the_checkpoint(way: str, encoders: Encoders) -> N
 
 def test_dense_layers_follow_pooling(tmp_path: Path) -> None:
     directory = write_encoder(tmp_path / "dense", modules=("Pooling", "Dense"), pooling={"pooling_mode": "cls"})
-    encoder = Encoder.from_directory(directory, OPTIONS)
+    encoder = encoder_of(directory, OPTIONS)
     layer = load_file(directory / "2_Dense" / "model.safetensors")
     token_id_lists = texts(2)
     for vector, token_ids in zip(encoder.embed(token_id_lists), token_id_lists, strict=True):
@@ -89,9 +89,7 @@ def test_dense_layers_follow_pooling(tmp_path: Path) -> None:
 
 
 def test_half_precision_is_near(encoders: Encoders) -> None:
-    exact, near = (
-        Encoder.from_directory(encoders(), EngineOptions(**_given(dtype=dtype))) for dtype in ("float32", "bfloat16")
-    )
+    exact, near = (encoder_of(encoders(), EngineOptions(**_given(dtype=dtype))) for dtype in ("float32", "bfloat16"))
     for one, other in zip(exact.embed(texts(3)), near.embed(texts(3)), strict=True):
         assert other.dtype == np.float32
         assert one @ other > 0.99 * np.linalg.norm(one) * np.linalg.norm(other)
@@ -107,7 +105,7 @@ def test_a_masked_language_model_is_an_encoder_by_its_means(tmp_path: Path, name
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     kind(kind.config_class(**sizes, max_position_embeddings=40)).save_pretrained(tmp_path)
     write_word_tokenizer(tmp_path)
-    encoder = Encoder.from_directory(tmp_path, OPTIONS)
+    encoder = encoder_of(tmp_path, OPTIONS)
     token_ids = texts(5)[0]
     np.testing.assert_allclose(
         encoder.embed([token_ids])[0], reference_hidden(tmp_path, token_ids).mean(axis=0), atol=1e-5
@@ -161,15 +159,15 @@ def test_what_cannot_be_served_is_said_at_the_load(
     directory = shutil.copytree(encoders(), tmp_path / "spoilt")
     spoil(directory)
     with pytest.raises(kind) as caught:
-        Encoder.from_directory(directory, EngineOptions(**_given(**options)))
+        encoder_of(directory, EngineOptions(**_given(**options)))
     assert message in caught.value.message
 
 
 def test_a_pooler_that_is_missing_is_not_missed(encoders: Encoders, tmp_path: Path) -> None:
     directory = shutil.copytree(encoders(), tmp_path / "bert")
     _drop(directory, "pooler.dense.weight")
-    vectors = Encoder.from_directory(directory, OPTIONS).embed(texts(4))
-    np.testing.assert_allclose(vectors, Encoder.from_directory(encoders(), OPTIONS).embed(texts(4)), atol=1e-6)
+    vectors = encoder_of(directory, OPTIONS).embed(texts(4))
+    np.testing.assert_allclose(vectors, encoder_of(encoders(), OPTIONS).embed(texts(4)), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +181,14 @@ def test_dense_layers_that_are_not_known(tmp_path: Path, entries: dict[str, str]
     directory = write_encoder(tmp_path / "dense", modules=("Pooling", "Dense"))
     _rewrite(directory, "2_Dense/config.json", **entries)
     with pytest.raises(UnsupportedError) as caught:
-        Encoder.from_directory(directory, OPTIONS)
+        encoder_of(directory, OPTIONS)
     assert message in caught.value.message
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda d: (d / "model.safetensors").unlink(), "convert the layer's weights to safetensors"),
+        (lambda d: (d / "model.safetensors").unlink(), "convert its weights"),
         (lambda d: _drop(d, "linear.weight"), "has no tensor linear.weight"),
         (lambda d: _drop(d, "linear.bias"), "has no tensor linear.bias"),
         (
@@ -209,5 +207,5 @@ def test_dense_layers_that_are_damaged(tmp_path: Path, spoil: Callable[[Path], o
     directory = write_encoder(tmp_path / "dense", modules=("Pooling", "Dense"))
     spoil(directory / "2_Dense")
     with pytest.raises(InvalidArgumentError) as caught:
-        Encoder.from_directory(directory, OPTIONS)
+        encoder_of(directory, OPTIONS)
     assert message in caught.value.message

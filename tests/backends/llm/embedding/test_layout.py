@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.layout import EmbeddingLayout, pooling_of, read_layout
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
@@ -65,7 +66,7 @@ def write(root: Path, files: dict[str, Any]) -> Path:
 def test_pooling_dense_layers_and_normalisation(
     tmp_path: Path, files: dict[str, Any], pooling: tuple[str, ...], num_dense: int, is_normalised: bool
 ) -> None:
-    layout = read_layout(write(tmp_path, files), default="mean")
+    layout = read_layout(open_checkpoint(write(tmp_path, files)), default="mean")
     assert (layout.pooling, len(layout.dense), layout.is_normalised) == (pooling, num_dense, is_normalised)
 
 
@@ -90,14 +91,14 @@ def test_what_cannot_be_done_is_named(
 ) -> None:
     write(tmp_path, {"1_Pooling/config.json": MEANS})
     with pytest.raises(kind) as caught:
-        read_layout(write(tmp_path, files), default="mean")
+        read_layout(open_checkpoint(write(tmp_path, files)), default="mean")
     assert message in caught.value.message
 
 
 def test_prompts_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     described = {"prompts": {"query": "query: ", "none": None}, "default_prompt_name": "query"}
     files = {"config_sentence_transformers.json": described, "sentence_bert_config.json": {"do_lower_case": True}}
-    layout = read_layout(write(tmp_path, files), default="last")
+    layout = read_layout(open_checkpoint(write(tmp_path, files)), default="last")
     assert (layout.prompt(None), layout.pooling, layout.is_lowercase) == ("query: ", ("last",), True)
     with pytest.raises(InvalidArgumentError, match='"passage": this checkpoint has the prompts query'):
         layout.prompt("passage")
@@ -109,7 +110,7 @@ def test_prompts_that_are_not_pooled_are_not_used(tmp_path: Path) -> None:
         "config_sentence_transformers.json": {"prompts": {"query": "query: ", "": ""}},
         "1_Pooling/config.json": {**MEANS, "include_prompt": False},
     }
-    layout = read_layout(write(tmp_path, files), default="mean")
+    layout = read_layout(open_checkpoint(write(tmp_path, files)), default="mean")
     assert layout.prompt(None) == ""
     with pytest.raises(UnsupportedError, match="include_prompt false"):
         layout.prompt("query")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from modelserver_backends.llm.embedding.encoder import Encoder
 from modelserver_backends.llm.options import EngineOptions
+from support.checkpoints import encoder_of
 from support.tiny_encoders import reference_hidden, unit
 from support.tools import find_tool
 
@@ -31,7 +32,7 @@ def vectors(encoder: Encoder, texts: list[str]) -> list[Array]:
 def test_vectors_are_those_of_transformers_and_mean_something(directory: Path) -> None:
     from transformers import AutoTokenizer
 
-    encoder = Encoder.from_directory(directory, EngineOptions(device="cpu", dtype="float32", num_threads=1))
+    encoder = encoder_of(directory, EngineOptions(device="cpu", dtype="float32", num_threads=1))
     assert (encoder.max_model_len, encoder.head.is_normalised) == (256, True)
     found = vectors(encoder, TEXTS)
     theirs = AutoTokenizer.from_pretrained(directory)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.recognition import check_purpose, is_encoder, num_positions, usual_len
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
@@ -31,20 +32,20 @@ from modelserver.errors import InvalidArgumentError, UnsupportedError
     ],
 )
 def test_an_encoder_sees_what_comes_later(tmp_path: Path, entries: dict[str, Any], expected: bool) -> None:
-    assert is_encoder(entries, tmp_path) is expected
+    assert is_encoder(entries, open_checkpoint(tmp_path)) is expected
 
 
 def test_modules_make_an_encoder_of_an_encoder_decoder(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text("[]")
-    assert is_encoder({"model_type": "t5", "architectures": ["T5Model"]}, tmp_path)
+    assert is_encoder({"model_type": "t5", "architectures": ["T5Model"]}, open_checkpoint(tmp_path))
 
 
 def test_classifiers_are_refused_unless_they_are_modules(tmp_path: Path) -> None:
     entries = {"architectures": ["BertForSequenceClassification"]}
     with pytest.raises(UnsupportedError, match="BertForSequenceClassification, which classifies"):
-        check_purpose(entries, tmp_path)
+        check_purpose(entries, open_checkpoint(tmp_path))
     (tmp_path / "modules.json").write_text("[]")
-    check_purpose(entries, tmp_path)
+    check_purpose(entries, open_checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,10 @@ def test_the_length_is_that_of_sentence_transformers(
 ) -> None:
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    assert usual_len({"model_type": "bert", "max_position_embeddings": 512}, tmp_path) == expected
+    assert usual_len({"model_type": "bert", "max_position_embeddings": 512}, open_checkpoint(tmp_path)) == expected
 
 
 def test_relative_positions_have_no_end(tmp_path: Path) -> None:
-    assert usual_len({"model_type": "t5"}, tmp_path) == 512
+    assert usual_len({"model_type": "t5"}, open_checkpoint(tmp_path)) == 512
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 4000}')
-    assert usual_len({"model_type": "t5"}, tmp_path) == 4000
+    assert usual_len({"model_type": "t5"}, open_checkpoint(tmp_path)) == 4000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from modelserver_backends.llm.models.checkpoint import Checkpoint
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from safetensors.torch import save_file
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_model, reference_tokens
@@ -28,24 +28,27 @@ def test_shards_are_read_through_their_index(checkpoint: Callable[[str], Path], 
 @pytest.mark.parametrize("prefix", ["", "model.", "transformer.", "language_model.model.", "model.language_model."])
 def test_names_are_those_inside_the_decoder(prefix: str, tmp_path: Path) -> None:
     save_file({f"{prefix}layers.0.mlp.up_proj.weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
-    with Checkpoint(tmp_path) as files:
+    with open_checkpoint(tmp_path) as files:
         assert files.names() == ["layers.0.mlp.up_proj.weight"]
         assert files.shape("layers.0.mlp.up_proj.weight") == (2, 3)
 
 
 def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="no safetensors in"):
-        Checkpoint(tmp_path)
+        open_checkpoint(tmp_path).names()
     (tmp_path / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(InvalidArgumentError, match=r"model\.safetensors cannot be read"):
-        Checkpoint(tmp_path)
+        open_checkpoint(tmp_path).names()
     save_file({"norm.weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    with Checkpoint(tmp_path) as files, pytest.raises(InvalidArgumentError, match=r"no tensor embed_tokens\.weight"):
+    with (
+        open_checkpoint(tmp_path) as files,
+        pytest.raises(InvalidArgumentError, match=r"no tensor embed_tokens\.weight"),
+    ):
         files.tensor("embed_tokens.weight")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"head.weight": "model.safetensors"}}))
     with pytest.raises(InvalidArgumentError, match=r"places head\.weight in model\.safetensors, which lacks it"):
-        Checkpoint(tmp_path)
+        open_checkpoint(tmp_path).names()
     index.write_text("{}")
     with pytest.raises(InvalidArgumentError, match="is no index of safetensors"):
-        Checkpoint(tmp_path)
+        open_checkpoint(tmp_path).names()

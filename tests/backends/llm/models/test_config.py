@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelserver_backends.llm.models.config import read_config
+from modelserver_backends.llm.checkpoint import open_checkpoint
+from modelserver_backends.llm.models.config import DecoderConfig, read_config
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
@@ -24,6 +25,10 @@ LLAMA = {
 }
 
 
+def config_of(directory: Path) -> DecoderConfig:
+    return read_config(open_checkpoint(directory))
+
+
 def written(directory: Path, **entries: Any) -> Path:
     kept = {name: value for name, value in {**LLAMA, **entries}.items() if value is not None}
     (directory / "config.json").write_text(json.dumps(kept))
@@ -32,7 +37,7 @@ def written(directory: Path, **entries: Any) -> Path:
 
 def test_configs_from_before_transformers_5_are_read(tmp_path: Path) -> None:
     scaling = {"type": "linear", "factor": 2.0}
-    config = read_config(written(tmp_path, rope_theta=5e5, rope_scaling=scaling, torch_dtype="bfloat16"))
+    config = config_of(written(tmp_path, rope_theta=5e5, rope_scaling=scaling, torch_dtype="bfloat16"))
     rope = config.ropes[0]
     assert rope is not None
     assert (rope.kind, rope.theta, rope.factor, rope.dim, config.dtype) == ("linear", 5e5, 2.0, 16, "bfloat16")
@@ -41,7 +46,7 @@ def test_configs_from_before_transformers_5_are_read(tmp_path: Path) -> None:
 
 def test_gemma3_of_before_has_a_base_for_each_kind_of_layer(tmp_path: Path) -> None:
     entries = {"model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 16, "rope_theta": 1e6}
-    config = read_config(
+    config = config_of(
         written(tmp_path, **entries, rope_local_base_freq=1e4, rope_scaling={"type": "linear", "factor": 8})
     )
     assert config.windows == (8, 8, 8, 8, 8, None)
@@ -54,21 +59,21 @@ def test_the_text_part_of_a_multi_modal_model(tmp_path: Path) -> None:
     path.write_text(
         json.dumps({"model_type": "gemma3", "text_config": text, "torch_dtype": "float16", "eos_token_id": 3})
     )
-    config = read_config(tmp_path)
+    config = config_of(tmp_path)
     assert (config.model_type, config.dtype, config.eos_token_ids) == ("gemma3_text", "float16", {3})
 
 
 def test_qwen_slides_from_a_layer_on_if_it_says_so(tmp_path: Path) -> None:
     entries = {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 4}
-    assert read_config(written(tmp_path, **entries, use_sliding_window=False)).windows == (None,) * 6
-    assert read_config(written(tmp_path, **entries, use_sliding_window=True)).windows == (None,) * 4 + (8, 8)
+    assert config_of(written(tmp_path, **entries, use_sliding_window=False)).windows == (None,) * 6
+    assert config_of(written(tmp_path, **entries, use_sliding_window=True)).windows == (None,) * 4 + (8, 8)
 
 
 def test_generation_config_knows_the_ends_better(tmp_path: Path) -> None:
     written(tmp_path, eos_token_id=1)
-    assert read_config(tmp_path).eos_token_ids == {1}
+    assert config_of(tmp_path).eos_token_ids == {1}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
-    assert read_config(tmp_path).eos_token_ids == {1, 7}
+    assert config_of(tmp_path).eos_token_ids == {1, 7}
 
 
 @pytest.mark.parametrize(
@@ -81,15 +86,15 @@ def test_generation_config_knows_the_ends_better(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(entries: dict[str, Any], error: type[Exception], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
-        read_config(written(tmp_path, **entries))
+        config_of(written(tmp_path, **entries))
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"no config\.json"):
-        read_config(tmp_path)
+        config_of(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InvalidArgumentError, match="is not JSON"):
-        read_config(tmp_path)
+        config_of(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "mixtral", "gpt2"])
@@ -104,7 +109,7 @@ def test_no_entry_can_be_such_that_the_error_names_no_file(
         for value in ("x", 0, -1, None, 1.5, [], {}, True):
             (tmp_path / "config.json").write_text(json.dumps(entries | {name: value}))
             try:
-                read_config(tmp_path)
+                config_of(tmp_path)
             except (InvalidArgumentError, UnsupportedError) as error:
                 told.append(error.message)
     assert told
@@ -130,5 +135,5 @@ def test_numbers_that_no_network_has_are_named(
     entries = json.loads((checkpoint(family) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(entries | {name: value}))
     with pytest.raises(InvalidArgumentError) as caught:
-        read_config(tmp_path)
+        config_of(tmp_path)
     assert words in caught.value.message

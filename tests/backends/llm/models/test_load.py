@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from modelserver_backends.llm.models.load import choose_device, choose_dtype, load_network
+from modelserver_backends.llm.models.load import choose_device, choose_dtype
 from modelserver_backends.llm.options import EngineOptions
 from safetensors.torch import load_file, save_file
+from support.checkpoints import network_of
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_logprobs, write_checkpoint
 
@@ -46,6 +47,7 @@ LOADED = """
 import resource, sys, torch
 from pathlib import Path
 from modelserver_backends.llm.models.linear import can_pack
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.models.load import load_network
 from modelserver_backends.llm.options import EngineOptions
 
@@ -53,7 +55,8 @@ directory, dtype = Path(sys.argv[1]), sys.argv[2]
 can_pack(torch.float32)
 for quantization in sys.argv[3:]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    loaded = load_network(directory, EngineOptions(device="cpu", dtype=dtype, quantization=quantization or None))
+    options = EngineOptions(device="cpu", dtype=dtype, quantization=quantization or None)
+    loaded = load_network(open_checkpoint(directory), options)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     torch.manual_seed(0)
     rows = torch.randn(64, 512, dtype=loaded.kv_shape.dtype)
@@ -115,7 +118,7 @@ def test_what_sees_pictures_too_describes_its_language_model_inside(
     shutil.copytree(checkpoint("qwen3_5"), directory)
     entries = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": entries}))
-    loaded = load_network(directory, EngineOptions(device="cpu"))
+    loaded = network_of(directory, EngineOptions(device="cpu"))
     assert (loaded.max_model_len, loaded.kv_shape.dtype) == (512, torch.float32)
     assert loaded.states is not None
     assert loaded.eos_token_ids == {1}
@@ -167,7 +170,7 @@ def test_tensors_of_another_shape_than_the_config_says_are_refused(
         for other in (tensor[:-1], torch.cat((tensor, tensor[:1]))):
             save_file(tensors | {name: other.contiguous()}, file, metadata={"format": "pt"})
             with pytest.raises(InvalidArgumentError) as caught:
-                load_network(directory, EngineOptions())
+                network_of(directory, EngineOptions())
             inner = name.removeprefix("model.").removeprefix("transformer.")
             assert f"has {inner} of shape {list(other.shape)}" in caught.value.message
             assert f"config.json says {list(tensor.shape)}" in caught.value.message

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.models.pretrained import load_pretrained
 from support.tiny_encoders import write_encoder
 from transformers import AutoModelForCausalLM, BertModel, PreTrainedModel
@@ -36,7 +37,7 @@ def test_loads_at_the_same_time_leave_transformers_as_it_was(
             is_first_built.wait(_PATIENCE_S)
 
     def load(kind: type[BertModel], dtype: torch.dtype) -> None:
-        load_pretrained(kind, encoder, "bert", unused="pooler.", dtype=dtype)
+        load_pretrained(kind, open_checkpoint(encoder), "bert", unused="pooler.", dtype=dtype)
         is_first_built.set()
 
     try:
@@ -44,6 +45,8 @@ def test_loads_at_the_same_time_leave_transformers_as_it_was(
             for loading in [pool.submit(load, First, torch.bfloat16), pool.submit(load, Second, torch.float32)]:
                 loading.result()
         assert torch.get_default_dtype() is torch.float32
-        load_pretrained(AutoModelForCausalLM, checkpoint("llama_tied_biased"), "llama", dtype=torch.float32)
+        load_pretrained(
+            AutoModelForCausalLM, open_checkpoint(checkpoint("llama_tied_biased")), "llama", dtype=torch.float32
+        )
     finally:
         torch.set_default_dtype(torch.float32)

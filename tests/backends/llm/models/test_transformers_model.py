@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.models.attention_trial import check_equal
 from modelserver_backends.llm.models.transformers_model import load_transformers
 from safetensors.torch import load_file, save_file
@@ -23,7 +24,7 @@ def refusal(directory: Path) -> ServerError:
 
     config = json.loads((directory / "config.json").read_text())
     with pytest.raises(ServerError) as caught:
-        load_transformers(directory, config, dtype=torch.float32, device=torch.device("cpu"))
+        load_transformers(open_checkpoint(directory), config, dtype=torch.float32, device=torch.device("cpu"))
     return caught.value
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from modelserver_backends.llm.text.chat_template import ChatTemplates
 from modelserver_backends.llm.text.template_sandbox import TemplateLimits
-from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.chat_templates import (
     ANSWER,
     CALL,
@@ -24,6 +23,7 @@ from support.chat_templates import (
     TOOL,
     USER,
 )
+from support.checkpoints import tokenizer_of
 from support.tiny_tokenizers import byte_level, write_tokenizer
 
 from modelserver.errors import InvalidArgumentError
@@ -135,16 +135,16 @@ def test_a_template_that_drops_the_message_cannot_continue_it() -> None:
 
 def test_names_of_templates(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
-    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path, byte_level(), chat_template=named))
+    tokenizer = tokenizer_of(write_tokenizer(tmp_path, byte_level(), chat_template=named))
     assert tokenizer.apply_chat_template([USER]) == "plain"
     assert tokenizer.apply_chat_template([USER], tools=[TOOL]) == "tools"
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
-    assert Tokenizer.from_directory(tmp_path).apply_chat_template([USER]) == "from json"
+    assert tokenizer_of(tmp_path).apply_chat_template([USER]) == "from json"
     (tmp_path / "chat_template.jinja").write_text("from jinja")
-    assert Tokenizer.from_directory(tmp_path).apply_chat_template([USER], tools=[TOOL]) == "from jinja"
+    assert tokenizer_of(tmp_path).apply_chat_template([USER], tools=[TOOL]) == "from jinja"
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("additional")
-    assert Tokenizer.from_directory(tmp_path).apply_chat_template([USER], tools=[TOOL]) == "additional"
+    assert tokenizer_of(tmp_path).apply_chat_template([USER], tools=[TOOL]) == "additional"
 
 
 def test_variables_are_given(tmp_path: Path) -> None:
@@ -153,9 +153,7 @@ def test_variables_are_given(tmp_path: Path) -> None:
         "<s>calm Be brief."
     )
     # Names that Python has for itself are names like others.
-    tokenizer = Tokenizer.from_directory(
-        write_tokenizer(tmp_path, byte_level(), chat_template="{{ self }}{{ variables }}")
-    )
+    tokenizer = tokenizer_of(write_tokenizer(tmp_path, byte_level(), chat_template="{{ self }}{{ variables }}"))
     assert tokenizer.apply_chat_template([SYSTEM], variables={"self": 1, "variables": 2}).endswith("2")
 
 

@@ -185,9 +185,10 @@ def test_tokens_that_swallow_spaces_have_no_longest() -> None:
 
 MEASURED = """
 import resource, sys
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from pathlib import Path
-tokenizer = Tokenizer.from_directory(Path(sys.argv[1]))
+tokenizer = Tokenizer.from_checkpoint(open_checkpoint(Path(sys.argv[1])))
 tokenizer.encode("words " * 4000)
 text = "What does the function say, when it is called? " * 85_000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

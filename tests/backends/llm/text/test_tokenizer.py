@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tokenizers
 from modelserver_backends.llm.text.tokenizer import Tokenizer
+from support.checkpoints import tokenizer_of
 from support.tiny_tokenizers import KINDS, TEXTS, byte_fallback, byte_level, with_bos, write_tokenizer
 
 from modelserver.errors import InvalidArgumentError
@@ -21,7 +22,10 @@ def test_ids_and_text_are_those_of_transformers(tmp_path: Path, kind: str) -> No
     from transformers import PreTrainedTokenizerFast
 
     directory = write_tokenizer(tmp_path, with_bos(KINDS[kind]()))
-    ours, theirs = Tokenizer.from_directory(directory), PreTrainedTokenizerFast.from_pretrained(directory)
+    ours, theirs = (
+        tokenizer_of(directory),
+        PreTrainedTokenizerFast.from_pretrained(directory),
+    )
     for text in [*TEXTS, "", " ", "<|im_start|>user", "a<tool call>b"]:
         for add_special_tokens in (True, False):
             token_ids = ours.encode(text, add_special_tokens=add_special_tokens)
@@ -38,7 +42,7 @@ def test_ids_and_text_are_those_of_transformers(tmp_path: Path, kind: str) -> No
 
 @pytest.mark.parametrize("longest", [None, 10])
 def test_other_threads_run_while_a_long_text_is_read(tmp_path: Path, longest: int | None) -> None:
-    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path, byte_level()))
+    tokenizer = tokenizer_of(write_tokenizer(tmp_path, byte_level()))
     num_turns = 0
     with ThreadPoolExecutor() as pool:
         encoding = pool.submit(tokenizer.encode, "it waits for the next one " * 50_000, longest=longest)
@@ -53,7 +57,10 @@ def test_texts_are_cut_as_transformers_cuts_them(tmp_path: Path, kind: str) -> N
     from transformers import PreTrainedTokenizerFast
 
     directory = write_tokenizer(tmp_path, with_bos(KINDS[kind]()))
-    ours, theirs = Tokenizer.from_directory(directory), PreTrainedTokenizerFast.from_pretrained(directory)
+    ours, theirs = (
+        tokenizer_of(directory),
+        PreTrainedTokenizerFast.from_pretrained(directory),
+    )
     for text in [*TEXTS, ""]:
         for longest in (2, 5, 1000):
             cut = theirs.encode(text, truncation=True, max_length=longest)
@@ -76,7 +83,7 @@ def test_ends_of_a_text(tmp_path: Path, generation_config: Any, config: Any, exp
     directory = write_tokenizer(tmp_path, byte_level(), generation_config=generation_config)
     if config is not None:
         (directory / "config.json").write_text(json.dumps(config))
-    assert Tokenizer.from_directory(directory).eos_token_ids == expected
+    assert tokenizer_of(directory).eos_token_ids == expected
 
 
 def test_special_tokens_from_either_file(tmp_path: Path) -> None:
@@ -84,7 +91,7 @@ def test_special_tokens_from_either_file(tmp_path: Path) -> None:
     (directory / "special_tokens_map.json").write_text(
         json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"})
     )
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
     assert tokenizer.eos_token_id == tokenizer.token_to_id("<|im_end|>")
 
@@ -92,7 +99,7 @@ def test_special_tokens_from_either_file(tmp_path: Path) -> None:
 def test_tokens_that_only_the_config_knows(tmp_path: Path) -> None:
     added = {"500": {"content": "<extra>", "special": True}, "501": {"content": "<plain>", "special": False}}
     directory = write_tokenizer(tmp_path, byte_level(), config={"added_tokens_decoder": added, "pad_token": "<pad>"})
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     token_ids = tokenizer.encode("a<extra>b<plain>c<pad>")
     assert tokenizer.decode(token_ids) == "ab<plain>c"
     assert tokenizer.token_to_id("<pad>") in tokenizer.special_ids
@@ -116,7 +123,7 @@ def test_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None
     raw = byte_level()
     raw.enable_truncation(3)
     raw.enable_padding(length=50)
-    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path, raw))
+    tokenizer = tokenizer_of(write_tokenizer(tmp_path, raw))
     assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
     assert len(tokenizer.encode("a")) == 1
 
@@ -134,12 +141,12 @@ def test_what_is_missing_is_said(tmp_path: Path, files: dict[str, str], message:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(InvalidArgumentError, match=message):
-        Tokenizer.from_directory(tmp_path)
+        tokenizer_of(tmp_path)
 
 
 def test_a_directory_that_is_not_there_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"there is no directory .*nothing is downloaded"):
-        Tokenizer.from_directory(tmp_path / "org" / "model")
+        tokenizer_of(tmp_path / "org" / "model")
 
 
 @pytest.mark.parametrize(("name", "content"), [("tokenizer_config.json", "{"), ("generation_config.json", "[1]")])
@@ -147,11 +154,11 @@ def test_files_that_are_no_objects_are_named(tmp_path: Path, name: str, content:
     directory = write_tokenizer(tmp_path, byte_level())
     (directory / name).write_text(content)
     with pytest.raises(InvalidArgumentError, match=name):
-        Tokenizer.from_directory(directory)
+        tokenizer_of(directory)
 
 
 def test_half_of_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path, byte_level()))
+    tokenizer = tokenizer_of(write_tokenizer(tmp_path, byte_level()))
     with pytest.raises(InvalidArgumentError, match="half of a surrogate pair"):
         tokenizer.encode("a\ud800b")
     assert tokenizer.encode("a\U0001f600b")

@@ -1,11 +1,10 @@
-"""Tensors of a Hugging Face checkpoint: one safetensors file, or shards that an index names."""
+"""The tensors of a directory: those of one safetensors file, or of shards that an index names."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -30,22 +29,24 @@ _DTYPES = {
 }
 
 
-class Checkpoint:
-    """Reads tensors by name, one at a time, each into memory of its own. Use as a context manager.
+class SafetensorsFiles:
+    """Tensors by name, each read into memory of its own. See `Checkpoint` for the names.
 
-    Names are those inside the decoder: `layers.0.mlp.up_proj.weight`, whatever wraps it in the file.
     InvalidArgumentError for files that are missing or broken, and for tensors that are not there.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self._directory = directory
         self._files: dict[Path, _SafetensorsFile] = {}
         self._places: dict[str, tuple[Path, str]] = {}
         try:
             self._open(_files(directory))
         except BaseException:
-            self._close()
+            self.close()
             raise
+        self._modules = {
+            name.rpartition(".")[0]: stored.rpartition(".")[0] for name, (_, stored) in self._places.items()
+        }
 
     def _open(self, files: Mapping[Path, list[str] | None]) -> None:
         for path, names in files.items():
@@ -54,29 +55,29 @@ class Checkpoint:
             for name in names if names is not None else present:
                 if name not in present:
                     raise InvalidArgumentError(
-                        f"{self.directory / _INDEX} places {name} in {path.name}, which lacks it"
+                        f"{self._directory / _INDEX} places {name} in {path.name}, which lacks it"
                     )
                 self._places[_inner(name)] = (path, name)
 
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-        self._places.clear()
-
-    def _close(self) -> None:
+    def close(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
+        self._places.clear()
+
+    def add_to_digest(self, update: Callable[[bytes], None]) -> None:
+        for path, file in sorted(self._files.items()):
+            found = path.stat()
+            update(f"{path.name} {found.st_size} {found.st_mtime_ns} {file.described}".encode())
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def names(self) -> list[str]:
         return sorted(self._places)
+
+    def module(self, name: str) -> str | None:
+        return self._modules.get(name)
 
     def tensor(self, name: str) -> torch.Tensor:
         path, stored = self._place(name)
@@ -91,7 +92,8 @@ class Checkpoint:
             return self._places[name]
         except KeyError:
             raise InvalidArgumentError(
-                f"the checkpoint in {self.directory} has no tensor {name}: its weights do not belong to its config.json"
+                f"the checkpoint in {self._directory} has no tensor {name}: its weights do not belong to its "
+                "config.json"
             ) from None
 
 
@@ -145,6 +147,11 @@ class _SafetensorsFile:
 
     def close(self) -> None:
         self._file.close()
+
+    @property
+    def described(self) -> str:
+        """The header: each tensor's type, shape and place."""
+        return json.dumps(self._header, sort_keys=True)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._header[name]["shape"])
