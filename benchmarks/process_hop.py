@@ -16,8 +16,8 @@ import psutil
 from modelserver.backend import BackendContext, BatchInstance, Datatype, InferRequest, Placement, Tensor
 from modelserver.backend.discovery import find_backend
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.execution.hosting import backend_recipe
-from modelserver.execution.process import ProcessInstance
+from modelserver.execution.process.hosting import backend_recipe
+from modelserver.execution.process.instance import ProcessInstance
 
 ADD_SUB = Path(__file__).parent.parent / "model_repository" / "add_sub"
 SIZES = {"64 B": 16, "16 KiB": 4 << 10, "1 MiB": 1 << 18}

@@ -42,15 +42,14 @@ LAYER_OF = {prefix: number for number, prefixes in enumerate(LAYERS) for prefix 
 # What a bundled backend may import besides the contract, its own package and its libraries; each with its reason.
 BACKEND_EXCEPTIONS = {
     "modelserver_backends.python": {
-        "modelserver.execution.process",  # its instances live in child processes, which the core supervises
-        "modelserver.execution.process_call",  # or starts to ask one thing,
-        "modelserver.execution.recipe",  # from what says how to build them
+        "modelserver.execution.process.instance",  # its instances live in child processes, which the core supervises
+        "modelserver.execution.process.child_process",  # or starts to ask one thing,
+        "modelserver.execution.process.recipe",  # from what says how to build them
         "modelserver.core.call_origin",  # and say whose calls of other models they make
-        "modelserver.execution.child_server",  # from there
-        "modelserver.execution.loop_thread",  # and, if they answer many requests at once, run a loop
+        "modelserver.execution.process.child_calls",  # from there
+        "modelserver.core.loop_thread",  # and, if they answer many requests at once, run a loop
         "modelserver.core.response",
-        "modelserver.execution.exception_text",  # and what a model raises or logs there
-        "modelserver.execution.child_log",  # goes home in the core's way
+        "modelserver.execution.process.child_log",  # and what a model raises or logs there goes home in the core's way
         "modelserver.config.message",  # models get their config as Triton's JSON
         "modelserver.core.datatype",  # pb_utils runs in the child and speaks of datatypes and
         "modelserver.core.tensor",  # tensors without the rest of the contract

@@ -21,9 +21,9 @@ from modelserver.backend import (
 )
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.core.call_origin import CallOrigin
-from modelserver.execution.process import ProcessInstance
-from modelserver.execution.process_call import call_in_process
-from modelserver.execution.recipe import ProcessOptions, Recipe, execute_timeout_s, output_lines_per_s
+from modelserver.execution.process.child_process import call_in_process
+from modelserver.execution.process.instance import ProcessInstance
+from modelserver.execution.process.recipe import ProcessOptions, Recipe, execute_timeout_s, output_lines_per_s
 
 from .environment import PythonEnvironment, environment_of
 

@@ -25,7 +25,7 @@ from modelserver.backend import (
     Tensor,
 )
 from modelserver.core.response import RESCHEDULE
-from modelserver.execution.exception_text import describe_exception
+from modelserver.execution.process.child_log import describe_exception
 
 from . import triton_python_backend_utils as pb_utils
 from .coroutine_runner import CoroutineRunner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelserver.backend import ServerError
-from modelserver.execution import child_server
+from modelserver.execution.process import child_calls
 
 from .pb_argument import text_of
 from .pb_call import Execution, Phase
@@ -46,7 +46,7 @@ def _ask(failure: str, topic: str, **arguments: Any) -> Any:
     if Execution.phase is Phase.STARTING:
         arguments["while_loading"] = Execution.model_name
     try:
-        return child_server.ask(topic, **arguments)
+        return child_calls.ask(topic, **arguments)
     except ServerError as error:
         raise TritonModelException(f"{failure}{error.message}") from error
     except RuntimeError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from modelserver.backend import ServerError
-from modelserver.execution import child_server
+from modelserver.execution.process import child_calls
 
 from .pb_argument import text_of
 from .pb_error import TritonModelException
@@ -40,7 +40,7 @@ class MetricFamily:
             "description": text_of("description", description),
             "kind": self.kind.name.lower(),
         }
-        self._handle = _asked("Error when creating MetricFamily: ", lambda: child_server.ask("metric_family", **wanted))
+        self._handle = _asked("Error when creating MetricFamily: ", lambda: child_calls.ask("metric_family", **wanted))
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
         """The metric with these labels; histograms need their buckets' upper bounds, ascending."""
@@ -48,7 +48,7 @@ class MetricFamily:
 
     def __del__(self) -> None:
         if self._handle:
-            child_server.tell_soon("metric_drop", handle=self._handle)
+            child_calls.tell_soon("metric_drop", handle=self._handle)
 
 
 class Metric:
@@ -78,7 +78,7 @@ class Metric:
             "labels": {str(key): str(value) for key, value in (labels or {}).items()},
             "buckets": [float(bound) for bound in buckets or ()],
         }
-        self._handle = _asked("Error when creating Metric: ", lambda: child_server.ask("metric_new", **wanted))
+        self._handle = _asked("Error when creating Metric: ", lambda: child_calls.ask("metric_new", **wanted))
 
     def increment(self, value: float) -> None:
         """Add to a counter (0 or more) or a gauge."""
@@ -86,7 +86,7 @@ class Metric:
             raise TritonModelException("Failed to increment metric value: a histogram is observed, not incremented")
         if self._kind is MetricKind.COUNTER and not value >= 0:
             raise TritonModelException("Failed to increment metric value: a counter never falls")
-        child_server.tell("metric_add", handle=self._handle, value=float(value))
+        child_calls.tell("metric_add", handle=self._handle, value=float(value))
 
     def set(self, value: float) -> None:
         """Set a gauge."""
@@ -94,7 +94,7 @@ class Metric:
             raise TritonModelException(
                 f"Failed to set metric value: only a gauge is set, this is a {self._kind.name.lower()}"
             )
-        child_server.tell("metric_set", handle=self._handle, value=float(value))
+        child_calls.tell("metric_set", handle=self._handle, value=float(value))
 
     def observe(self, value: float) -> None:
         """Count a value in a histogram."""
@@ -102,19 +102,19 @@ class Metric:
             raise TritonModelException(
                 f"Failed to observe metric value: only a histogram observes, this is a {self._kind.name.lower()}"
             )
-        child_server.tell("metric_observe", handle=self._handle, value=float(value))
+        child_calls.tell("metric_observe", handle=self._handle, value=float(value))
 
     def value(self) -> float:
         """The number now, with what all instances added."""
         if self._kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to get metric value: a histogram has no single value")
         return float(
-            _asked("Failed to get metric value: ", lambda: child_server.ask("metric_value", handle=self._handle))
+            _asked("Failed to get metric value: ", lambda: child_calls.ask("metric_value", handle=self._handle))
         )
 
     def __del__(self) -> None:
         if self._handle:
-            child_server.tell_soon("metric_drop", handle=self._handle)
+            child_calls.tell_soon("metric_drop", handle=self._handle)
 
 
 def _asked(failure: str, ask: Callable[[], _Result]) -> _Result:

@@ -16,10 +16,10 @@ from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, ServerError
-from modelserver.execution.busy_wait import BusyWait
 from modelserver.execution.executor import Executor
-from modelserver.execution.flight import OnDone, Result
 from modelserver.execution.loop_seat import LoopSeat
+from modelserver.execution.process.busy_wait import BusyWait
+from modelserver.execution.process.in_flight_batch import OnDone, Result
 from modelserver.execution.runner import BatchRunner
 from modelserver.execution.sending import Line
 from modelserver.execution.sending_runner import SendingRunner

@@ -25,11 +25,11 @@ from modelserver.errors import UnavailableError
 from modelserver.execution.ensemble_staff import EnsembleStaff
 from modelserver.execution.facilities import Facilities
 from modelserver.execution.generation import make_generation
-from modelserver.execution.hosted_backend import make_backend
 from modelserver.execution.hosted_worker import HostedElsewhere
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
+from modelserver.execution.process.hosted_backend import make_backend
 from modelserver.execution.response_cache import ResponseCache
 from modelserver.execution.staff import Staff
 from modelserver.execution.staffed_instance import InstanceInfo, dismiss

@@ -15,7 +15,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import placeholder
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError, UnloadedError
 from modelserver.execution.model import Model
-from modelserver.execution.model_calls import CalledRequest
+from modelserver.execution.process.model_calls import CalledRequest
 from modelserver.planes.on_demand import WakingRequests
 from modelserver.planes.overload import OverloadStream, tell_overload
 from modelserver.planes.quotas import Callers

@@ -26,7 +26,7 @@ from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.execution.ensemble_staff import EnsembleBackend
-from modelserver.execution.hosted_backend import complete_config
+from modelserver.execution.process.hosted_backend import complete_config
 from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint, fingerprint_tree
 from modelserver.repository.layout import CONFIG_FILENAME, ModelLayout, fingerprint_model

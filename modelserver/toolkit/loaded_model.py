@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from modelserver.config.schema import ModelConfig
+from modelserver.core.loop_thread import LoopThread
 from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
-from modelserver.execution.loop_thread import LoopThread
 from modelserver.execution.model import Model
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.layout import scan_model

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from modelserver.execution.busy_wait import BusyWait
+from modelserver.execution.process.busy_wait import BusyWait
 
 # How long the next request may take to come: a client that answers at once needs some 25 µs.
 _BUDGET_US: Final = 50

@@ -8,7 +8,7 @@ import pytest
 
 from modelserver.config.problem import Problem
 from modelserver.errors import ConfigError, ErrorCode, ServerError
-from modelserver.execution.channel import PeerGoneError
+from modelserver.execution.process.channel import PeerGoneError
 
 
 def _all_kinds(kind: type[ServerError]) -> list[type[ServerError]]:

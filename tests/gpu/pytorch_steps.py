@@ -121,7 +121,7 @@ def step_an_inductor_package_is_served_from_a_process() -> dict[str, Any]:
     from modelserver.backend import Datatype, DeviceKind, InferResponse, ModelConfig, Placement
     from modelserver.backend.discovery import find_backend
     from modelserver.config.schema import ModelInput, ModelOutput
-    from modelserver.execution.hosted_backend import make_backend
+    from modelserver.execution.process.hosted_backend import make_backend
 
     class Double(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from support.stepping import Counting
 
 from modelserver.backend import Backend, BackendContext, BatchInstance, InferRequest, Measurement, Placement
 from modelserver.config.schema import ModelConfig
-from modelserver.execution.child_server import this_exchange
-from modelserver.execution.step_host import StepHost
+from modelserver.execution.process.child_calls import server_connection
+from modelserver.execution.process.step_host import StepHost
 
 
 class Obedient(Counting):
@@ -54,4 +54,4 @@ class ObedientBackend(Backend):
 def create(*, most: int) -> BatchInstance:
     config = ModelConfig("m", backend="test", parameters={"most": str(most)})
     backend = ObedientBackend(BackendContext("m", 1, config, None, None))  # type: ignore[arg-type]  # it has no files
-    return StepHost(backend, backend.create_instance(Placement("m_0")), this_exchange())
+    return StepHost(backend, backend.create_instance(Placement("m_0")), server_connection())

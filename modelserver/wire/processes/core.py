@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from modelserver.app.logs import set_own_level
 from modelserver.auth.api_keys import open_keys
-from modelserver.execution.shared_buffer import SharedBuffer
+from modelserver.execution.process.shared_buffer import SharedBuffer
 from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.http.access_log import with_access_log
 from modelserver.frontends.http.cors import with_cors

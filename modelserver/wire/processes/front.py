@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from modelserver.app.logs import set_own_level
-from modelserver.execution.child_log import ChildLogHandler
-from modelserver.execution.resident import Resident
+from modelserver.execution.process.child import Resident
+from modelserver.execution.process.child_log import ChildLogHandler
 from modelserver.platform.gc_freeze import keep_for_good
 from modelserver.platform.malloc import tune_malloc
 from modelserver.platform.switch_interval import shorten_switch_interval

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from modelserver.errors import InternalError, ServerError
-from modelserver.execution.child_process import ChildProcess
-from modelserver.execution.recipe import Recipe
-from modelserver.execution.restart import RestartOptions, RestartPolicy
+from modelserver.execution.process.child_process import ChildProcess
+from modelserver.execution.process.recipe import Recipe, RestartOptions, RestartPolicy
 from modelserver.wire.processes.setup import FrontSetup, FrontSockets
 
 _logger = logging.getLogger(__name__)

@@ -15,10 +15,9 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, InternalError, ServerError
-from modelserver.execution.messages import RequestRecord, ResponseRecord, TensorRecord
-from modelserver.execution.packing import Payload, Unpacker
-from modelserver.execution.records import response_record
-from modelserver.execution.shared_buffer import ByteView
+from modelserver.execution.process.messages import RequestRecord, ResponseRecord, TensorRecord
+from modelserver.execution.process.packing import Payload, Unpacker, response_record
+from modelserver.execution.process.shared_buffer import ByteView
 from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred, portable
 

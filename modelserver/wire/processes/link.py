@@ -19,9 +19,8 @@ import msgspec
 import numpy as np
 
 from modelserver.core.tensor import Buffer
-from modelserver.execution.leases import Leases
-from modelserver.execution.packing import Payload
-from modelserver.execution.shared_buffer import Arena, ByteView, SharedBuffer
+from modelserver.execution.process.packing import Payload
+from modelserver.execution.process.shared_buffer import Arena, ByteView, Leases, SharedBuffer
 from modelserver.wire.processes.messages import Blob, Content, CoreBundle, FrontBundle, Spilled
 
 _logger = logging.getLogger(__name__)

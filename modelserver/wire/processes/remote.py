@@ -15,9 +15,8 @@ from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
-from modelserver.execution.messages import ErrorRecord, ResponseRecord, TensorRecord
-from modelserver.execution.packing import Payload, Unpacker
-from modelserver.execution.records import request_record
+from modelserver.execution.process.messages import ErrorRecord, ResponseRecord, TensorRecord
+from modelserver.execution.process.packing import Payload, Unpacker, request_record
 from modelserver.telemetry.access_log import note_request
 from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import Cancel, Content, CoreBundle, Credit, Failed, Infer, Inferred

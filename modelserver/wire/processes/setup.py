@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelserver.execution.shared_buffer import SharedBuffer
+from modelserver.execution.process.shared_buffer import SharedBuffer
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.limits import GrpcLimits, HttpLimits

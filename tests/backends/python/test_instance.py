@@ -22,7 +22,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ConfigError, ErrorCode, InternalError, ServerError
-from modelserver.execution.process import ProcessInstance
+from modelserver.execution.process.instance import ProcessInstance
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 

@@ -16,7 +16,7 @@ from support.python_models import write_model
 from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
-from modelserver.execution.process import ProcessInstance
+from modelserver.execution.process.instance import ProcessInstance
 
 SOURCE = """
     import json

@@ -26,8 +26,8 @@ from modelserver.backend import (
 )
 from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelInput, ModelOutput
-from modelserver.execution.hosted_backend import complete_config, is_hosted, make_backend
-from modelserver.execution.process import ProcessInstance
+from modelserver.execution.process.hosted_backend import complete_config, is_hosted, make_backend
+from modelserver.execution.process.instance import ProcessInstance
 
 HERE = {"machine": "x86_64", "cpu_flags": {"avx2", "avx512f"}, "capability": "90"}
 FP32 = Datatype.FP32

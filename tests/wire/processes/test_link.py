@@ -14,7 +14,7 @@ import pytest
 from support.fronts import until
 from support.loops import on_both_loops
 
-from modelserver.execution.shared_buffer import SharedBuffer
+from modelserver.execution.process.shared_buffer import SharedBuffer
 from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import CoreBundle, FrontBundle, HalfClose, Piece
 

@@ -25,7 +25,7 @@ from support.leaks import no_leaks
 from support.wires import HOST
 
 from modelserver.errors import InternalError, InvalidArgumentError, UnavailableError
-from modelserver.execution.restart import RestartOptions
+from modelserver.execution.process.recipe import RestartOptions
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import Address
 from modelserver.wire.limits import TimeLimits, WireLimits

@@ -1,0 +1,289 @@
+"""What runs in a child process: builds one instance and executes the batches that the server sends.
+
+Started as `child_main.py NAME SOCKET INCOMING OUTGOING LIFELINE` by `child_process.py`; the last four are
+descriptors.
+"""
+
+from __future__ import annotations
+
+import abc
+import faulthandler
+import fcntl
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from modelserver.backend import (
+    BatchInstance,
+    InternalError,
+    ServerError,
+)
+from modelserver.execution.process import child_calls
+from modelserver.execution.process.channel import Channel, PeerGoneError, Received
+from modelserver.execution.process.child_log import describe_exception
+from modelserver.execution.process.hosted_request import hosted_request
+from modelserver.execution.process.messages import (
+    AskReady,
+    Began,
+    Begin,
+    ErrorRecord,
+    Execute,
+    Executed,
+    Finish,
+    Readiness,
+    RequestRecord,
+    ResponseRecord,
+    SequenceEnded,
+    Trim,
+)
+from modelserver.execution.process.packing import Payload, response_record
+from modelserver.execution.process.server_connection import ServerConnection
+from modelserver.execution.process.shared_buffer import ByteView, SharedBuffer
+from modelserver.execution.process.step_host import StepHost
+from modelserver.platform.switch_interval import shorten_switch_interval
+
+
+class Resident(abc.ABC):
+    """Takes the child process over once the server has heard that it stands."""
+
+    @abc.abstractmethod
+    def run(self) -> int:
+        """Serve until the end of the process; its exit status."""
+
+
+# What was executed is answered together while it took no longer than this: were the process to die, it would be lost.
+_FLUSH_NS = 150_000
+
+
+class Host:
+    """Runs on the main thread of the child; other threads may use the connection as well."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._connection = ServerConnection(channel)
+        # A model may fork; its copy returns from `execute` as we do, and must not answer, nor take the next batch.
+        os.register_at_fork(after_in_child=self._connection.disown)
+
+    def run(self) -> int:
+        """Serve until the server says so; the exit status."""
+        begin, _ = self._connection.next_message()
+        assert isinstance(begin, Begin), f"the first message must be Begin, got {begin!r}"
+        # Which batch has been begun, for the case that this process dies.
+        self._channel.keep_mark()
+        try:
+            sys.path[:0] = begin.python_path
+            child_calls.connection = self._connection
+            self._connection.stay_awake(begin.busy_wait_us)
+            result = _resolve(begin.target)(**begin.arguments)
+        except Exception as error:
+            traceback.print_exc()
+            self._connection.send(Began(error=_error_record(error)))
+            return 1
+        if begin.is_call:
+            self._connection.send(Began(result=result))
+            return 0
+        if isinstance(result, Resident):
+            self._connection.send(Began())
+            return result.run()
+        assert isinstance(result, BatchInstance), f"{begin.target} must return a BatchInstance, got {result!r}"
+        self._connection.send(
+            Began(
+                has_readiness=type(result).is_ready is not BatchInstance.is_ready,
+                answers_later=result.answers_later,
+                is_stepped=isinstance(result, StepHost),
+            )
+        )
+        self._serve(result)
+        return 0
+
+    def _serve(self, instance: BatchInstance) -> None:
+        while True:
+            received = [self._connection.next_message()]
+            message = received[0][0]
+            if isinstance(message, Execute):
+                del message
+                self._execute(instance, received)
+            elif isinstance(message, AskReady):
+                self._connection.send(Readiness(number=message.number, is_ready=_is_ready(instance)))
+            elif isinstance(message, SequenceEnded):
+                _end_sequence(instance, message)
+            elif isinstance(message, Trim):
+                self._channel.trim_arena()
+            elif isinstance(message, Finish):
+                instance.close()
+                return
+            else:
+                raise AssertionError(f"unexpected message {message!r}")
+
+    def _execute(self, instance: BatchInstance, received: list[Received]) -> None:
+        """Execute the batches of one message, which is taken out of `received`."""
+        message, payload = received.pop()
+        assert isinstance(message, Execute), "the caller has looked"
+        requests = message.requests
+        number, sizes = message.number, message.sizes
+        num_further = len(sizes)
+        first = 0
+        content = Payload()
+        answer = Executed(number=number)
+        began_ns = started_ns = time.monotonic_ns()
+        for size in sizes:
+            self._channel.set_mark(number)
+            number += 1
+            num_further -= 1
+            batch = requests if size == len(requests) else requests[first : first + size]
+            first += size
+            if not num_further:
+                # Nothing of the batches may keep its lease while the answer says what was released.
+                numbers = range(requests[0].number, requests[-1].number + 1)
+                message.requests = requests = []
+            responses, error = self._execute_batch(instance, batch, payload, content)
+            now_ns = time.monotonic_ns()
+            answer.responses += responses
+            answer.errors.append(error)
+            answer.durations_ns.append(now_ns - started_ns)
+            started_ns = now_ns
+            del batch, responses, error
+            if not num_further:
+                del payload
+                self._connection.close_lines(numbers)
+                self._connection.send(answer, content)
+            elif now_ns - began_ns > _FLUSH_NS:
+                self._connection.send(answer, content)
+                content, answer = Payload(), Executed(number=number)
+                began_ns = now_ns
+
+    def _execute_batch(
+        self, instance: BatchInstance, records: list[RequestRecord], payload: bytearray | ByteView, content: Payload
+    ) -> tuple[list[ResponseRecord | None], ErrorRecord | None]:
+        try:
+            requests = [hosted_request(self._connection, record, payload) for record in records]
+            responses = instance.execute(requests)
+            if responses is None:
+                responses = [None] * len(requests)
+            answered = [None if response is None else response_record(response, content) for response in responses]
+            if len(answered) != len(requests):
+                raise InternalError(f"{len(answered)} responses for {len(requests)} requests")
+            if None in answered:
+                for request, record in zip(requests, answered, strict=True):
+                    if record is None and request.own_line is None:
+                        # Whoever keeps the request may still take its sender; if nobody does, the request fails.
+                        request.take_sender()
+        except Exception as error:
+            if not isinstance(error, ServerError):
+                traceback.print_exc()
+            return [], _error_record(error)
+        return answered, None
+
+
+def _resolve(target: str) -> Callable[..., Any]:
+    module, _, name = target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    assert callable(function), f"{target} cannot be called"
+    return function  # type: ignore[no-any-return]
+
+
+def _end_sequence(instance: BatchInstance, message: SequenceEnded) -> None:
+    try:
+        instance.on_sequence_end(message.correlation_id, message.reason)
+    except (Exception, SystemExit):
+        traceback.print_exc()
+
+
+def _is_ready(instance: BatchInstance) -> bool:
+    try:
+        return instance.is_ready()
+    except (Exception, SystemExit):
+        traceback.print_exc()
+        return False
+
+
+def _error_record(error: Exception) -> ErrorRecord:
+    if isinstance(error, ServerError):
+        return ErrorRecord.of(error)
+    return ErrorRecord.of(InternalError(describe_exception(error)))
+
+
+def _die_with_server(lifeline: int) -> None:
+    """Let the kernel kill this process group when the server's end of the pipe `lifeline` closes.
+
+    Unlike PR_SET_PDEATHSIG this does not depend on the *thread* that started the child, takes what the model
+    started along, and needs no thread here and no cooperation of code that holds the GIL.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    try:
+        os.read(lifeline, 1)
+    except BlockingIOError:
+        return
+    os._exit(1)  # closed before the kernel was told to watch
+
+
+_SERVER_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def _leave_signals_to_server() -> None:
+    """Ctrl-C, a closing terminal and a service manager's SIGTERM to the whole group are for the server: it drains,
+    then tells us.
+
+    A handler and not SIG_IGN, which programs that the model starts would inherit.
+    """
+    for number in _SERVER_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, for what the model starts, too
+            signal.signal(number, _ignore_signal)
+    _let_copies_end()
+    # A crash, or SIGUSR2 before a kill, shows the Python stack in the log and in the error of the requests.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2)
+
+
+def _let_copies_end() -> None:
+    """Let these signals end a forked copy, from its first moment on.
+
+    Python forgets the signals that reach a copy before its interpreter is set up, and a handler of ours would miss
+    those that come just before a blocking call: a pool that ends its workers would then wait for them for ever. So
+    the signals are blocked across the fork, and have their default action before they are let through.
+    """
+    masks = threading.local()  # several threads may be about to fork
+
+    def block() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVER_SIGNALS)
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def restore_in_copy() -> None:
+        for number in _SERVER_SIGNALS:
+            if signal.getsignal(number) is _ignore_signal:  # the model may have set its own
+                signal.signal(number, signal.SIG_DFL)
+        restore()
+
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=restore_in_copy)
+
+
+def main() -> int:
+    socket_fd, incoming, outgoing, lifeline = (int(text) for text in sys.argv[2:6])
+    # As in Triton's stub: what parses the command line when it is imported finds nothing to misunderstand.
+    sys.argv[:] = [""]
+    _die_with_server(lifeline)
+    _leave_signals_to_server()
+    shorten_switch_interval()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    channel = Channel(socket.socket(fileno=socket_fd), SharedBuffer(outgoing), SharedBuffer(incoming))
+    try:
+        return Host(channel).run()
+    except PeerGoneError:
+        os._exit(1)

@@ -1,0 +1,103 @@
+"""A backend whose instances live each in a process of its own: what crashes there, or leaks, leaves with it.
+
+By the parameter `instance_in_process`, or because the backend says that the model needs it. The server's own process
+never loads such a model; by the parameter its config is completed in a process too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from modelserver.backend import Backend, BackendContext, BatchInstance, ConfigError, ModelConfig, Placement
+from modelserver.config.instance_process import instance_in_process
+from modelserver.config.message import config_from_json, config_to_json
+from modelserver.execution.process.child_process import call_in_process
+from modelserver.execution.process.hosting import backend_recipe, find_class, reference
+from modelserver.execution.process.instance import ProcessInstance
+from modelserver.execution.process.recipe import ProcessOptions, Recipe, execute_timeout_s, output_lines_per_s
+
+# Completing a config may take as long as loading the model.
+_COMPLETE_TIMEOUT_S = 300.0
+
+
+def is_hosted(backend_class: type[Backend], context: BackendContext) -> bool:
+    """Whether the model's instances get processes of their own. Raises ServerError of `needs_process`."""
+    if backend_class.has_processes or context.config.is_ensemble:
+        return False
+    asked = instance_in_process(context.config)
+    return backend_class.needs_process(context) if asked is None else asked
+
+
+def make_backend(backend_class: type[Backend], context: BackendContext) -> Backend:
+    """The backend of a model, or what stands for it here."""
+    return HostedBackend(backend_class, context) if is_hosted(backend_class, context) else backend_class(context)
+
+
+def complete_config(backend_class: type[Backend], context: BackendContext) -> ModelConfig:
+    """`backend_class.complete_config`, in a process if the config wants the model to live in one. Raises as that does.
+
+    A backend that wants that itself knows what it may load here, and one that completes quickly loads nothing.
+    """
+    wants_process = is_hosted(backend_class, context) and instance_in_process(context.config)
+    if backend_class.completes_quickly or not wants_process:
+        return backend_class.complete_config(context)
+    recipe = backend_recipe(reference(backend_class), context, Placement(context.model_name))
+    arguments = {key: value for key, value in recipe.arguments.items() if key != "placement"}
+    name = f"{context.model_name} auto-complete"
+    recipe = Recipe(f"{__name__}:complete_here", arguments)
+    text, messages = call_in_process(name, recipe, timeout_s=_COMPLETE_TIMEOUT_S, environment=_thread_limits(1))
+    if messages:
+        raise ConfigError("\n".join(messages))
+    return config_from_json(text, source=f"config of model '{context.model_name}'")
+
+
+def complete_here(backend: str, **described: Any) -> tuple[str, list[str]]:
+    """Called in the child: the completed config as JSON, or what is wrong with the written one."""
+    context = BackendContext(
+        model_name=described["model_name"],
+        version=described["version"],
+        config=config_from_json(described["config"]),
+        model_directory=Path(described["model_directory"]),
+        version_directory=Path(described["version_directory"]),
+        options=described["options"],
+        is_uploaded=described["is_uploaded"],
+    )
+    try:
+        return json.dumps(config_to_json(find_class(backend).complete_config(context))), []
+    except ConfigError as error:
+        return "", [error.message]
+
+
+class HostedBackend(Backend):
+    """Stands in the server for a backend that is loaded in the processes of its instances, once in each."""
+
+    def __init__(self, backend_class: type[Backend], context: BackendContext) -> None:
+        super().__init__(context)
+        self._class = backend_class
+
+    def create_instance(self, placement: Placement) -> BatchInstance:
+        context = self.context
+        server = context.server
+        num_instances = max(1, sum(max(1, group.count) for group in context.config.instance_group))
+        return ProcessInstance(
+            placement.name,
+            backend_recipe(reference(self._class), context, placement),
+            ProcessOptions(
+                execute_timeout_s=execute_timeout_s(context),
+                output_lines_per_s=output_lines_per_s(context),
+                environment=_thread_limits(num_instances),
+                is_wanted=context.is_wanted,
+            ),
+            loop=server.loop if server is not None else None,
+            server=server,
+        )
+
+
+def _thread_limits(num_instances: int) -> dict[str, str]:
+    """Without a word from the operator, the instances of a model share the cores instead of each taking all."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // num_instances))}

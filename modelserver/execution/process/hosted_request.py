@@ -1,0 +1,140 @@
+"""A request as an instance in a child process sees it, and the responses that its model sends by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from modelserver.backend import InferRequest, InferResponse, InternalError, ResponseSender, ResponseStream, ServerError
+from modelserver.execution.process.messages import RequestRecord, Sent
+from modelserver.execution.process.packing import Payload, response_record, unpack
+from modelserver.execution.process.server_connection import ServerConnection
+from modelserver.execution.process.shared_buffer import ByteView
+
+
+class HostedResponses:
+    """What a `ResponseSender` in a child process speaks into. `_lock` keeps the responses of a request in order."""
+
+    __slots__ = ("_connection", "_is_closed", "_is_decoupled", "_is_ended", "_lock", "_num_sent", "_number")
+
+    def __init__(self, connection: ServerConnection, number: int, *, is_decoupled: bool) -> None:
+        self._connection = connection
+        self._number = number
+        self._is_decoupled = is_decoupled
+        self._lock = threading.Lock()
+        self._num_sent = 0
+        self._is_ended = False
+        self._is_closed = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_ended or self._connection.is_cancelled(self._number)
+
+    @property
+    def has_room(self) -> bool:
+        return self._is_ended or self._connection.has_room(self._number)
+
+    def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
+        if not self._is_ended:
+            self._connection.watch(self._number, on_cancel=on_cancel, on_room=on_room)
+
+    def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:
+        if wait:
+            self._connection.wait_for_room(self._number)
+        with self._lock:
+            self._check(response, is_final=is_final)
+            if self._is_ended:  # by the one response of a model that is not decoupled
+                self._is_closed = True
+                return
+            self._put(response, is_ended=is_final or not self._is_decoupled)
+            self._num_sent += response is not None
+            self._is_closed = is_final
+            self._is_ended = is_final or not self._is_decoupled
+        if self._is_ended:
+            self._connection.close_line(self._number)
+
+    def _put(self, response: InferResponse | ServerError | None, *, is_ended: bool) -> None:
+        basket = self._connection.basket
+        if basket is not None:
+            basket.add(self._number, response, is_final=is_ended)
+            return
+        payload = Payload()
+        record = None if response is None else response_record(response, payload)
+        self._connection.send(Sent(number=self._number, response=record, is_final=is_ended), payload)
+
+    def note(self, event: str, time_ns: int) -> None:
+        basket = self._connection.basket
+        if basket is not None:
+            basket.message.notes.append((self._number, event, time_ns))
+
+    def drop(self) -> None:
+        if not self._is_ended:
+            self._is_ended = True
+            self._connection.post(Sent(number=self._number, is_final=True, is_dropped=True))
+
+    def _check(self, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
+        if self._is_closed:
+            raise InternalError("Unable to send response. Response sender has been closed.")
+        if self._is_decoupled:
+            return
+        if response is not None and self._num_sent:
+            raise InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
+        if response is None and is_final and not self._num_sent:
+            raise InternalError(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+            )
+
+
+_NO_STREAM = ResponseStream()
+
+
+class HostedRequest(InferRequest, kw_only=True, eq=False):
+    """A request in a child process; whether it is cancelled is asked of the server, where the caller is known."""
+
+    number: int
+    connection: ServerConnection
+    own_line: ResponseSender | None = None
+
+    @property  # type: ignore[misc]  # over the field of the same name
+    def is_cancelled(self) -> bool:
+        return self.connection.is_cancelled(self.number)
+
+    @is_cancelled.setter
+    def is_cancelled(self, _value: bool) -> None:
+        """The answer stays with the server."""
+
+    @property
+    def sender(self) -> ResponseSender:
+        """How to answer later, or more than once: as on the server's side, but it may be taken at any time."""
+        return self.own_line or self.take_sender()
+
+    def take_sender(self) -> ResponseSender:
+        """Make the sender, once."""
+        self.connection.keep_line(self.number)
+        self.own_line = ResponseSender(HostedResponses(self.connection, self.number, is_decoupled=self.is_decoupled))
+        return self.own_line
+
+
+def hosted_request(connection: ServerConnection, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:
+    """The request that was sent. Streams are the server's: all have the same one, which nobody uses."""
+    return HostedRequest(
+        record.model_name,
+        record.version,
+        {tensor.name: unpack(tensor, payload) for tensor in record.inputs},
+        record.id,
+        record.outputs,
+        record.parameters,
+        record.priority,
+        record.timeout_us,
+        record.deadline_ns,
+        record.sequence_id,
+        record.sequence_start,
+        record.sequence_end,
+        record.rows,
+        _NO_STREAM,
+        is_decoupled=record.is_decoupled,
+        trace_parent=record.trace_parent,
+        arrival_ns=record.arrival_ns,
+        number=record.number,
+        connection=connection,
+    )

@@ -1,0 +1,170 @@
+"""Batches on their way through a child process, and which of them is sent next.
+
+A child that dies while it executes a batch of several requests leaves open which of them ended it. Each is sent once
+more, by itself, and nothing else until it is answered: so the one that ends another child is known, and fails alone.
+No clock, no socket: times are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from modelserver.backend import InferRequest, InferResponse, ServerError
+from modelserver.errors import CancelledError, QueueTimeoutError
+from modelserver.execution.process.messages import RequestRecord
+from modelserver.execution.process.packing import Payload, request_record
+
+# One entry for each request (None: its sender answers), or why the whole batch failed.
+Result = Sequence[InferResponse | ServerError | None] | ServerError
+# With the result the time in ns that the child took; 0 when it did not say.
+OnDone = Callable[[Result, int], None]
+
+
+class InFlightBatch:
+    """A batch, and the callback for its result, which is called exactly once, on the loop thread of its instance.
+
+    `numbers` are those of the requests that were sent, contiguous. A batch that its child never began may be sent
+    again, to the next child. A suspect is one request of a batch that a child died of; `is_lost` says that a child died
+    with the answer of the batch.
+    """
+
+    __slots__ = ("_on_done", "_refused", "is_lost", "is_suspect", "numbers", "requests", "since_s")
+
+    def __init__(self, requests: Sequence[InferRequest], on_done: OnDone) -> None:
+        self.requests = requests
+        self.numbers = range(0)
+        self.since_s = 0.0  # when it began to wait for a child
+        self.is_suspect = self.is_lost = False
+        self._on_done = on_done
+        self._refused: dict[int, ServerError] = {}
+
+    def write(self, first_number: int, payload: Payload) -> list[RequestRecord]:
+        """The records of what is to be sent; what cannot travel is refused when the rest is answered."""
+        records: list[RequestRecord] = []
+        if self._refused:
+            self._refused = {}
+        for index, request in enumerate(self.requests):
+            try:
+                records.append(request_record(request, payload, first_number + len(records)))
+            except ServerError as error:
+                self._refused[index] = error
+        self.numbers = range(first_number, first_number + len(records))
+        return records
+
+    def sent(self) -> Sequence[InferRequest]:
+        """The requests of `numbers`, in order."""
+        if not self._refused:
+            return self.requests
+        return [request for index, request in enumerate(self.requests) if index not in self._refused]
+
+    def finish(self, answered: Result, duration_ns: int = 0) -> None:
+        """Tell of the end: `answered` is for the requests that were sent."""
+        if self._refused and not isinstance(answered, ServerError):
+            entries = iter(answered)
+            answered = [
+                self._refused[index] if index in self._refused else next(entries) for index in range(len(self.requests))
+            ]
+        self._on_done(answered, duration_ns)
+
+
+class InFlightQueue:
+    """What is to be sent to a child next: batches that wait for one, and suspects, which go alone. Loop thread only."""
+
+    def __init__(self) -> None:
+        self._waiting: list[InFlightBatch] = []
+        self._suspects: deque[InFlightBatch] = deque()
+        self._suspect: InFlightBatch | None = None  # the one that was sent
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._suspects)
+
+    def add(self, batch: InFlightBatch) -> None:
+        self._waiting.append(batch)
+
+    def put_back(self, batches: Sequence[InFlightBatch]) -> None:
+        """Put back batches that their child never began: they are the first for the next child."""
+        for batch in reversed(batches):
+            if batch.is_suspect:
+                self._suspect = None
+                self._suspects.appendleft(batch)
+        self._waiting[:0] = [batch for batch in batches if not batch.is_suspect]
+
+    def isolate(self, batch: InFlightBatch) -> None:
+        """Have the requests of a batch that a child died of executed one by one; then it is finished."""
+        trial = _Trial(self, batch)
+        self._suspects.extend(trial.batches)
+
+    def take(self, now_ns: int) -> list[InFlightBatch]:
+        """What is to be sent now, in one message: one suspect if there is any, else all that waits.
+
+        Suspects that nobody wants any more are finished here.
+        """
+        while self._suspects and self._suspect is None:
+            batch = self._suspects.popleft()
+            refusal = _refusal(batch.requests[0], now_ns)
+            if refusal is None:
+                self._suspect = batch
+                return [batch]
+            batch.finish(refusal)
+        if self._suspect is not None:
+            return []
+        batches, self._waiting = self._waiting, []
+        return batches
+
+    def note_wait(self, now_s: float) -> None:
+        """There is no child to send to: whoever does not wait yet does so from now on."""
+        for batch in (*self._suspects, *self._waiting):
+            batch.since_s = batch.since_s or now_s
+
+    def has_child(self) -> None:
+        """There is a child: nobody waits for one."""
+        for batch in (*self._suspects, *self._waiting):
+            batch.since_s = 0.0
+
+    def take_waiting(self, since_s: float) -> list[InFlightBatch]:
+        """The batches that have waited since that time or before: they leave."""
+        left = [batch for batch in (*self._suspects, *self._waiting) if batch.since_s <= since_s]
+        self._suspects = deque(batch for batch in self._suspects if batch.since_s > since_s)
+        self._waiting = [batch for batch in self._waiting if batch.since_s > since_s]
+        return left
+
+    def has_answered(self, batch: InFlightBatch) -> None:
+        """A suspect has its result."""
+        if self._suspect is batch:
+            self._suspect = None
+
+
+class _Trial:
+    """The requests of one batch, each in a batch of its own; finishes the batch when all have ended."""
+
+    def __init__(self, queue: InFlightQueue, batch: InFlightBatch) -> None:
+        self._queue = queue
+        self._batch = batch
+        self._num_left = 0
+        self._duration_ns = 0
+        self.batches: list[InFlightBatch] = []
+        for position, request in enumerate(batch.sent()):
+            lone = InFlightBatch([request], lambda result, ns, at=position: self._on_done(at, result, ns))  # type: ignore[misc]
+            lone.is_suspect = True
+            self.batches.append(lone)
+        self._num_left = len(self.batches)
+        self._entries: list[InferResponse | ServerError | None] = [None] * self._num_left
+
+    def _on_done(self, position: int, result: Result, duration_ns: int) -> None:
+        self._queue.has_answered(self.batches[position])
+        self._entries[position] = result if isinstance(result, ServerError) else result[0]
+        self._duration_ns += duration_ns
+        self._num_left -= 1
+        if not self._num_left:
+            self._batch.finish(self._entries, self._duration_ns)
+
+
+def _refusal(request: InferRequest, now_ns: int) -> ServerError | None:
+    if request.is_cancelled:
+        return CancelledError(f"request to model '{request.model_name}' was cancelled")
+    if request.deadline_ns is not None and request.deadline_ns <= now_ns:
+        return QueueTimeoutError(
+            f"Request timeout expired: model '{request.model_name}' was being restarted when its deadline passed"
+        )
+    return None

@@ -1,0 +1,253 @@
+"""Tensors, requests and responses for a hop between processes, and back: one copy out, views in.
+
+Numeric tensors are their memory. A BYTES tensor is its elements' lengths (uint32 each), then the elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from modelserver.backend import InferRequest, InferResponse, ServerError
+from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Slices, finish
+from modelserver.core.response import RESCHEDULE, ParameterValue
+from modelserver.core.tensor import SLICE_ELEMENTS, Tensor, placeholder
+from modelserver.errors import InvalidArgumentError
+from modelserver.execution.process.messages import ErrorRecord, RequestRecord, ResponseRecord, TensorRecord
+from modelserver.execution.process.shared_buffer import ALIGNMENT, ByteView, align
+
+_MAX_ELEMENT_BYTES = (1 << 32) - 1
+# Attributes of an enum's members are slow to come by.
+_WIRE_NAMES = {datatype: datatype.value for datatype in Datatype}
+_DATATYPES = {datatype.value: (datatype, datatype.numpy) for datatype in Datatype}
+
+
+class Payload:
+    """The tensors of one message, laid out one behind the other; nothing is copied before `write` or `join`."""
+
+    __slots__ = ("_parts", "nbytes")
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int, np.ndarray[Any, Any] | bytes]] = []
+        self.nbytes = 0
+
+    def add(self, tensor: Tensor) -> TensorRecord:
+        """Take a tensor in. Raises InvalidArgumentError for a BYTES element that is no bytes or str."""
+        name, datatype, data = tensor.name, tensor.datatype, tensor.data
+        part: np.ndarray[Any, Any] | bytes = data
+        if datatype is Datatype.BYTES:
+            part = pack_elements(name, data)
+            nbytes = len(part)
+        else:
+            nbytes = data.nbytes
+        offset = self.nbytes
+        self._parts.append((offset, nbytes, part))
+        self.nbytes = align(offset + nbytes)
+        return TensorRecord(name, _WIRE_NAMES[datatype], data.shape, offset, nbytes)
+
+    def append_to(self, chunks: list[bytes]) -> None:
+        """Append all tensors, `nbytes` in all, as bytes objects that are to be joined."""
+        for _offset, nbytes, part in self._parts:
+            chunks.append(part if isinstance(part, bytes) else part.tobytes())
+            if padding := -nbytes % ALIGNMENT:
+                chunks.append(bytes(padding))
+
+    def join(self) -> bytes:
+        """All tensors as one bytes object of `nbytes`."""
+        chunks: list[bytes] = []
+        self.append_to(chunks)
+        return b"".join(chunks)
+
+    def clear(self) -> None:
+        """Let go of the tensors."""
+        self._parts.clear()
+
+    def write(self, target: ByteView) -> None:
+        """Copy every tensor to its place in `target`, which has `nbytes`."""
+        for offset, nbytes, part in self._parts:
+            place = target[offset : offset + nbytes]
+            if isinstance(part, bytes):
+                place[:] = np.frombuffer(part, np.uint8)
+            else:
+                np.copyto(place.view(part.dtype).reshape(part.shape), part)
+
+
+class Unpacker:
+    """Makes the tensors that one record describes, out of any number of payloads."""
+
+    __slots__ = ("_datatype", "_dtype", "_nbytes", "_offset", "_shape", "is_long", "name")
+
+    def __init__(self, record: TensorRecord) -> None:
+        self.name = record.name
+        self._datatype, self._dtype = _DATATYPES[record.datatype]
+        self._shape = record.shape
+        self._offset = record.offset
+        self._nbytes = record.nbytes
+        # Whether the elements are better unpacked in slices, as there are many.
+        self.is_long = self._datatype is Datatype.BYTES and prod(record.shape) > SLICE_ELEMENTS
+
+    def placeholder(self) -> Tensor:
+        """The tensor without its content."""
+        return placeholder(self.name, self._datatype, self._shape)
+
+    def slices(self, payload: bytes | bytearray | ByteView) -> Slices[Tensor]:
+        """As a call, in slices."""
+        if not self.is_long:
+            return self(payload)
+        raw = np.frombuffer(payload, np.uint8, self._nbytes, self._offset)
+        return Tensor(self.name, self._datatype, (yield from unpacking_slices(raw, self._shape)))
+
+    def __call__(self, payload: bytes | bytearray | ByteView) -> Tensor:
+        """A view of `payload`, or an object array for BYTES."""
+        return _view(self.name, self._datatype, self._dtype, self._shape, self._offset, self._nbytes, payload)
+
+
+def unpack(record: TensorRecord, payload: bytes | bytearray | ByteView) -> Tensor:
+    """The tensor that `record` describes: a view of `payload`, or an object array for BYTES."""
+    datatype, dtype = _DATATYPES[record.datatype]
+    return _view(record.name, datatype, dtype, record.shape, record.offset, record.nbytes, payload)
+
+
+def _view(
+    name: str,
+    datatype: Datatype,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    offset: int,
+    nbytes: int,
+    payload: bytes | bytearray | ByteView,
+) -> Tensor:
+    if datatype is Datatype.BYTES:
+        return Tensor(name, datatype, unpack_elements(np.frombuffer(payload, np.uint8, nbytes, offset), shape))
+    return Tensor(name, datatype, np.ndarray(shape, dtype, payload, offset))
+
+
+def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
+    """The lengths and contents of BYTES elements; str elements become UTF-8.
+
+    Raises InvalidArgumentError for an element of another type.
+    """
+    flat = elements.ravel().tolist()
+    if set(map(type, flat)) - {bytes}:
+        flat = [_encode_element(name, index, element) for index, element in enumerate(flat)]
+    lengths = np.fromiter(map(len, flat), np.int64, len(flat))
+    if lengths.size and int(lengths.max()) > _MAX_ELEMENT_BYTES:
+        raise InvalidArgumentError(f"tensor '{name}': a BYTES element has {lengths.max()} bytes; at most 4 GiB fit")
+    return b"".join((lengths.astype("<u4").tobytes(), *flat))
+
+
+def unpack_elements(raw: ByteView, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The object array of bytes that `pack_elements` described."""
+    return finish(unpacking_slices(raw, shape))
+
+
+def unpacking_slices(raw: ByteView, shape: tuple[int, ...]) -> Slices[np.ndarray[Any, Any]]:
+    """As `unpack_elements`, in slices."""
+    elements = np.empty(prod(shape), dtype=object)
+    count = elements.size
+    ends = np.cumsum(raw[: 4 * count].view("<u4"), dtype=np.int64) + 4 * count
+    begin = 4 * count
+    yield
+    for start in range(0, count, SLICE_ELEMENTS):
+        stops = ends[start : start + SLICE_ELEMENTS] - begin
+        content = raw[begin : begin + int(stops[-1])].tobytes()
+        places = [0, *stops.tolist()]
+        elements[start : start + len(stops)] = [content[a:b] for a, b in pairwise(places)]
+        begin += len(content)
+        yield
+    return elements.reshape(shape)
+
+
+def _encode_element(name: str, index: int, element: object) -> bytes:
+    if isinstance(element, bytes | bytearray | memoryview):
+        return bytes(element)
+    if isinstance(element, str):
+        return element.encode()
+    raise InvalidArgumentError(
+        f"tensor '{name}': element {index} of a BYTES tensor must be bytes or str, got {type(element).__name__}"
+    )
+
+
+def request_record(request: InferRequest, payload: Payload, number: int = 0) -> RequestRecord:
+    """The record of a request; its tensors join `payload`. Raises InvalidArgumentError for what cannot travel."""
+    parameters = _plain(request.parameters) if request.parameters else {}
+    # By position, because names cost as much again.
+    return RequestRecord(
+        request.model_name,
+        request.version,
+        [payload.add(tensor) for tensor in request.inputs.values()],
+        request.id,
+        request.outputs,
+        parameters,
+        request.priority,
+        request.timeout_us,
+        request.deadline_ns,
+        request.sequence_id,
+        request.sequence_start,
+        request.sequence_end,
+        request.rows,
+        number,
+        request.is_decoupled,
+        None,
+        request.trace_parent,
+        request.arrival_ns,
+    )
+
+
+def response_of(record: ResponseRecord, payload: bytearray | ByteView) -> InferResponse | ServerError:
+    """What the record says, with tensors that are views of `payload`."""
+    if record.error is not None:
+        return record.error.error()
+    if record.is_reschedule:
+        return RESCHEDULE
+    outputs = [unpack(tensor, payload) for tensor in record.outputs]
+    return InferResponse(outputs, parameters=record.parameters)
+
+
+def response_record(response: InferResponse | ServerError, payload: Payload) -> ResponseRecord:
+    """The record of a response; its tensors join `payload`."""
+    if isinstance(response, ServerError):
+        return ResponseRecord([], ErrorRecord.of(response), None)
+    if response is RESCHEDULE:
+        return ResponseRecord([], None, None, is_reschedule=True)
+    if response.error is not None:
+        return ResponseRecord([], ErrorRecord.of(response.error), None)
+    parameters = _plain(response.parameters) if response.parameters is not None else None
+    return ResponseRecord([payload.add(tensor) for tensor in response.outputs], None, parameters)
+
+
+def _plain(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
+    """Parameters of plain types, which alone can be written: NumPy's FP64 is a float, and its text a str, too.
+
+    Raises InvalidArgumentError for what cannot travel.
+    """
+    return {_plain_text(key, key): _plain_value(key, value) for key, value in parameters.items()}
+
+
+def _plain_value(key: str, value: object) -> ParameterValue:
+    if isinstance(value, str):
+        return _plain_text(key, value)
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise InvalidArgumentError(f"parameter '{key}': {value} does not fit 64 bits")
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    found = type(value).__name__
+    raise InvalidArgumentError(f"parameter '{key}' must be bool, int, float or str, got {found}")
+
+
+def _plain_text(key: str, text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"parameter {key!a} is no text: {error}") from None
+    return text if type(text) is str else str(text)
