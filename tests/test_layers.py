@@ -136,6 +136,14 @@ def test_a_backend_imports_the_contract_and_itself(name: str) -> None:
     assert not foreign, f"{name} imports more than modelserver.backend: {sorted(foreign)}"
 
 
+@pytest.mark.parametrize("name", [name for name in CORE if name.startswith("modelserver.frontends.llm.")])
+def test_the_generation_core_knows_no_api(name: str) -> None:
+    apis = {target for target in imports_of(name) if target.startswith("modelserver.frontends.")} - {
+        target for target in MODULES if target.startswith(("modelserver.frontends.llm.", "modelserver.frontends.http."))
+    }
+    assert not apis, f"{name} imports from an API's package: {sorted(apis)}"
+
+
 def test_there_is_no_import_cycle() -> None:
     edges = {name: imports_of(name, only_top_level=True) & MODULES.keys() for name in MODULES}
     done: set[str] = set()

@@ -11,10 +11,10 @@ import orjson
 import pytest
 from hypothesis import strategies
 
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.openai.chat_request import read_chat
 from modelserver.frontends.openai.completion_request import read_completion
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import Fields
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "string"}}}

@@ -21,7 +21,8 @@ from modelserver.errors import (
     ServerError,
     UnavailableError,
 )
-from modelserver.frontends.openai.errors import KINDS, ParameterError, describe, error_response, named
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.openai.errors import KINDS, describe, error_response, named
 
 CHAT = "/v1/chat/completions"
 

@@ -12,7 +12,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError
-from modelserver.frontends.openai.piece import Piece, read_pieces
+from modelserver.frontends.llm.pieces import Piece, read_pieces
 
 
 def response(**columns: list[Any]) -> InferResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.frontends.openai.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningReader
+from modelserver.frontends.llm.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningReader
 
 
 def read(tags: ReasoningFormat, text: str, size: int, *, is_inside: bool | None = None) -> tuple[str, str]:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from modelserver.frontends.openai.delta import Delta
-from modelserver.frontends.openai.tool_constrained import NamedToolReader, RequiredToolReader
+from modelserver.frontends.llm.events import Delta
+from modelserver.frontends.llm.tool_constrained import NamedToolReader, RequiredToolReader
 
 CALLS = [
     ("weather", {"city": 'Pa"ris \\ ]}', "list": [1, {"a": []}]}),

@@ -11,9 +11,9 @@ import orjson
 import pytest
 from hypothesis import strategies
 
-from modelserver.frontends.openai.delta import Delta
-from modelserver.frontends.openai.tool_formats import TOOL_FORMATS
-from modelserver.frontends.openai.tool_text import ToolTextReader
+from modelserver.frontends.llm.events import Delta
+from modelserver.frontends.llm.tool_formats import TOOL_FORMATS
+from modelserver.frontends.llm.tool_text import ToolTextReader
 
 SCHEMAS = {
     "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError
-from modelserver.frontends.openai.call import Call, event
+from modelserver.frontends.llm.edge import Call, event
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.generation import Generation
+from modelserver.frontends.llm.models import LanguageModel, find_model
+from modelserver.frontends.llm.pieces import TokenLogprob, read_pieces
+from modelserver.frontends.llm.reasoning import REASONING_FORMATS, ReasoningFormat
+from modelserver.frontends.llm.template import conversation_input
+from modelserver.frontends.llm.tool_formats import TOOL_FORMATS, ToolFormat
+from modelserver.frontends.llm.tools import ToolUse
 from modelserver.frontends.openai.chat_choice import ChatChoice
 from modelserver.frontends.openai.chat_request import ChatRequest, read_chat
-from modelserver.frontends.openai.errors import ParameterError
 from modelserver.frontends.openai.frame import Frame
-from modelserver.frontends.openai.generation import Generation
 from modelserver.frontends.openai.generation_options import generation_inputs
-from modelserver.frontends.openai.language_model import LanguageModel, find_model
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.logprobs import prompt_logprobs_document
-from modelserver.frontends.openai.piece import TokenLogprob, read_pieces
-from modelserver.frontends.openai.reasoning import REASONING_FORMATS, ReasoningFormat
-from modelserver.frontends.openai.server_template import conversation_input
 from modelserver.frontends.openai.tokens import token_ids_of
-from modelserver.frontends.openai.tool_formats import TOOL_FORMATS, ToolFormat
-from modelserver.frontends.openai.tools import ToolUse
 from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _tool_format(model: LanguageModel, chat: ChatRequest) -> ToolFormat | None:
             f"model '{model.name}' cannot be asked to choose tools: its config has no parameter tool_parser "
             f"(one of {', '.join(sorted(TOOL_FORMATS))}); use tool_choice required, a named function, or none",
             "tool_choice",
-            "unsupported_parameter",
+            Fault.UNSUPPORTED_PARAMETER,
         )
     found = TOOL_FORMATS.get(model.tool_parser)
     if found is None:

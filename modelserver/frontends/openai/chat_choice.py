@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from modelserver.frontends.llm.events import Delta, ToolDelta, ToolReader
+from modelserver.frontends.llm.pieces import Piece, TokenLogprob
+from modelserver.frontends.llm.reasoning import ReasoningFormat, ReasoningReader
+from modelserver.frontends.llm.tool_constrained import NamedToolReader, RequiredToolReader
+from modelserver.frontends.llm.tool_formats import ToolFormat
+from modelserver.frontends.llm.tool_text import ToolTextReader
+from modelserver.frontends.llm.tools import ToolUse
 from modelserver.frontends.openai.chat_request import ChatRequest
-from modelserver.frontends.openai.delta import Delta, ToolDelta, ToolReader
 from modelserver.frontends.openai.logprobs import chat_logprobs
-from modelserver.frontends.openai.piece import Piece, TokenLogprob
-from modelserver.frontends.openai.reasoning import ReasoningFormat, ReasoningReader
-from modelserver.frontends.openai.tool_constrained import NamedToolReader, RequiredToolReader
-from modelserver.frontends.openai.tool_formats import ToolFormat
-from modelserver.frontends.openai.tool_text import ToolTextReader
-from modelserver.frontends.openai.tools import ToolUse
 
 
 class ChatChoice:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.llm.tools import Tools, ToolUse
 from modelserver.frontends.openai.generation_options import GenerationOptions, read_stream_options
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.messages import read_messages
 from modelserver.frontends.openai.sampling import read_choices, read_sampling, unsupported
 from modelserver.frontends.openai.structure import read_structure
-from modelserver.frontends.openai.tools import Tools, ToolUse, read_tools
+from modelserver.frontends.openai.tools import read_tools
 
 # Of a template's own arguments; the others are for the client to choose.
 _RESERVED_KWARGS = frozenset(
@@ -111,7 +112,7 @@ def read_conversation(fields: Fields, limits: OpenAiLimits, tools: Tools | None 
     continues = fields.flag("continue_final_message")
     if continues and begins and fields.has("add_generation_prompt"):
         raise ParameterError(
-            "'continue_final_message' needs add_generation_prompt: false", "continue_final_message", "invalid_value"
+            "'continue_final_message' needs add_generation_prompt: false", "continue_final_message", Fault.INVALID_VALUE
         )
     conversation["add_generation_prompt"] = begins and not continues
     conversation["continue_final_message"] = continues

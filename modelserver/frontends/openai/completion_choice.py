@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from modelserver.frontends.llm.pieces import Piece, TokenLogprob
 from modelserver.frontends.openai.completion_request import CompletionRequest
 from modelserver.frontends.openai.logprobs import CompletionLogprobs, prompt_entries, prompt_logprobs_document
-from modelserver.frontends.openai.piece import Piece, TokenLogprob
 
 
 class CompletionChoice:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.openai.generation_options import GenerationOptions, read_stream_options
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID, read_choices, read_sampling, unsupported

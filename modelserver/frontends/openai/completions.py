@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelserver.core.request import InferRequest
-from modelserver.frontends.openai.call import Call, event
+from modelserver.frontends.llm.edge import Call, event
+from modelserver.frontends.llm.generation import Arrival, Generation
+from modelserver.frontends.llm.models import LanguageModel, find_model
+from modelserver.frontends.llm.pieces import Piece, read_pieces
 from modelserver.frontends.openai.completion_choice import CompletionChoice
 from modelserver.frontends.openai.completion_request import CompletionRequest, Prompt, read_completion
 from modelserver.frontends.openai.frame import Frame
-from modelserver.frontends.openai.generation import Arrival, Generation
 from modelserver.frontends.openai.generation_options import generation_inputs
-from modelserver.frontends.openai.language_model import LanguageModel, find_model
 from modelserver.frontends.openai.limits import OpenAiLimits
-from modelserver.frontends.openai.piece import Piece, read_pieces
 from modelserver.frontends.openai.tokens import token_ids_of, token_texts_of
 from modelserver.frontends.openai.usage import Usage
 

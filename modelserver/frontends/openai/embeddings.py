@@ -9,13 +9,13 @@ import numpy as np
 
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError
-from modelserver.frontends.openai.call import Call
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.fields import Fields, Range
+from modelserver.frontends.llm.generation import Generation
+from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.completion_request import read_prompts
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import Fields, Range
-from modelserver.frontends.openai.generation import Generation
-from modelserver.frontends.openai.language_model import LanguageModel, find_model
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import refuse_unsupported
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, QueueFullError, ServerError
+from modelserver.errors import ErrorCode, QueueFullError, ServerError
+from modelserver.frontends.llm.errors import (
+    Fault,
+    MediaTypeError,
+    ParameterError,
+    Subject,
+    UnknownModelError,
+    read_refusal,
+)
+from modelserver.frontends.llm.framing import EventErrors
 from modelserver.protocol.http_status import JSON_TYPE, error_text, retry_headers
-from modelserver.protocol.response import ErrorWriter, HttpResponse
+from modelserver.protocol.response import HttpResponse
 
 logger = logging.getLogger(__name__)
 
 _INVALID, _OVERLOADED, _FAILED = "invalid_request_error", "rate_limit_error", "server_error"
 
-# Models refuse in words: these begin with the parameter, or say that the prompt is too long.
-_PARAMETER = re.compile(r"(?:unknown )?(?:parameter|input) '(?P<name>[\w.\[\]]+)'|(?P<message>messages\[\d+\])")
-_PROMPT = re.compile(r"the (?:prompt|text to embed) (?P<too_long>has (?:at least )?\d+ tokens\b)?")
-_PROMPT_INPUTS = ("text_input", "input_ids")
-_TEMPLATE = "the model's chat template refuses these messages"
-_STRUCTURE = "structured output: "
 # What a request may have said it by; forced calls of tools are the last guess.
 _STRUCTURES = (
     "response_format",
@@ -32,7 +34,19 @@ _STRUCTURES = (
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "functions",
+    "tools",
 )
+_PROMPTS = ("messages", "prompt", "input", "tokens")
+# OpenAI's codes, and those of other servers where it has none.
+_CODES: dict[Fault, str] = {
+    Fault.MISSING: "missing_required_parameter",
+    Fault.INVALID_VALUE: "invalid_value",
+    Fault.UNSUPPORTED_PARAMETER: "unsupported_parameter",
+    Fault.UNSUPPORTED_CONTENT: "unsupported_content",
+    Fault.UNSUPPORTED_MODEL: "unsupported_model",
+    Fault.TOO_LONG: "context_length_exceeded",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +76,18 @@ KINDS: dict[ErrorCode, ErrorKind] = {
 }
 
 
-class ParameterError(InvalidArgumentError):
-    """A parameter of the request is wrong; `param` is its path in the JSON, such as `messages[0].role`."""
-
-    def __init__(self, message: str, param: str | None, reason: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.reason = reason
-
-
-class UnknownModelError(NotFoundError):
-    """The request names a model that does not serve here."""
-
-
-class MediaTypeError(InvalidArgumentError):
-    """The body is said to be something else than JSON."""
-
-
 def named(error: Exception, document: Mapping[str, Any]) -> Exception:
     """A model's refusal of a request as an error that names what of `document` is wrong, where its words say so."""
-    if not isinstance(error, ServerError) or error.code is not ErrorCode.INVALID_ARGUMENT:
+    refusal = read_refusal(error)
+    if refusal is None:
         return error
-    if isinstance(error, ParameterError | MediaTypeError):
-        return error
-    prompt = next((name for name in ("messages", "prompt", "input", "tokens") if name in document), None)
-    match = _PARAMETER.match(error.message)
-    if match is not None:
-        name = match["name"] or match["message"]
-        return ParameterError(error.message, prompt if name in _PROMPT_INPUTS else name)
-    if error.message.startswith(_TEMPLATE):
-        return ParameterError(error.message, prompt)
-    if error.message.startswith(_STRUCTURE):
-        names = (*_STRUCTURES, "functions", "tools")
-        return ParameterError(error.message, next((name for name in names if document.get(name)), None))
-    match = _PROMPT.match(error.message)
-    if match is not None:
-        return ParameterError(error.message, prompt, "context_length_exceeded" if match["too_long"] else None)
-    return error
+    assert isinstance(error, ServerError), "others are not read"
+    if refusal.subject is Subject.PARAMETER:
+        return ParameterError(error.message, refusal.name)
+    if refusal.subject is Subject.STRUCTURE:
+        return ParameterError(error.message, next((name for name in _STRUCTURES if document.get(name)), None))
+    prompt = next((name for name in _PROMPTS if name in document), None)
+    return ParameterError(error.message, prompt, Fault.TOO_LONG if refusal.is_too_long else None)
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -128,8 +117,14 @@ def refusal(status: int, message: str, code: str | None) -> HttpResponse:
     return HttpResponse(status, [JSON_TYPE], (orjson.dumps(_document(message, kind)),))
 
 
-class OpenAiErrors(ErrorWriter):
+class OpenAiErrors(EventErrors):
     """OpenAI's form."""
+
+    def document(self, error: Exception) -> dict[str, Any]:
+        return describe(error)[1]
+
+    def placed(self, error: Exception, document: Mapping[str, Any]) -> Exception:
+        return named(error, document)
 
     def failed(self, error: Exception) -> HttpResponse:
         return error_response(error)
@@ -147,7 +142,7 @@ class OpenAiErrors(ErrorWriter):
 def _status_of(error: ServerError) -> tuple[int, dict[str, Any]]:
     kind = KINDS[error.code]
     if isinstance(error, ParameterError):
-        kind = ErrorKind(kind.status, kind.type, error.reason)
+        kind = ErrorKind(kind.status, kind.type, None if error.fault is None else _CODES[error.fault])
         return kind.status, _document(error.message, kind, error.param)
     if isinstance(error, UnknownModelError):
         return 404, _document(error.message, ErrorKind(404, _INVALID, "model_not_found"), "model")

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import Fields
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from modelserver.frontends.openai.piece import TokenLogprob
+from modelserver.frontends.llm.pieces import TokenLogprob
 
 # What stands for minus infinity, which JSON cannot say.
 _LOWEST = -9999.0

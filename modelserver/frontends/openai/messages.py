@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import Fields
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -116,7 +116,7 @@ def _read_part(part: Fields) -> str:
         raise ParameterError(
             f"'{part.path('type')}' is '{kind}': the models here take text only",
             part.path("type"),
-            "unsupported_content",
+            Fault.UNSUPPORTED_CONTENT,
         )
     member = _TEXT_PARTS.get(kind)
     if member is None:

@@ -11,12 +11,13 @@ from modelserver.auth.access import ApiGroup
 from modelserver.errors import ModelAsleepError
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.router import Api, Route
-from modelserver.frontends.openai.call import CallEdge
+from modelserver.frontends.llm.edge import CallEdge
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, unloaded_models, wake
 from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
-from modelserver.frontends.openai.errors import OpenAiErrors, ParameterError, error_response
-from modelserver.frontends.openai.language_model import LanguageModel, find_model, known_models, unloaded_models, wake
+from modelserver.frontends.openai.errors import OpenAiErrors, error_response
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
@@ -44,7 +45,7 @@ class OpenAi:
         self._controlplane = controlplane
         self._http_limits = limits
         self._limits = openai_limits or OpenAiLimits()
-        self._edge = CallEdge(dataplane, limits)
+        self._edge = CallEdge(dataplane, limits, OpenAiErrors())
         self._created_s = int(time.time())
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 

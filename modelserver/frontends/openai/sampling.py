@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 TOKEN_ID = Range(0, 2**31 - 1)
@@ -97,7 +97,9 @@ def refuse_unsupported(fields: Fields, *, offered: Collection[str] = ()) -> None
 
 def unsupported(fields: Fields, name: str, why: str) -> ParameterError:
     """The error for a parameter that is known and not offered."""
-    return ParameterError(f"'{fields.path(name)}' is not supported: {why}", fields.path(name), "unsupported_parameter")
+    return ParameterError(
+        f"'{fields.path(name)}' is not supported: {why}", fields.path(name), Fault.UNSUPPORTED_PARAMETER
+    )
 
 
 def read_sampling(fields: Fields, limits: OpenAiLimits) -> dict[str, Any]:

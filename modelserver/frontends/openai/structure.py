@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.fields import Fields
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.openai.sampling import unsupported
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")

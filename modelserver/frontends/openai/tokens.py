@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError
-from modelserver.frontends.openai.call import Call
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.generation import only_response, only_responses
+from modelserver.frontends.llm.models import LanguageModel, find_model
+from modelserver.frontends.llm.template import conversation_input
 from modelserver.frontends.openai.chat_request import read_conversation
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.generation import only_response, only_responses
-from modelserver.frontends.openai.language_model import LanguageModel, find_model
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID
-from modelserver.frontends.openai.server_template import conversation_input
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

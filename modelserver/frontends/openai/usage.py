@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserver.frontends.openai.piece import Piece
+from modelserver.frontends.llm.pieces import Piece
 
 
 class Usage:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+_ID_ALPHABET = string.ascii_letters + string.digits
 
 
 @dataclass(slots=True)
@@ -54,3 +58,8 @@ def held_back_len(text: str, marks: tuple[str, ...]) -> int:
         if any(mark.startswith(tail) and len(mark) > length for mark in marks):
             return length
     return 0
+
+
+def make_tool_id(prefix: str = "call_", length: int = 24) -> str:
+    """A new id of a call; some templates insist on its length."""
+    return prefix + "".join(secrets.choice(_ID_ALPHABET) for _ in range(length))

@@ -16,8 +16,8 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnloadedError
-from modelserver.frontends.openai.errors import ParameterError, UnknownModelError
-from modelserver.frontends.openai.sampling_tensors import sampling_tensors
+from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
+from modelserver.frontends.llm.inputs import sampling_tensors
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
@@ -123,7 +123,7 @@ class LanguageModel:
                 f"model '{self.name}' has no input '{_SAMPLING}', and none for '{missing[0]}', which this request "
                 "needs",
                 missing[0],
-                "unsupported_parameter",
+                Fault.UNSUPPORTED_PARAMETER,
             )
         return needed | tensors, wanted
 
@@ -169,7 +169,7 @@ async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "gene
             raise ParameterError(
                 f"'model' is missing: it must be one of {', '.join(names) or 'the models'}",
                 "model",
-                "missing_required_parameter",
+                Fault.MISSING,
             )
         name = names[0]
     try:
@@ -180,7 +180,7 @@ async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "gene
     if not model.is_served:
         raise await _unknown(dataplane, name, "is no language model")
     if not getattr(model, use):
-        raise ParameterError(f"the model '{name:.200}' does not {_VERBS[use]}", "model", "unsupported_model")
+        raise ParameterError(f"the model '{name:.200}' does not {_VERBS[use]}", "model", Fault.UNSUPPORTED_MODEL)
     return model
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.frontends.openai.errors import ParameterError
+from modelserver.frontends.llm.errors import Fault, ParameterError
 
 MAX_INT64 = 2**63 - 1
 
@@ -152,11 +152,9 @@ class Fields:
     def need(self, name: str, what: str) -> None:
         """Raise for a member that is not there; `what` it should be."""
         if self.document.get(name) is None:
-            raise ParameterError(
-                f"'{self.path(name)}' is missing: it must be {what}", self.path(name), "missing_required_parameter"
-            )
+            raise ParameterError(f"'{self.path(name)}' is missing: it must be {what}", self.path(name), Fault.MISSING)
 
     def wrong(self, name: str, expected: str, value: Any) -> ParameterError:
         """The error for a member that is not what it should be."""
         path = self.path(name)
-        return ParameterError(f"'{path}' must be {expected}, got {value!r:.60}", path, "invalid_value")
+        return ParameterError(f"'{path}' must be {expected}, got {value!r:.60}", path, Fault.INVALID_VALUE)

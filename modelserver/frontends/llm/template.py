@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.backend.discovery import bundled_module
 from modelserver.errors import NotFoundError, ServerError
-from modelserver.frontends.openai.errors import ParameterError
-from modelserver.frontends.openai.language_model import LanguageModel
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.models import LanguageModel
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

@@ -1,4 +1,4 @@
-"""One call: its JSON, its answer, and the edge at which its errors become OpenAI's."""
+"""One call: its JSON, its answer, and the edge at which its errors get the API's words."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from modelserver.errors import ModelAsleepError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
 from modelserver.frontends.http.patience import patience_ns
-from modelserver.frontends.openai.errors import MediaTypeError, describe, error_response, named
-from modelserver.frontends.openai.fields import Fields
-from modelserver.frontends.openai.language_model import wake
+from modelserver.frontends.llm.errors import MediaTypeError
+from modelserver.frontends.llm.fields import Fields
+from modelserver.frontends.llm.framing import EventErrors
+from modelserver.frontends.llm.models import wake
 from modelserver.protocol.compression import choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
 from modelserver.protocol.http_status import JSON_TYPE
@@ -45,7 +46,10 @@ _MAX_ID_LEN = 128
 class Call:
     """A request with a body that is a JSON object, on its way to be answered whole or by events."""
 
-    def __init__(self, exchange: HttpExchange, limits: HttpLimits, document: dict[str, Any]) -> None:
+    def __init__(
+        self, exchange: HttpExchange, limits: HttpLimits, document: dict[str, Any], errors: EventErrors
+    ) -> None:
+        self._errors = errors
         self._exchange = exchange
         self._access = limits.access
         self._writer: ResponseWriter | None = None
@@ -97,12 +101,11 @@ class Call:
 
     async def fail(self, error: Exception) -> None:
         """Answer with an error: by its status, or as the last event of an answer that has begun."""
-        error = named(error, self.fields.document)
+        error = self._errors.placed(error, self.fields.document)
         if self._writer is None:
-            self._exchange.respond(error_response(error))
+            self._exchange.respond(self._errors.failed(error))
             return
-        _, document = describe(error)
-        await self._writer.write(event(document))
+        await self._writer.write(event(self._errors.document(error)))
         await self._writer.close()
 
 
@@ -112,9 +115,10 @@ Serve = Callable[[Call], Awaitable[None]]
 class CallEdge:
     """Turns functions that serve calls into handlers of routes: each call has a Task of its own."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits, errors: EventErrors) -> None:
         self._dataplane = dataplane
         self._limits = limits
+        self._errors = errors
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
     def handler(self, serve: Serve) -> Callable[[HttpExchange], None]:
@@ -133,7 +137,7 @@ class CallEdge:
         try:
             _check_media_type(exchange)
             body = await _plain_body(exchange, self._limits)
-            call = Call(exchange, self._limits, await _document(body, self._limits))
+            call = Call(exchange, self._limits, await _document(body, self._limits), self._errors)
             try:
                 await serve(call)
             except ModelAsleepError as asleep:  # raised before anything was asked of the model
@@ -142,17 +146,16 @@ class CallEdge:
         except ConnectionError:
             logger.debug("the client of %s left", exchange.head.path)
         except Exception as error:
-            await _fail(call, exchange, error)
+            await self._fail(call, exchange, error)
 
-
-async def _fail(call: Call | None, exchange: HttpExchange, error: Exception) -> None:
-    if call is None:
-        exchange.respond(error_response(error))
-        return
-    try:
-        await call.fail(error)
-    except ConnectionError:
-        logger.debug("the client of %s left before its error", exchange.head.path)
+    async def _fail(self, call: Call | None, exchange: HttpExchange, error: Exception) -> None:
+        if call is None:
+            exchange.respond(self._errors.failed(error))
+            return
+        try:
+            await call.fail(error)
+        except ConnectionError:
+            logger.debug("the client of %s left before its error", exchange.head.path)
 
 
 def event(document: object) -> bytes:

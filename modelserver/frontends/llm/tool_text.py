@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.frontends.openai.delta import Delta, ToolDelta, held_back_len
-from modelserver.frontends.openai.function_call import (
+from modelserver.frontends.llm.events import Delta, ToolDelta, held_back_len, make_tool_id
+from modelserver.frontends.llm.function_call import (
     FunctionCall,
     NotACallError,
     call_of,
@@ -21,8 +21,7 @@ from modelserver.frontends.openai.function_call import (
     make_call,
     typed,
 )
-from modelserver.frontends.openai.tool_formats import Layout, ToolFormat
-from modelserver.frontends.openai.tool_ids import make_tool_id
+from modelserver.frontends.llm.tool_formats import Layout, ToolFormat
 
 # Longer than any name with its marks: what has no arguments by then is no call.
 _MAX_HEAD_LEN = 512

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelserver.frontends.openai.delta import Delta, held_back_len
+from modelserver.frontends.llm.events import Delta, held_back_len
 
 
 @dataclass(frozen=True, slots=True)

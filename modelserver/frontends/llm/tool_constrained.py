@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 import json
 
-from modelserver.frontends.openai.delta import Delta, ToolDelta
-from modelserver.frontends.openai.tool_ids import make_tool_id
+from modelserver.frontends.llm.events import Delta, ToolDelta, make_tool_id
 
 _SPACE = " \t\r\n"
 
