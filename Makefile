@@ -4,6 +4,7 @@
 #   make test  ARGS="tests/config -x"     arguments for pytest
 #   make nightly                          all of the tests, those marked slow too
 #   make kernels                          the tests of kernels for GPUs, without a GPU (a gigabyte more on disk)
+#   make wheel                            an sdist and a wheel in dist/, for Python 3.11 and newer
 #   make docs                             the documentation as a site, in site/; make docs-serve shows it
 #   make serve PYTHON=python3.12          the Python that the virtual environment is made from
 #   make serve TORCH_INDEX=<url>          where to get the CPU build of torch, to spare a laptop the CUDA packages
@@ -24,7 +25,7 @@ RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c modelserver/co
 
 TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile
 
-.PHONY: serve test nightly kernels check format bench docs docs-serve clean
+.PHONY: serve test nightly kernels check format bench wheel docs docs-serve clean
 
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
@@ -53,6 +54,12 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# The wheel is built of the sdist. It is of the stable ABI, so that one serves every Python; where there is no compiler it
+# lacks the parts in C.
+wheel: $(VENV)/.dev
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation
+
 # The site, without a warning, and with links and anchors that lead somewhere.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -62,7 +69,7 @@ docs-serve: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
 
 clean:
-	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "modelserver needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }

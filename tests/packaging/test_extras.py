@@ -1,0 +1,72 @@
+"""Every message that tells a user to install an extra names one that exists and that brings what is missing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from modelserver_backends.llm.backend import _LIBRARIES as LLM_LIBRARIES
+
+from docs.generate import distributions
+from modelserver.backend.discovery import _BUNDLED
+from modelserver.repository.cloud_store import _LIBRARIES as CLOUD_LIBRARIES
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = {extra: set(names) for extra, names in distributions().items()}
+# Files whose messages name an extra, and the distributions that each message speaks of.
+MESSAGES = {
+    "modelserver/repository/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
+    "modelserver/cache/opening.py": {"redis": {"redis"}},
+    "modelserver/cli/tensor_argument.py": {"images": {"pillow"}},
+    "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
+    "backends/llm/backend.py": {"llm": set(LLM_LIBRARIES)},
+    "backends/tensorrt/runtime.py": {
+        "tensorrt": {"tensorrt", "torch"},
+        "tensorrt-rtx": {"tensorrt_rtx_cu13", "torch"},
+    },
+    "backends/tensorrt/findings.py": {"tensorrt": {"torch"}},
+    "backends/tensorrt/device.py": {"tensorrt": {"torch"}},
+}
+SOURCES = [path for top in ("modelserver", "backends") for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def _named(path: Path) -> set[str]:
+    """The extras that the strings of a file name as they stand."""
+    strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    return {name for text in strings if isinstance(text, str) for name in re.findall(r"modelserver\[([\w,-]+)\]", text)}
+
+
+def _required() -> Iterator[tuple[str, str, str]]:
+    """File, distribution and extra of each call of the toolkit's `require`."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
+                (module,) = [ast.literal_eval(argument) for argument in node.args]
+                (extra,) = [ast.literal_eval(each.value) for each in node.keywords if each.arg == "extra"]
+                yield str(path.relative_to(ROOT)), module.partition(".")[0], extra
+
+
+def test_all_messages_are_known() -> None:
+    found = {str(path.relative_to(ROOT)): names for path in SOURCES if (names := _named(path))}
+    assert found == {file: set(extras) for file, extras in MESSAGES.items()}
+
+
+@pytest.mark.parametrize("file", MESSAGES)
+def test_an_extra_that_a_message_names_brings_what_it_speaks_of(file: str) -> None:
+    for extra, needed in MESSAGES[file].items():
+        assert needed <= EXTRAS[extra]
+
+
+def test_an_extra_that_the_toolkit_names_brings_what_it_needs() -> None:
+    calls = list(_required())
+    assert ("onnx", "convert") in {call[1:] for call in calls}
+    assert not [call for call in calls if call[1] not in EXTRAS[call[2]]]
+
+
+@pytest.mark.parametrize("name", [name for name, backend in _BUNDLED.items() if backend.extra])
+def test_the_extra_of_a_backend_brings_its_library(name: str) -> None:
+    backend = _BUNDLED[name]
+    assert backend.library in EXTRAS[backend.extra or ""]
