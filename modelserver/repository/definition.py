@@ -5,6 +5,7 @@ Everything that is wrong is reported at once. Nothing is loaded here; `modelserv
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ class ModelDefinition:
 
     `origin` is where the files were copied from, if the directory is a copy. `fingerprint` was taken before anything
     was read. `missing_versions` are asked for by the policy but absent. `config_source` and `locations` say where the
-    config is written. `is_uploaded`: the files came with a request.
+    config is written. `is_uploaded`: the files came with a request. `read_ns` is the Unix time before reading began.
     """
 
     name: str
@@ -60,6 +61,13 @@ class ModelDefinition:
     config_source: str = ""
     locations: Locations = field(default_factory=lambda: Locations({}), compare=False)
     is_uploaded: bool = False
+    read_ns: int = field(default=0, compare=False)
+
+    @property
+    def is_of_files_alone(self) -> bool:
+        """Whether the files below `model_directory`, and the backend of that name, are all that it was made of."""
+        is_elsewhere = self.is_uploaded or self.origin or self.strategies or self.config.is_ensemble
+        return not is_elsewhere and self.config.model_repository_agents is None
 
     def context(self, version: int) -> BackendContext:
         """What the backend of one version is told."""
@@ -96,10 +104,11 @@ def read_definition(
     """
     if only_version is not None:
         check_has_version(layout, only_version)
+    read_ns = time.time_ns()
     fingerprint = fingerprint_model(layout)
     source, parsed = _parse(layout, config_json)
     reading = _Reading(layout, options, source, parsed, only_version, find_config, is_uploaded=is_uploaded)
-    return replace(reading.finish(), fingerprint=fingerprint)
+    return replace(reading.finish(), fingerprint=fingerprint, read_ns=read_ns)
 
 
 def read_agents(layout: ModelLayout, *, config_json: str | None = None) -> tuple[RepositoryAgent, ...]:

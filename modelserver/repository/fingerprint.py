@@ -47,6 +47,10 @@ class ModelFingerprint:
     shared: TreeFingerprint = TreeFingerprint()
     versions: Mapping[int, TreeFingerprint] = field(default_factory=dict)
 
+    @property
+    def latest_mtime_ns(self) -> int:
+        return max(tree.latest_mtime_ns for tree in (self.shared, *self.versions.values()))
+
 
 def fingerprint_tree(directory: Path, *, skip: Collection[str] = ()) -> TreeFingerprint:
     """The fingerprint of everything below `directory`, but for its own entries named in `skip`.

@@ -169,6 +169,12 @@ class ModelLifecycle:
 
     async def _load(self, request: LoadRequest) -> None:
         started = time.monotonic()
+        if await self._is_current(request):
+            self._is_wanted = True
+            self._states.forget_failures(None)
+            self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
+            logger.info("model '%s' serves versions %s on: its files have not changed", self.name, list(self.versions))
+            return
         self._states.is_loading = True
         source: LoadSource | None = None
         try:
@@ -198,6 +204,17 @@ class ModelLifecycle:
         self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
         if request.version is None:
             self._states.note = await self._context.in_load_pool(self._settle_override, request, source)
+
+    async def _is_current(self, request: LoadRequest) -> bool:
+        """Whether all that a load would bring serves already, as the repository says it."""
+        loaded = self.loaded
+        if not loaded or request.version is not None or not request.is_plain or not self.is_as_stored:
+            return False
+        definition = next(iter(loaded.values())).definition
+        is_whole = loaded.keys() == definition.versions.keys() and self._context.overrides is None
+        if not is_whole or any(each.definition is not definition or not each.is_ready for each in loaded.values()):
+            return False
+        return await self._context.in_load_pool(self._context.loader.is_current, self.name, definition)
 
     def _settle_override(self, request: LoadRequest, source: LoadSource) -> str:
         """Keep or forget the override, as asked, and say how the model stands to the one that is kept. Blocking."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.backend import Backend, BackendContext, always
-from modelserver.backend.discovery import backend_for_model_files
+from modelserver.backend.discovery import backend_for_model_files, find_backend
 from modelserver.config.ensemble_models import FindConfig
 from modelserver.errors import InternalError, NotFoundError, ServerError, UnavailableError
 from modelserver.repository.agents import AgentRun
@@ -21,7 +21,7 @@ from modelserver.repository.config_changes import config_changes
 from modelserver.repository.definition import ModelDefinition, check_has_version, read_agents, read_definition
 from modelserver.repository.fingerprint import fingerprint_tree
 from modelserver.repository.holding import Holding
-from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, scan_model
+from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, fingerprint_model, scan_model
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.override_store import OverrideStore
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+# File systems tell times apart that lie this far from each other.
+_CLOCK_STEP_NS = 2_000_000_000
 
 # Makes a model that is ready, warmed up included. Blocking; raises ServerError.
 LoadModel = Callable[[type[Backend], BackendContext], "Model"]
@@ -97,6 +100,35 @@ class ModelLoader:
         for warning in source.definition.warnings:
             logger.warning("model '%s': %s", name, warning)
         return source
+
+    def is_current(self, key: str, definition: ModelDefinition) -> bool:
+        """Whether reading the model anew would give this definition: no file has changed since. Never raises.
+
+        Files that were written shortly before they were read are not trusted: the file system's clock may not tell
+        what was written then from what was written afterwards.
+        """
+        if not definition.is_of_files_alone:
+            return False
+        try:
+            layout = self._find(key)
+            if layout.directory != definition.model_directory or layout.is_incomplete:
+                return False
+            fingerprint = fingerprint_model(layout)
+            if fingerprint != definition.fingerprint:
+                return False
+            return (
+                fingerprint.latest_mtime_ns + _CLOCK_STEP_NS < definition.read_ns
+                and self._backend_of(definition) is definition.backend_class
+            )
+        except (OSError, ServerError):
+            return False
+
+    def _backend_of(self, definition: ModelDefinition) -> type[Backend]:
+        """What a load would find for the definition's backend now."""
+        options = self._options
+        directory = definition.model_directory if options.allow_model_backends else None
+        name = definition.config.backend
+        return find_backend(name, backend_directories=options.backend_directories, model_directory=directory)
 
     def check_exists(self, key: str, version: int | None) -> None:
         """Raise NotFoundError for a model, or a version of it, that no root holds."""

@@ -33,6 +33,10 @@ class LoadedVersion:
     def version(self) -> int:
         return self.model.version
 
+    @property
+    def is_ready(self) -> bool:
+        return self.model.is_ready()
+
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
@@ -64,7 +68,7 @@ def plan_reload(
 
 
 def _kind(loaded: LoadedVersion | None, new: ModelDefinition, version: int) -> str:
-    if loaded is None or not loaded.model.is_ready() or not _has_same_files(loaded.definition, new, version):
+    if loaded is None or not loaded.is_ready or not _has_same_files(loaded.definition, new, version):
         return "load"
     old = loaded.definition
     if old.backend_class is not new.backend_class or old.backend_options != new.backend_options:

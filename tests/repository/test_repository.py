@@ -1,6 +1,8 @@
 import asyncio
 import logging
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from modelserver.repository.repository import ModelRepository
 from modelserver.repository.startup_error import StartupError
 
 NONE, POLL = ControlMode.NONE, ControlMode.POLL
+TENSORS = (
+    '"input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [-1]}],'
+    ' "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [-1]}]}'
+)
 ALL = "version_policy { all { } }"
 
 
@@ -404,3 +410,103 @@ async def test_a_load_that_meets_the_stop_loads_nothing(tmp_path: Path, monkeypa
         with pytest.raises(UnavailableError, match="shutting down"):
             await repository.load("m")
     assert loader.loaded == []
+
+
+# Loads of models whose files have not changed.
+
+
+def age(directory: Path) -> None:
+    """Let the files be an hour old, so that no change of them can have gone unseen."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            status = path.stat()
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 3600 * 10**9))
+
+
+async def test_a_load_of_an_unchanged_model_reads_no_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    age(write_model(tmp_path, "m"))
+    caplog.set_level(logging.INFO)
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        model = repository.get("m", None)
+        await repository.load("m")
+        assert "its files have not changed" in caplog.text
+        assert repository.get("m", None) is model
+        assert repository.load_counts()["m"].successes == 2
+
+
+def _another_config(directory: Path) -> None:
+    text = (directory / "config.pbtxt").read_text()
+    (directory / "config.pbtxt").write_text(text.replace("max_batch_size: 8", "max_batch_size: 4"))
+
+
+def _another_version(directory: Path) -> None:
+    shutil.copytree(directory / "1", directory / "2")
+
+
+def _other_weights(directory: Path) -> None:
+    (directory / "1" / "weights").write_text("others")
+
+
+@pytest.mark.parametrize("change", [_another_config, _another_version, _other_weights])
+async def test_any_change_of_files_is_loaded(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    directory = write_model(tmp_path, "m")
+    age(directory)
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        model = repository.get("m", None)
+        await repository.load("m")
+        assert repository.get("m", None) is model
+        change(directory)
+        await repository.load("m")
+        assert repository.get("m", None) is not model
+        changed = repository.get("m", None)
+        await repository.load("m")
+        assert repository.get("m", None) is changed
+
+
+async def test_a_change_within_one_tick_of_the_clock_is_loaded(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m")
+    config = directory / "config.pbtxt"
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        stamp = config.stat()
+        _another_config(directory)
+        os.utime(config, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        await repository.load("m")
+        assert repository.get("m", None).config.max_batch_size == 4
+
+
+async def test_a_load_ends_what_an_override_or_a_lone_version_changed(tmp_path: Path) -> None:
+    age(write_model(tmp_path, "m", versions=(1, 2)))
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        await repository.load("m", config_json='{"backend": "identity", "max_batch_size": 2, ' + TENSORS)
+        assert repository.get("m", None).config.max_batch_size == 2
+        await repository.load("m")
+        assert repository.get("m", None).config.max_batch_size == 8
+        await repository.load("m", version=1)
+        assert repository.ready_versions("m") == (1, 2)
+        await repository.load("m")
+        assert repository.ready_versions("m") == (2,)
+
+
+async def test_a_load_of_an_unchanged_model_forgets_the_failure_before(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m")
+    age(directory)
+    config = directory / "config.pbtxt"
+    good, stamp = config.read_text(), config.stat()
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        config.write_text("nonsense")
+        with pytest.raises(InvalidArgumentError):
+            await repository.load("m")
+        assert "nonsense" in rows(repository)[0][3]
+        config.write_text(good)
+        os.utime(config, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        await repository.load("m")
+        assert rows(repository) == [("m", 1, "READY", "")]
+
+
+async def test_a_marked_model_is_held_back_though_its_files_have_not_changed(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "m")
+    age(directory)
+    async with open_repository(tmp_path, load_models=("m",)) as repository:
+        (directory / INCOMPLETE_MARKER).touch()
+        with pytest.raises(UnavailableError, match="incomplete"):
+            await repository.load("m")
