@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from prometheus_client.core import Metric
 
 from modelserver.app.server import Server
 from modelserver.auth.api_keys import SCOPE_OF
@@ -34,6 +35,7 @@ from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, HttpLimits
 from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
 from modelserver.scheduling.rate_limit import RateLimiter
+from modelserver.telemetry.exposition import RenderedFamily
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement
@@ -170,6 +172,14 @@ def _reloads() -> FileReloads:
     return reloads
 
 
+def _first_sample(family: Metric) -> tuple[str, list[str]]:
+    """The name and the labels of a family's first sample, which may be a line of text already."""
+    if isinstance(family, RenderedFamily):
+        line = family.blocks[0].lines.partition("\n")[0]
+        return family.sample_name, re.findall(r'(\w+)="', line)
+    return family.samples[0].name, list(family.samples[0].labels)
+
+
 def metrics() -> str:
     server = ServerMetrics(
         lambda: [_Model()],
@@ -185,10 +195,10 @@ def metrics() -> str:
     for family in server.collect():
         if family.name.startswith(_PROCESS):
             continue
-        first = family.samples[0]
-        name = family.name if family.type == "histogram" else first.name
-        labels = ", ".join(label for label in first.labels if label != "le")
-        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+        sample_name, labels = _first_sample(family)
+        name = family.name if family.type == "histogram" else sample_name
+        shown = ", ".join(label for label in labels if label != "le")
+        lines.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
     lines.append(f"| `{_PROCESS}*` | | | CPU, memory, descriptors and start time of the server's process |")
     return "\n".join(lines) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import yaml
 from support.deployment import DOCKER, read_yaml
 from support.tools import run_tool
 
-OVERLAYS = {"cpu": "0.1.0-cpu", "gpu": "0.1.0-cuda"}
+VERSION = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())["project"]["version"]
+OVERLAYS = {"cpu": f"{VERSION}-cpu", "gpu": f"{VERSION}-cuda"}
 
 
 def built(overlay: str) -> dict[str, Any]:
