@@ -750,7 +750,7 @@ static PyObject *measure_json(PyObject *module, PyObject *const *args, Py_ssize_
 }
 
 typedef struct {
-    unsigned char *out;
+    unsigned char *out, *out_end;
     int64_t spans[2 * MAX_CUTS];
     Py_ssize_t num_cuts, size;
 } Cuts;
@@ -781,7 +781,7 @@ static int cut(const unsigned char *text, Py_ssize_t size, Measure *m, Py_ssize_
                 m->num_values = num_values;
                 if (state != WHOLE)
                     return state;
-                if (cuts->num_cuts == MAX_CUTS)
+                if (cuts->num_cuts == MAX_CUTS || start - kept > cuts->out_end - out - MAX_PLACEHOLDER)
                     return TOO_MANY;
                 memcpy(out, kept, (size_t)(start - kept));
                 out += start - kept;
@@ -822,31 +822,37 @@ static int cut(const unsigned char *text, Py_ssize_t size, Measure *m, Py_ssize_
             return TOO_MANY;
         at++;
     }
+    if (m->depth != 0)
+        return NOT_WHOLE;
+    if (end - kept > cuts->out_end - out)
+        return TOO_MANY;
     memcpy(out, kept, (size_t)(end - kept));
     cuts->size = out + (end - kept) - cuts->out;
-    return m->depth == 0 ? WHOLE : NOT_WHOLE;
+    return WHOLE;
 }
 
 static PyObject *cut_data(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
     Py_buffer text;
     (void)module;
-    if (num_args != 3) {
-        PyErr_SetString(PyExc_TypeError, "cut_data takes a text, the most levels and the most values");
+    if (num_args != 4) {
+        PyErr_SetString(PyExc_TypeError, "cut_data takes a text, the most levels, the most values and the most bytes");
         return NULL;
     }
     Py_ssize_t max_depth = PyLong_AsSsize_t(args[1]), max_values = PyLong_AsSsize_t(args[2]);
+    Py_ssize_t max_bytes = PyLong_AsSsize_t(args[3]);
     if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *found = NULL;
     Measure m = {.max_depth = max_depth > MAX_LEVELS ? MAX_LEVELS : (int)max_depth};
     Cuts *cuts = PyMem_Malloc(sizeof *cuts);
-    unsigned char *out = PyMem_Malloc((size_t)text.len + MAX_CUTS * MAX_PLACEHOLDER);
+    Py_ssize_t room = (text.len < max_bytes ? text.len : max_bytes) + MAX_CUTS * MAX_PLACEHOLDER;
+    unsigned char *out = PyMem_Malloc((size_t)room);
     if (cuts == NULL || out == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    *cuts = (Cuts){.out = out};
+    *cuts = (Cuts){.out = out, .out_end = out + room};
     int state;
     Py_BEGIN_ALLOW_THREADS
     state = cut(text.buf, text.len, &m, max_values, cuts);
@@ -1183,36 +1189,59 @@ static PyObject *pass_fields(PyObject *module, PyObject *const *args, Py_ssize_t
     return is_whole ? PyLong_FromSsize_t(place) : refused();
 }
 
-/* The elements of a list with their lengths; None when one of them is no `bytes`, or too long. */
-static PyObject *join_elements(PyObject *module, PyObject *elements)
+typedef struct {
+    const char *bytes;
+    Py_ssize_t length;
+} Element;
+
+static void join_all(unsigned char *out, const Element *elements, Py_ssize_t count)
+{
+    for (Py_ssize_t place = 0; place < count; place++) {
+        Py_ssize_t length = elements[place].length;
+        for (int byte = 0; byte < 4; byte++)
+            *out++ = (unsigned char)((uint32_t)length >> 8 * byte);
+        memcpy(out, elements[place].bytes, (size_t)length);
+        out += length;
+    }
+}
+
+/* The elements of a list with their lengths; None when one of them is not `bytes`, or too long.
+ *
+ * Many bytes are copied without the GIL: no other thread may change the list meanwhile.
+ */
+static PyObject *join_elements(PyObject *module, PyObject *list)
 {
     (void)module;
-    if (!PyList_Check(elements)) {
+    if (!PyList_Check(list)) {
         PyErr_SetString(PyExc_TypeError, "join_elements takes a list");
         return NULL;
     }
-    Py_ssize_t count = PyList_Size(elements), size = 0;
+    Py_ssize_t count = PyList_Size(list), size = 0;
+    Element *elements = PyMem_Malloc((size_t)count * sizeof *elements);
+    if (elements == NULL)
+        return PyErr_NoMemory();
     for (Py_ssize_t place = 0; place < count; place++) {
-        PyObject *element = PyList_GetItem(elements, place);
-        if (!PyBytes_Check(element))
+        PyObject *item = PyList_GetItem(list, place);
+        Py_ssize_t length = PyBytes_Check(item) ? PyBytes_Size(item) : -1;
+        if (length < 0 || length > (Py_ssize_t)UINT32_MAX || length > PY_SSIZE_T_MAX - 4 - size) {
+            PyMem_Free(elements);
             Py_RETURN_NONE;
-        Py_ssize_t length = PyBytes_Size(element);
-        if (length > (Py_ssize_t)UINT32_MAX || length > PY_SSIZE_T_MAX - 4 - size)
-            Py_RETURN_NONE;
+        }
+        elements[place] = (Element){PyBytes_AsString(item), length};
         size += 4 + length;
     }
     PyObject *joined = PyBytes_FromStringAndSize(NULL, size);
-    if (joined == NULL)
-        return NULL;
-    unsigned char *out = (unsigned char *)PyBytes_AsString(joined);
-    for (Py_ssize_t place = 0; place < count; place++) {
-        PyObject *element = PyList_GetItem(elements, place);
-        Py_ssize_t length = PyBytes_Size(element);
-        for (int byte = 0; byte < 4; byte++)
-            *out++ = (unsigned char)((uint32_t)length >> 8 * byte);
-        memcpy(out, PyBytes_AsString(element), (size_t)length);
-        out += length;
+    if (joined != NULL) {
+        unsigned char *out = (unsigned char *)PyBytes_AsString(joined);
+        if (size < MIN_UNLOCKED_BYTES)
+            join_all(out, elements, count);
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            join_all(out, elements, count);
+            Py_END_ALLOW_THREADS
+        }
     }
+    PyMem_Free(elements);
     return joined;
 }
 

@@ -42,9 +42,9 @@ Guard = Callable[[object], int | None]
 SplitElements = Callable[[object, int, int], tuple[list[bytes], int] | None]
 # Of a text and the most levels: a state, and how many values it can have at most.
 MeasureJson = Callable[[object, int], tuple[int, int]]
-# Of an infer request's text, the most levels and the most values: a state, the text with "[0]", "[1]" and so on in
-# place of the inputs' `data`, and where these are: pairs of int64.
-CutData = Callable[[object, int, int], tuple[int, bytes, bytes]]
+# Of an infer request's text, the most levels, the most values and the most bytes that may be left of it: a state, the
+# text with "[0]", "[1]" and so on in place of the inputs' `data`, and where these are: pairs of int64.
+CutData = Callable[[object, int, int, int], tuple[int, bytes, bytes]]
 # Of an array and the size of a piece: the array with a space for each bracket, its sizes as int64, and the pieces'
 # ends, as pairs of a place and the number of elements before it; or the place where it is not regular.
 FlatArray = Callable[[object, int], tuple[bytes, bytes, bytes] | int]

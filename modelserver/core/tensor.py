@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import prod
 from typing import Any
@@ -13,12 +13,11 @@ import numpy as np
 
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
+from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_elements
 from modelserver.core.long_work import Slices, finish
 from modelserver.errors import InvalidArgumentError
 
 Buffer = bytes | bytearray | memoryview
-# BYTES elements that are handled before other work gets a turn.
-SLICE_ELEMENTS = 16384
 
 
 class Tensor(msgspec.Struct, eq=False):
@@ -92,7 +91,7 @@ def bytes_element_slices(name: str, shape: tuple[int, ...], raw: Buffer) -> Slic
             f"input '{name}': expected {count} BYTES elements for shape {list(shape)}, but {len(raw)} bytes "
             f"can hold at most {len(raw) // 4}"
         )
-    elements = np.empty(count, dtype=object)
+    elements = empty_elements(count)
     split = accelerator.split_elements
     index = offset = 0
     while index < count:
@@ -141,12 +140,22 @@ def encoding_slices(elements: Iterable[Any]) -> Slices[bytes]:
     """As `encode_bytes_elements`, in slices of about a millisecond."""
     parts: list[bytes] = []
     join = accelerator.join_elements
-    rest = iter(elements.tolist() if isinstance(elements, np.ndarray) else elements)
-    while part := list(islice(rest, SLICE_ELEMENTS)):
+    for part in _element_lists(elements):
         joined = None if join is None else join(part)
         parts.append(_join_elements(part) if joined is None else joined)
         yield
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _element_lists(elements: Iterable[Any]) -> Iterator[list[Any]]:
+    """The elements in lists of a slice each."""
+    if isinstance(elements, np.ndarray):
+        for start in range(0, len(elements), SLICE_ELEMENTS):
+            yield elements[start : start + SLICE_ELEMENTS].tolist()
+        return
+    rest = iter(elements)
+    while part := list(islice(rest, SLICE_ELEMENTS)):
+        yield part
 
 
 def _join_elements(elements: Iterable[Any]) -> bytes:

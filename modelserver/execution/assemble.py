@@ -16,6 +16,7 @@ import numpy as np
 from modelserver.backend import Array
 from modelserver.config.signature import ModelSignature, Reshape, Shape, TensorSpec, reshaper
 from modelserver.core.datatype import Datatype
+from modelserver.core.element_arrays import concatenate
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.tensor import Tensor
@@ -68,7 +69,7 @@ class Assembler:
         if len(requests) == 1:
             inputs = {name: tensor.data for name, tensor in first.items()}
         else:
-            inputs = {name: np.concatenate([request.inputs[name].data for request in requests]) for name in first}
+            inputs = {name: concatenate([request.inputs[name].data for request in requests]) for name in first}
         for name, reshape in self._input_reshapes.items():
             if name in inputs:
                 inputs[name] = reshape(inputs[name])
@@ -84,7 +85,7 @@ class Assembler:
                 inputs[name] = requests[0].inputs[name].data
                 continue
             arrays = [request.inputs[name].data for request in requests]
-            array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            array = arrays[0] if len(arrays) == 1 else concatenate(arrays)
             reshape = self._input_reshapes.get(name)
             inputs[name] = array if reshape is None else reshape(array)
         batch_tensors.add_inputs(requests, inputs)

@@ -14,9 +14,10 @@ import numpy as np
 
 from modelserver.backend import InferRequest, InferResponse, ServerError
 from modelserver.core.datatype import Datatype
+from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_elements
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.response import RESCHEDULE, ParameterValue
-from modelserver.core.tensor import SLICE_ELEMENTS, Tensor, placeholder
+from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import InvalidArgumentError
 from modelserver.execution.process.messages import ErrorRecord, RequestRecord, ResponseRecord, TensorRecord
 from modelserver.execution.process.shared_buffer import ALIGNMENT, ByteView, align
@@ -132,13 +133,19 @@ def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
 
     Raises InvalidArgumentError for an element of another type.
     """
-    flat = elements.ravel().tolist()
-    if set(map(type, flat)) - {bytes}:
-        flat = [_encode_element(name, index, element) for index, element in enumerate(flat)]
-    lengths = np.fromiter(map(len, flat), np.int64, len(flat))
-    if lengths.size and int(lengths.max()) > _MAX_ELEMENT_BYTES:
-        raise InvalidArgumentError(f"tensor '{name}': a BYTES element has {lengths.max()} bytes; at most 4 GiB fit")
-    return b"".join((lengths.astype("<u4").tobytes(), *flat))
+    flat = elements.reshape(-1)
+    lengths: list[bytes] = []
+    contents: list[bytes] = []
+    for start in range(0, flat.size, SLICE_ELEMENTS):
+        part = flat[start : start + SLICE_ELEMENTS].tolist()
+        if set(map(type, part)) - {bytes}:
+            part = [_encode_element(name, index, element) for index, element in enumerate(part, start)]
+        sizes = np.fromiter(map(len, part), np.int64, len(part))
+        if int(sizes.max()) > _MAX_ELEMENT_BYTES:
+            raise InvalidArgumentError(f"tensor '{name}': a BYTES element has {sizes.max()} bytes; at most 4 GiB fit")
+        lengths.append(sizes.astype("<u4").tobytes())
+        contents.append(b"".join(part))
+    return b"".join(lengths + contents)
 
 
 def unpack_elements(raw: ByteView, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -148,7 +155,7 @@ def unpack_elements(raw: ByteView, shape: tuple[int, ...]) -> np.ndarray[Any, An
 
 def unpacking_slices(raw: ByteView, shape: tuple[int, ...]) -> Slices[np.ndarray[Any, Any]]:
     """As `unpack_elements`, in slices."""
-    elements = np.empty(prod(shape), dtype=object)
+    elements = empty_elements(prod(shape))
     count = elements.size
     ends = np.cumsum(raw[: 4 * count].view("<u4"), dtype=np.int64) + 4 * count
     begin = 4 * count

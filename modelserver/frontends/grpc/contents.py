@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
+from modelserver.core.element_arrays import empty_array
 from modelserver.core.long_work import Slices
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
@@ -68,7 +69,7 @@ def tensor_slices(name: str, datatype: Datatype, shape: tuple[int, ...], views: 
     expected = prod(shape)
     if expected > sum(map(len, views)):  # every element takes a byte: before a huge shape is allocated
         raise _count_error(name, datatype, shape, f"{sum(map(len, views))} bytes")
-    data = np.empty(expected, datatype.numpy)
+    data = empty_array(expected, datatype.numpy)
     done = 0
     yield
     for view in views:

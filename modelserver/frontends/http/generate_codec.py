@@ -16,10 +16,11 @@ import orjson
 
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core import accelerator
+from modelserver.core.element_arrays import SLICE_ELEMENTS
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
-from modelserver.core.tensor import SLICE_ELEMENTS, Buffer, Tensor
+from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.json_tensor import num_levels, tensor_from_json, tensor_to_json
 from modelserver.frontends.http.json_text import (

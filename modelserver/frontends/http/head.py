@@ -144,7 +144,7 @@ class HeadReader:
         if accelerator.cut_data is None:
             return self.read(bytes(text))
         limits = self.limits
-        state, outline, cuts = accelerator.cut_data(text, limits.max_json_depth, _MAX_VALUES)
+        state, outline, cuts = accelerator.cut_data(text, limits.max_json_depth, _MAX_VALUES, _MAX_OUTLINE_BYTES)
         yield
         if state == accelerator.TOO_DEEP:
             raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({limits.max_json_depth})")
