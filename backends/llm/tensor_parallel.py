@@ -12,10 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,12 @@ from .options import EngineOptions
 from .step_inputs import StepInputs
 
 # Ranks load weights at their own pace before the first sum is taken.
-_TIMEOUT = timedelta(minutes=30)
+_SUM_TIMEOUT = timedelta(minutes=30)
+# All ranks are there when they begin to connect.
+_CONNECT_TIMEOUT = timedelta(minutes=1)
 _CLOSE_S = 10.0
+# Of what a rank has written, what the error of its death quotes.
+_LAST_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,69 @@ class Embedding:
     token_id_lists: tuple[tuple[int, ...], ...]
 
 
+class Follower:
+    """Another rank's process, its pipe, and the last lines that it has written."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.index = membership.index
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", _FOLLOW, __name__, str(theirs.fileno())]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        self.pipe = Connection(ours.detach())
+        self._reader = threading.Thread(target=self._pass_output_on, name=f"rank-{self.index}-output", daemon=True)
+        self._reader.start()
+        self.pipe.send(membership)
+
+    def await_sign(self) -> None:
+        """Wait until the rank is about to join the others; again: until it has loaded its share.
+
+        Raises InternalError when it ends before.
+        """
+        try:
+            self.pipe.recv()
+        except (EOFError, OSError):
+            raise self.death() from None
+
+    def death(self) -> InternalError:
+        """The error that says how the rank, whose pipe has ended, has ended itself."""
+        try:
+            how = f"ended with code {self.process.wait(_CLOSE_S)}"
+        except subprocess.TimeoutExpired:
+            how = "has closed its pipe"
+        self._reader.join(_CLOSE_S)
+        said = "\n".join(self._lines) or "nothing"
+        return InternalError(f"rank {self.index} of this LLM {how}; the last that it wrote: {said}")
+
+    def close(self) -> None:
+        self.pipe.close()
+        try:
+            self.process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(_CLOSE_S)
+
+    def _pass_output_on(self) -> None:
+        """To our own stderr; in a thread."""
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                self._lines.append(line.rstrip("\n"))
+                sys.stderr.write(line)
+
+
 class Followers:
     """The other ranks, as rank 0 has them. `close` ends them."""
 
@@ -79,18 +149,23 @@ class Followers:
         size = options.tensor_parallel_size
         self._meeting = tempfile.TemporaryDirectory(prefix="modelserver-ranks-")
         store = Path(self._meeting.name) / "store"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._pipes: list[Connection] = []
+        self._ranks: list[Follower] = []
         try:
             for index in range(1, size):
-                self._start(Membership(place.absolute(), options, store, index, size))
+                self._ranks.append(Follower(Membership(place.absolute(), options, store, index, size)))
+            for rank in self._ranks:
+                rank.await_sign()
             device = rank_options(options, 0).device
-            self.rank = join(store, 0, size, device)
+            rank_0 = join(store, 0, size, device)
+            self.rank = replace(rank_0, sum=partial(self._add_up, rank_0.sum))
         except BaseException:
             self.close()
             raise
 
     def open_pool(self, pool: Pool) -> None:
+        """Wait until all ranks have loaded, and let them compute. Raises InternalError when one has ended."""
+        for rank in self._ranks:
+            rank.await_sign()
         self._tell(pool)
 
     def step(self, step: StepInputs) -> None:
@@ -101,37 +176,28 @@ class Followers:
         self._tell(Embedding(tuple(map(tuple, token_id_lists))))
 
     def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            try:
-                process.wait(_CLOSE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._pipes, self._processes = [], []
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = []
         self._meeting.cleanup()
 
-    def _start(self, membership: Membership) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", _FOLLOW, __name__, str(theirs.fileno())]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-            self._processes.append(
-                subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-                )
-            )
-        self._pipes.append(Connection(ours.detach()))
-        self._pipes[-1].send(membership)
+    def _add_up(self, add_up: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
+        try:
+            return add_up(part)
+        except RuntimeError:  # most likely since a rank's connections have ended
+            ended = wait([rank.pipe for rank in self._ranks], timeout=_CLOSE_S)
+            for rank in self._ranks:
+                if rank.pipe in ended:
+                    raise rank.death() from None
+            raise
 
     def _tell(self, message: Pool | Step | Embedding) -> None:
         packed = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        try:
-            for pipe in self._pipes:
-                pipe.send_bytes(packed)
-        except OSError as error:
-            raise InternalError(f"a rank of this LLM has ended: {error}") from None
+        for rank in self._ranks:
+            try:
+                rank.pipe.send_bytes(packed)
+            except OSError:
+                raise rank.death() from None
 
 
 _FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(int(sys.argv[2]))"
@@ -160,11 +226,13 @@ def join(store: Path, index: int, size: int, device: str) -> Rank:
         torch.cuda.set_device(device)
         group = dist.ProcessGroupNCCL(shared, index, size)
     else:
-        group = dist.ProcessGroupGloo(shared, index, size, _TIMEOUT)
+        group = dist.ProcessGroupGloo(shared, index, size, _CONNECT_TIMEOUT)
+    options = dist.AllreduceOptions()
+    options.timeout = _SUM_TIMEOUT
 
     def add_up(part: torch.Tensor) -> torch.Tensor:
         part = part.contiguous()
-        group.allreduce([part]).wait()
+        group.allreduce([part], options).wait()
         return part
 
     return Rank(index, size, add_up)
@@ -176,9 +244,11 @@ def follow(descriptor: int) -> None:
         membership: Membership = pipe.recv()
         options = rank_options(membership.options, membership.index)
         torch.set_num_threads(options.num_threads or share_of_threads(options))
+        pipe.send(None)  # about to join
         rank = join(membership.store, membership.index, membership.size, options.device)
         with open_checkpoint(membership.place) as checkpoint:
             loaded = load_network(checkpoint, options, rank)
+        pipe.send(None)  # ready to compute
         try:
             pool: Pool = pipe.recv()
             _compute(pipe, loaded, options, pool)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from modelserver_backends.llm import tensor_parallel
 from support.generations import generate, loaded_engine, random_prompts
 from support.tiny_checkpoints import reference_tokens
 
-from modelserver.backend import InvalidArgumentError, UnsupportedError
+from modelserver.backend import InternalError, InvalidArgumentError, UnsupportedError
 
 PROMPTS = random_prompts(4)
 
@@ -38,3 +40,34 @@ def test_a_size_that_does_not_divide_is_refused(checkpoint: Callable[[str], Path
 def test_a_network_that_cannot_be_split_says_so(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedError, match="olmo2"), loaded_engine(checkpoint("olmo2"), tensor_parallel_size=2):
         pass
+
+
+@pytest.mark.parametrize(
+    ("last_words", "statement"),
+    [
+        ("no room for this rank", "sys.exit('no room for this rank')"),
+        ("a share that cannot be read", "module.load_network = lambda *_: sys.exit('a share that cannot be read')"),
+    ],
+    ids=["before it joins", "while it loads"],
+)
+def test_a_rank_that_ends_fails_the_load_at_once(
+    last_words: str, statement: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = (
+        f"import importlib, sys; module = importlib.import_module(sys.argv[1]); {statement}; "
+        "module.follow(int(sys.argv[2]))"
+    )
+    monkeypatch.setattr(tensor_parallel, "_FOLLOW", follow)
+    with (
+        pytest.raises(InternalError, match=rf"rank 1 of this LLM ended with code 1; .* wrote: {last_words}"),
+        loaded_engine(checkpoint("llama"), tensor_parallel_size=2, num_threads=1),
+    ):
+        pass
+
+
+def test_a_rank_that_ends_later_fails_the_step(checkpoint: Callable[[str], Path]) -> None:
+    with loaded_engine(checkpoint("llama"), tensor_parallel_size=2, num_threads=1) as engine:
+        (follower,) = [each for each in psutil.Process().children() if "follow" in " ".join(each.cmdline())]
+        follower.kill()
+        with pytest.raises(InternalError, match="rank 1 of this LLM ended with code -9"):
+            engine.runner.embed(PROMPTS)
