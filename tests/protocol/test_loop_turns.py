@@ -117,15 +117,11 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     ),
 }
 
-ANSWERED_IN_BYTES = ("BYTES of empty elements", "BYTES of short elements", "raw BYTES over gRPC", "strings")
-
 
 @pytest.mark.skipif(accelerator.cut_data is None, reason="the bound holds where the accelerator was built")
 @pytest.mark.parametrize("case", CASES)
-def test_no_turn_is_long(server: RunningServer, layout: str, case: str) -> None:
+def test_no_turn_is_long(server: RunningServer, case: str) -> None:
     send, expected = CASES[case]
-    if layout == "native-processes" and case in ANSWERED_IN_BYTES:
-        pytest.skip("answers of many BYTES elements are packed for front processes on the core's loop")
     with measured_turns(server.loop) as turns:
         assert send(server) in expected
     assert turns.longest_s < MOST_S, f"{turns.longest_s:.3f} s in {turns.longest}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.long_work import Result, Slices, long_work
+from modelserver.core.long_work import Result, Slices, at_once, long_work
 from modelserver.core.request import InferRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.core.tensor import Tensor
+from modelserver.core.tensor import Tensor, is_long
 from modelserver.errors import CancelledError, InternalError, ServerError
 from modelserver.execution.process.messages import RequestRecord, ResponseRecord, TensorRecord
 from modelserver.execution.process.packing import Payload, Unpacker, response_record
@@ -35,6 +37,8 @@ _decode_request = msgspec.msgpack.Decoder(RequestRecord).decode
 
 # What equal heads say, ready for use; and whether the tensors take long to unpack.
 Head = tuple[RequestRecord, tuple[Unpacker, ...], RequestForm | None, bool]
+# The record of a response, encoded, and its tensors.
+Packed = tuple[bytes, Payload]
 
 
 class RemoteRequests:
@@ -46,6 +50,8 @@ class RemoteRequests:
         self._send = link.send
         self._requests: dict[int, InferRequest] = {}
         self._heads: dict[bytes, Head] = {}
+        # While a response is packed beside the event loop: those of the same call that come after it.
+        self._waiting: dict[int, deque[InferResponse]] = {}
 
     @property
     def num_inflight(self) -> int:
@@ -116,7 +122,23 @@ class RemoteRequests:
             request.cancel()
 
     def answer(self, call: int, response: InferResponse) -> None:
-        """Send a response on its way, unless nobody waits for it any more."""
+        """Send a response on its way, unless its client has left."""
+        waiting = self._waiting.get(call)
+        if waiting is not None:
+            waiting.append(response)
+        elif is_long(response.outputs, as_text=False) and call in self._requests:
+            self._waiting[call] = deque()
+            placed = self._placed(self._requests[call])
+            long_work().start(at_once(partial(_pack, response, placed)), partial(self._answer_packed, call, response))
+        else:
+            self._answer(call, response)
+
+    def _answer_packed(self, call: int, response: InferResponse, packed: Result[Packed]) -> None:
+        self._answer(call, response, packed)
+        for later in self._waiting.pop(call):
+            self.answer(call, later)
+
+    def _answer(self, call: int, response: InferResponse, packed: Result[Packed] | None = None) -> None:
         request = self._requests.pop(call, None) if response.is_final else self._requests.get(call)
         if request is None:
             return
@@ -126,9 +148,11 @@ class RemoteRequests:
             )
             return
         try:
-            transfer = request.transfer
-            placed = () if transfer is None else transfer.placed
-            head, content = self._pack_placed(response, placed) if placed else self._pack(response)
+            if packed is None:
+                head, content = self._packed(response, self._placed(request))
+            else:
+                head, payload = packed()
+                content = self._link.tensors(payload)
         except Exception as error:
             self._requests.pop(call, None)
             request.cancel()
@@ -136,30 +160,22 @@ class RemoteRequests:
             return
         self._send(Inferred(call, request.version, head, response.is_final, content, request.is_decoupled))
 
-    def _pack(self, response: InferResponse) -> tuple[bytes, Content]:
+    @staticmethod
+    def _placed(request: InferRequest) -> Collection[str]:
+        """The outputs that the client finds in shared memory."""
+        return () if request.transfer is None else request.transfer.placed
+
+    def _packed(self, response: InferResponse, placed: Collection[str]) -> tuple[bytes, Content]:
         outputs = response.outputs
-        if len(outputs) == 1 and not response.parameters:
+        if len(outputs) == 1 and not response.parameters and not placed:
             (tensor,) = outputs
             data = tensor.data
             # A quarter of the work for what most small answers are.
             if data.nbytes <= INLINE_BYTES and tensor.datatype is not Datatype.BYTES:
                 record = TensorRecord(tensor.name, tensor.datatype.value, data.shape, 0, data.nbytes)
                 return _encode(ResponseRecord([record], None, None)), data.tobytes()
-        payload = Payload()
-        head = _encode(response_record(response, payload))
+        head, payload = _pack(response, placed)
         return head, self._link.tensors(payload)
-
-    def _pack_placed(self, response: InferResponse, placed: Collection[str]) -> tuple[bytes, Content]:
-        """As `_pack`, without the bytes of the outputs that the client finds in shared memory."""
-        payload = Payload()
-        records = [
-            TensorRecord(tensor.name, tensor.datatype.value, tensor.shape, 0, 0)
-            if tensor.name in placed
-            else payload.add(tensor)
-            for tensor in response.outputs
-        ]
-        parameters = dict(response.parameters) if response.parameters is not None else None
-        return _encode(ResponseRecord(records, None, parameters)), self._link.tensors(payload)
 
     def _request(
         self, message: Infer, record: RequestRecord, form: RequestForm | None, inputs: dict[str, Tensor]
@@ -203,6 +219,21 @@ def _unpacking(unpackers: Sequence[Unpacker], data: bytes | ByteView) -> Slices[
     for unpack in unpackers:
         inputs[unpack.name] = yield from unpack.slices(data)
     return inputs
+
+
+def _pack(response: InferResponse, placed: Collection[str]) -> Packed:
+    """The response without the bytes of the outputs in `placed`."""
+    payload = Payload()
+    if not placed:
+        return _encode(response_record(response, payload)), payload
+    records = [
+        TensorRecord(tensor.name, tensor.datatype.value, tensor.shape, 0, 0)
+        if tensor.name in placed
+        else payload.add(tensor)
+        for tensor in response.outputs
+    ]
+    parameters = dict(response.parameters) if response.parameters is not None else None
+    return _encode(ResponseRecord(records, None, parameters)), payload
 
 
 class _AnswerStream(ResponseStream):

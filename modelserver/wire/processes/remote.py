@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Final
@@ -10,16 +13,20 @@ import msgspec
 import numpy as np
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Result, Slices, at_once, long_work
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
-from modelserver.core.tensor import Tensor
-from modelserver.errors import InvalidArgumentError
+from modelserver.core.tensor import Tensor, is_long
+from modelserver.errors import CancelledError, InternalError, InvalidArgumentError, ServerError
 from modelserver.execution.process.messages import ErrorRecord, ResponseRecord, TensorRecord
 from modelserver.execution.process.packing import Payload, Unpacker, request_record
+from modelserver.execution.process.shared_buffer import ByteView
 from modelserver.telemetry.access_log import note_request
 from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import Cancel, Content, CoreBundle, Credit, Failed, Infer, Inferred
+
+_logger = logging.getLogger(__name__)
 
 # Heads of responses that are remembered; longer or more than this come from clients that vary their shapes.
 _MAX_REMEMBERED: Final = 1024
@@ -34,6 +41,8 @@ class AbsentTensor:
 
     __slots__ = ("_tensor", "name")
 
+    is_long = False
+
     def __init__(self, record: TensorRecord) -> None:
         datatype = Datatype(record.datatype)
         self.name = record.name
@@ -47,8 +56,10 @@ def _unpacker(record: TensorRecord) -> Unpacker | AbsentTensor:
     return AbsentTensor(record) if record.nbytes == 0 and 0 not in record.shape else Unpacker(record)
 
 
-# What equal heads of responses say, ready for use.
-Head = tuple[tuple[Unpacker | AbsentTensor, ...], dict[str, ParameterValue] | None]
+# What equal heads of responses say, ready for use; and whether the tensors take long to unpack.
+Head = tuple[tuple[Unpacker | AbsentTensor, ...], dict[str, ParameterValue] | None, bool]
+# The head of a request, and its tensors.
+Packed = tuple[bytes, Payload]
 
 
 class _SentHead:
@@ -76,6 +87,8 @@ class RemoteDataPlane:
         self._on_cancel = self._cancel
         self._requests: dict[int, InferRequest] = {}
         self._heads: dict[bytes, Head] = {}
+        # While a response is unpacked beside the event loop: what comes after it for the same call.
+        self._waiting: dict[int, deque[Inferred | Failed]] = {}
 
     @property
     def num_inflight(self) -> int:
@@ -88,44 +101,94 @@ class RemoteDataPlane:
         Raises InvalidArgumentError for what cannot travel; all other errors come by the stream.
         """
         note_request(request)
-        head, content = self._pack(request)
         call = self._next_number()
+        stream = request.stream
+        if not request.sequence_id and is_long(request.inputs.values(), as_text=False):
+            self._requests[call] = request
+            request.on_cancel = self._on_cancel
+            long_work().start(at_once(partial(_pack, request)), partial(self._infer_packed, call, request))
+            return stream
+        head, content = self._packed(request)
         self._requests[call] = request
         request.on_cancel = self._on_cancel
+        self._send_request(call, request, head, content)
+        return stream
+
+    def _infer_packed(self, call: int, request: InferRequest, packed: Result[Packed]) -> None:
+        """Send a request that was packed beside the event loop."""
+        try:
+            if request.is_cancelled:
+                raise CancelledError("the request was cancelled")
+            head, payload = packed()
+        except Exception as error:
+            del self._requests[call]
+            if not isinstance(error, ServerError):
+                _logger.exception("a request could not be packed")
+                error = InternalError("the request could not be sent to the core; the server's log has the details")
+            request.stream.deliver(InferResponse(error=error))
+            return
+        self._send_request(call, request, head, self._link.tensors(payload))
+
+    def _send_request(self, call: int, request: InferRequest, head: bytes, content: Content) -> None:
         request_id = request.id
         encoded_id = request_id.encode("utf-8", "surrogatepass") if request_id else b""
         stream = request.stream
         if stream.reads_later:
             stream.on_read = partial(self._has_read, call)
         self._send(Infer(call, head, encoded_id, request.deadline_ns, content, stream.reads_later, request.caller))
-        return stream
 
     def check_inputs(self, request: InferRequest) -> None:
         """As that of the data plane; the core, which knows the models, checks in `infer`."""
 
     def on_inferred(self, message: Inferred) -> None:
         """A response has come."""
-        call = message.call
-        request = self._requests.pop(call) if message.is_final else self._requests[call]
+        waiting = self._waiting.get(message.call)
+        if waiting is not None:
+            waiting.append(message)
+            return
         head = message.head
-        unpackers, parameters = self._heads.get(head) or self._read_head(head)
+        unpackers, parameters, takes_long = self._heads.get(head) or self._read_head(head)
         content = message.content
         data = content if type(content) is bytes else self._link.view(content)
+        if takes_long:
+            self._waiting[message.call] = deque()
+            long_work().start(_unpacked(unpackers, data), partial(self._take_unpacked, message, parameters))
+            return
+        self._deliver(
+            message, InferResponse([unpack(data) for unpack in unpackers], None, parameters, message.is_final)
+        )
+
+    def _take_unpacked(
+        self, message: Inferred, parameters: Mapping[str, ParameterValue] | None, outputs: Result[list[Tensor]]
+    ) -> None:
+        self._deliver(message, InferResponse(outputs(), None, parameters, message.is_final))
+        for later in self._waiting.pop(message.call):
+            if isinstance(later, Inferred):
+                self.on_inferred(later)
+            else:
+                self.on_failed(later)
+
+    def _deliver(self, message: Inferred, response: InferResponse) -> None:
+        call = message.call
+        request = self._requests.pop(call) if message.is_final else self._requests[call]
         request.version = message.version
         request.is_decoupled = message.is_decoupled
-        outputs = [unpack(data) for unpack in unpackers]
-        request.stream.deliver(InferResponse(outputs, None, parameters, message.is_final))
+        request.stream.deliver(response)
 
     def on_failed(self, message: Failed) -> None:
         """The request has failed."""
         call = message.call
+        waiting = self._waiting.get(call)
+        if waiting is not None:
+            waiting.append(message)
+            return
         request = self._requests.pop(call) if message.is_final else self._requests[call]
         request.is_decoupled = message.is_decoupled
         error = ErrorRecord(message.code, message.text).error()
         error.retry_after_s = message.retry_after_s or None
         request.stream.deliver(InferResponse(error=error, is_final=message.is_final))
 
-    def _pack(self, request: InferRequest) -> tuple[bytes, Content]:
+    def _packed(self, request: InferRequest) -> tuple[bytes, Content]:
         """What is the same in equal requests, and the tensors."""
         form = request.form
         inputs = request.inputs
@@ -139,23 +202,15 @@ class RemoteDataPlane:
             for tensor in inputs.values():
                 payload.add(tensor)
             return sent.head, self._link.tensors(payload)
-        payload = Payload()
-        record = request_record(request, payload)
-        try:
-            head = _encode(
-                msgspec.structs.replace(
-                    record, id="", deadline_ns=None, transfer=request.transfer, trace_parent=request.trace_parent
-                )
-            )
-        except UnicodeEncodeError:
-            raise InvalidArgumentError("a name or parameter of the request is not UTF-8") from None
+        head, payload = _pack(request)
         if form is not None and all(tensor.datatype is not Datatype.BYTES for tensor in inputs.values()):
             form.signature = _SentHead(request.model_name, request.version, head)
         return head, self._link.tensors(payload)
 
     def _read_head(self, head: bytes) -> Head:
         record = _decode_response(head)
-        found: Head = (tuple(map(_unpacker, record.outputs)), record.parameters)
+        unpackers = tuple(map(_unpacker, record.outputs))
+        found: Head = (unpackers, record.parameters, any(unpack.is_long for unpack in unpackers))
         if len(head) <= _MAX_REMEMBERED_BYTES and not record.parameters:
             if len(self._heads) >= _MAX_REMEMBERED:
                 self._heads.clear()
@@ -172,3 +227,27 @@ class RemoteDataPlane:
             if each is request:
                 self._link.send(Cancel(call))
                 return
+
+
+def _pack(request: InferRequest) -> Packed:
+    payload = Payload()
+    record = request_record(request, payload)
+    try:
+        head = _encode(
+            msgspec.structs.replace(
+                record, id="", deadline_ns=None, transfer=request.transfer, trace_parent=request.trace_parent
+            )
+        )
+    except UnicodeEncodeError:
+        raise InvalidArgumentError("a name or parameter of the request is not UTF-8") from None
+    return head, payload
+
+
+def _unpacked(unpackers: Sequence[Unpacker | AbsentTensor], data: bytes | ByteView) -> Slices[list[Tensor]]:
+    tensors: list[Tensor] = []
+    for unpack in unpackers:
+        if isinstance(unpack, Unpacker):
+            tensors.append((yield from unpack.slices(data)))
+        else:
+            tensors.append(unpack(data))
+    return tensors

@@ -466,24 +466,24 @@ def test_a_signal_ends_a_forked_copy_at_any_moment(start: Callable[..., ProcessI
 
         NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-        def ended_by(number):
+        def exit_code(number):
             copy = os.fork()
             if copy == 0:
                 time.sleep(5)
                 os._exit(0)
             os.kill(copy, number)
-            return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == -number
+            return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
 
         class TritonPythonModel:
             def execute(self, requests):
-                ended = [ended_by(number) for number in NUMBERS for _ in range(4)]
-                thread = threading.Thread(target=lambda: ended.append(ended_by(signal.SIGTERM)))
+                codes = [exit_code(number) for number in NUMBERS for _ in range(4)]
+                thread = threading.Thread(target=lambda: codes.append(exit_code(signal.SIGTERM)))
                 thread.start()
                 thread.join()
                 for number in NUMBERS:
                     os.kill(os.getpid(), number)  # the model's own process leaves them to the server
-                ended.append(not signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(ended, np.float32))])]
+                codes += signal.pthread_sigmask(signal.SIG_BLOCK, ())
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array(codes, np.float32))])]
     """
     # A shell lets what runs in the background ignore some of them, and the tests may run so.
     before = {number: signal.signal(number, _do_nothing) for number in (signal.SIGINT, signal.SIGHUP)}
@@ -492,7 +492,8 @@ def test_a_signal_ends_a_forked_copy_at_any_moment(start: Callable[..., ProcessI
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert response(entry).outputs[0].data.tolist() == [1] * 14
+    expected = [-number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for _ in range(4)]
+    assert response(entry).outputs[0].data.tolist() == [*expected, -signal.SIGTERM]
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None: ...

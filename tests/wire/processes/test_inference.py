@@ -14,6 +14,7 @@ from support.echo import EchoModel
 from support.fronts import Hop, hop, until
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.element_arrays import SLICE_ELEMENTS
 from modelserver.core.request import InferRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
@@ -209,6 +210,49 @@ async def test_a_decoupled_model_sends_any_number_of_responses_in_order() -> Non
         assert [response.outputs[0].data[0] for response in responses[:-1]] == list(range(100))
         assert [response.parameters for response in responses[:-1]] == [{"n": n} for n in range(100)]
         assert (responses[-1].outputs, responses[-1].is_final) == ([], True)
+
+
+def _texts(count: int) -> np.ndarray[Any, Any]:
+    return filled(Datatype.BYTES, (count,))
+
+
+async def test_responses_of_many_elements_are_not_overtaken() -> None:
+    """Those are packed, and unpacked, beside the event loop."""
+    sizes = [3 * SLICE_ELEMENTS, 1, 2 * SLICE_ELEMENTS, SLICE_ELEMENTS + 1, 2]
+    model = EchoModel(datatype=Datatype.BYTES)
+    model.respond = lambda _: [
+        *(InferResponse([Tensor("OUTPUT", Datatype.BYTES, _texts(size))], is_final=False) for size in sizes),
+        InferResponse(error=UnavailableError("no more")),
+    ]
+    async with hop(model) as over:
+        *received, last = [response async for response in over.core.dataplane.infer(request(_texts(1)))]
+        assert [response.outputs[0].data.size for response in received] == sizes
+        for response in received:
+            data = response.outputs[0].data
+            assert data.tolist() == _texts(data.size).tolist()
+        assert last.error is not None
+        assert last.error.code is ErrorCode.UNAVAILABLE
+
+
+async def test_a_client_that_leaves_while_its_request_is_packed_is_answered() -> None:
+    async with hop(EchoModel(datatype=Datatype.BYTES)) as over:
+        asked = request(_texts(4 * SLICE_ELEMENTS))
+        stream = over.core.dataplane.infer(asked)
+        asked.cancel()
+        with pytest.raises(ServerError) as caught:
+            await stream.only()
+        assert caught.value.code is ErrorCode.CANCELLED
+        assert over.core.dataplane.num_inflight == 0
+        assert (await infer(over, request(_texts(1)))).outputs[0].data.tolist() == _texts(1).tolist()
+
+
+async def test_many_elements_that_cannot_travel_end_the_request() -> None:
+    wrong = _texts(2 * SLICE_ELEMENTS)
+    wrong[-1] = 5
+    async with hop(EchoModel(datatype=Datatype.BYTES)) as over:
+        with pytest.raises(ServerError, match="must be bytes or str"):
+            await infer(over, request(wrong))
+        assert over.core.dataplane.num_inflight == 0
 
 
 class SlowReader(ResponseStream):
