@@ -15,6 +15,8 @@ from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 # Name -> max_batch_size and the rest of the config.
 MODELS = {
     "plain": (4, "dynamic_batching { }"),

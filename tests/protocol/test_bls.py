@@ -15,6 +15,8 @@ from support.model_files import write_model
 from support.serving import RunningServer, running_server
 from support.waiting import until_true
 
+pytestmark = pytest.mark.one_layout
+
 IO = """
 backend: "{backend}"
 input [ {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }} ]

@@ -10,6 +10,8 @@ from support.clients import ProtocolClient
 
 from training import digits
 
+pytestmark = pytest.mark.one_layout
+
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 

@@ -26,6 +26,8 @@ from support.waiting import until_true
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 CHAIN = """
 platform: "ensemble"
 max_batch_size: 8

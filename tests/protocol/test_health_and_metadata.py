@@ -94,6 +94,7 @@ def test_the_index_shows_every_model(client: ProtocolClient) -> None:
     assert states["digits_versions", "3"] == "READY"
 
 
+@pytest.mark.one_layout
 def test_liveness_answers_and_readiness_waits_while_a_model_loads(
     layout: str, protocol: type[ProtocolClient], tmp_path: Path
 ) -> None:

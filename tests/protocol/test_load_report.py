@@ -10,6 +10,8 @@ import pytest
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
+pytestmark = pytest.mark.one_layout
+
 INFER = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
 PATHS = [("infer", INFER), ("generate", {"INPUT0": 1}), ("generate_stream", {"INPUT0": 1})]
 

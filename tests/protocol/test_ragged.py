@@ -16,6 +16,8 @@ from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 # Kind of batch input -> the rank of its tensor in the model's file.
 KINDS = {
     "BATCH_ELEMENT_COUNT": 1,

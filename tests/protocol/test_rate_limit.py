@@ -17,6 +17,8 @@ from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 
 def limited(resource: str, count: int, more: str = "") -> str:
     limiter = f'rate_limiter {{ resources [ {{ name: "{resource}" count: {count} }} ] }}'

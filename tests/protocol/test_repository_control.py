@@ -27,6 +27,8 @@ from tritonclient.utils import InferenceServerException
 from modelserver.errors import ErrorCode
 from modelserver.pb import grpc_service_pb2 as pb
 
+pytestmark = pytest.mark.one_layout
+
 ADD = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -341,7 +343,6 @@ def test_names_that_no_model_has_are_refused(
             assert refused.code in (ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND)
 
 
-@pytest.mark.one_layout
 def test_a_load_that_fails_leaves_the_old_version_serving(control: ProtocolClient, root: Path) -> None:
     model = root / "code"
     write_model(root, "code", "", versions=(1,))
@@ -383,7 +384,6 @@ def test_a_first_load_that_fails_says_why(control: ProtocolClient, root: Path) -
     assert (answer.code, "nothing" in answer.message) == (ErrorCode.UNAVAILABLE, True)
 
 
-@pytest.mark.one_layout
 @pytest.mark.parametrize("files", [{}, {"model.py": "raise ValueError('boom')"}], ids=["no file", "broken file"])
 def test_a_version_that_cannot_be_loaded_has_a_row(control: ProtocolClient, root: Path, files: dict[str, str]) -> None:
     write_model(root, "code", "", versions=(1, 2))
@@ -581,7 +581,6 @@ def test_only_the_explicit_mode_takes_requests(protocol: type[ProtocolClient], r
         assert _rows(client)["echo", "2"] == ("READY", "")
 
 
-@pytest.mark.one_layout
 def test_the_poll_mode_follows_the_disk(protocol: type[ProtocolClient], root: Path) -> None:
     with (
         running_server(root, model_control_mode="poll", repository_poll_secs=1) as running,

@@ -16,6 +16,8 @@ from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 
 @pytest.fixture
 def explicit(tmp_path: Path) -> Iterator[RunningServer]:

@@ -17,6 +17,8 @@ from support.serving import RunningServer, running_server
 from modelserver.cache.key import NO_CACHE_PARAMETER
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 CACHED = "response_cache { enable: true }"
 MODELS = {
     "cached": CACHED,

@@ -16,6 +16,8 @@ from support.serving import RunningServer, running_server
 from modelserver.app.ports import SAGEMAKER
 from modelserver.auth.api_keys import Scope
 
+pytestmark = pytest.mark.one_layout
+
 DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}]}
 ENSEMBLE = """
 platform: "ensemble"

@@ -15,6 +15,8 @@ from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 IDLE_US = 300_000
 
 

@@ -20,6 +20,8 @@ from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
 
+pytestmark = pytest.mark.one_layout
+
 MODELS = {
     "direct": ("direct { }", {}),
     "direct_pair": ("direct { }", {"top": "instance_group { kind: KIND_CPU count: 2 }", "max_batch_size": 2}),

@@ -20,6 +20,8 @@ from support.serving import RunningServer, running_server
 
 from modelserver.pb import grpc_service_pb2 as pb
 
+pytestmark = pytest.mark.one_layout
+
 DATA = np.array([[1, 2]], np.int32)
 ALL = "version_policy { all { } }\n"
 PYTHON = """

@@ -103,8 +103,11 @@ def encode_generate(request: InferRequest, response: InferResponse, *, is_nested
     for tensor in response.outputs:
         text = tensor_to_json(tensor, is_nested=is_nested)
         fields[tensor.name] = text[1:-1] if tensor.data.size == 1 and not is_nested else text
-    members = [b"%b:%b" % (orjson.dumps(name), fields[name]) for name in sorted(fields)]
-    return b"{%b}" % b",".join(members)
+    members = [b"".join((orjson.dumps(name), b":", fields[name])) for name in sorted(fields)]
+    # One join, which gives the interpreter's lock back while it copies.
+    members[0] = b"{" + members[0]
+    members[-1] += b"}"
+    return b",".join(members)
 
 
 def _parse(text: bytes, limits: HttpLimits) -> dict[str, Any]:

@@ -124,19 +124,32 @@ def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
 
     Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
     """
-    data, datatype = tensor.data, tensor.datatype
-    if data.size > SLICE_ELEMENTS and not is_nested:
-        flat = data.ravel()
-        # Other threads get their turn between two pieces.
-        pieces = [
-            _flat_json(Tensor(tensor.name, datatype, flat[start : start + SLICE_ELEMENTS]), start)[1:-1]
-            for start in range(0, data.size, SLICE_ELEMENTS)
-        ]
-        # One join, which gives the interpreter's lock back while it copies.
-        pieces[0] = b"[" + pieces[0]
-        pieces[-1] += b"]"
-        return b",".join(pieces)
-    return _flat_json(tensor, is_nested=is_nested)
+    if tensor.data.size <= SLICE_ELEMENTS:
+        return _flat_json(tensor, is_nested=is_nested)
+    if not is_nested:
+        tensor = Tensor(tensor.name, tensor.datatype, tensor.data.ravel())
+    return _long_json(tensor, 0)
+
+
+def _long_json(tensor: Tensor, start: int) -> bytes:
+    """Nested JSON of many elements that begin at `start` of the output: some rows at a time, or a long row by itself.
+
+    Other threads get their turn between two pieces, and while they are joined.
+    """
+    data = tensor.data
+    row_size = data.size // len(data)
+    num_rows = max(1, SLICE_ELEMENTS // row_size)
+    pieces = []
+    for place in range(0, len(data), num_rows):
+        if row_size > SLICE_ELEMENTS:
+            row = Tensor(tensor.name, tensor.datatype, data[place])
+            pieces.append(_long_json(row, start + place * row_size))
+        else:
+            rows = Tensor(tensor.name, tensor.datatype, data[place : place + num_rows])
+            pieces.append(_flat_json(rows, start + place * row_size, is_nested=data.ndim > 1)[1:-1])
+    pieces[0] = b"[" + pieces[0]
+    pieces[-1] += b"]"
+    return b",".join(pieces)
 
 
 def _flat_json(tensor: Tensor, start: int = 0, *, is_nested: bool = False) -> bytes:

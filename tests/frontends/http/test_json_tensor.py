@@ -164,3 +164,23 @@ def test_short_and_long_lists_round_alike(value: float) -> None:
         except InvalidArgumentError as error:
             outcomes.append(error.message.encode())
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("shape", [(40000,), (1, 40000), (40000, 1), (3, 5, 4000), (2, 20000, 1), (20000, 0, 2)])
+@pytest.mark.parametrize("datatype", [Datatype.INT32, Datatype.FP32, Datatype.BYTES])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_outputs_of_many_elements_are_written_as_short_ones_are(
+    datatype: Datatype, shape: tuple[int, ...], is_nested: bool
+) -> None:
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    data = numbers.astype(datatype.numpy) if datatype is not Datatype.BYTES else numbers.astype(str).astype(object)
+    text = tensor_to_json(Tensor("OUTPUT", datatype, data), is_nested=is_nested)
+    assert json.loads(text) == (data.tolist() if is_nested else data.ravel().tolist())
+
+
+def test_an_element_of_many_that_has_no_json_form_is_named() -> None:
+    data = np.full((2, 30000), b"text", object)
+    data[1, 7] = b"\xff"
+    for is_nested in (False, True):
+        with pytest.raises(InvalidArgumentError, match="element 30007 is not valid UTF-8"):
+            tensor_to_json(Tensor("OUTPUT", Datatype.BYTES, data), is_nested=is_nested)
