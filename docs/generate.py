@@ -106,7 +106,7 @@ def config_fields() -> str:
             "",
             f"### {name}",
             "",
-            "| field | type | | what it means here, or why not | file |",
+            "| field | type | | meaning here, or why it has none | file |",
             "|---|---|---|---|---|",
         ]
         for field in message.fields:
@@ -204,7 +204,7 @@ def metrics() -> str:
 
 
 def limits() -> str:
-    lines = ["| limit | default | flag | over it |", "|---|---|---|---|"]
+    lines = ["| limit | default | flag | beyond it |", "|---|---|---|---|"]
     lines += [f"| {what} | {default} | {flag} | {error} |" for what, default, flag, error in _limits()]
     return "\n".join(lines) + "\n"
 
@@ -214,7 +214,7 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     size = "`--http-max-input-size`"
     yield "HTTP body as sent", f"{http.max_body_bytes} bytes", size, "413"
     yield "HTTP body after decompression", f"{http.max_body_bytes} bytes", size, "413"
-    yield "memory of a tensor that comes as JSON", f"{http.max_body_bytes} bytes", size, "413"
+    yield "memory of a tensor in JSON", f"{http.max_body_bytes} bytes", size, "413"
     yield "nesting of JSON, also in load requests", f"{http.max_json_depth} levels", "", "400"
     yield "inputs, and requested outputs, of an HTTP request", str(http.max_tensors), "", "413"
     assert http.max_name_len == head.MAX_NAME_LEN, "both protocols have the same limit"
@@ -237,7 +237,7 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
 
 
 def wire_limits() -> str:
-    lines = ["| limit | default | flag | over it |", "|---|---|---|---|"]
+    lines = ["| limit | default | flag | beyond it |", "|---|---|---|---|"]
     lines += [f"| {what} | {default} | {flag} | {over} |" for what, default, flag, over in _wire_limits()]
     return "\n".join(lines) + "\n"
 
@@ -260,14 +260,14 @@ def _wire_limits() -> Iterator[tuple[str, str, str, str]]:
     yield "headers, HTTP/2", list_size, "", "431, RESOURCE_EXHAUSTED"
     block = f"{http_head.max_header_block_bytes} bytes, {http_head.max_continuations} CONTINUATION frames"
     yield "a header block", block, "", "GOAWAY"
-    yield "pipelined requests, HTTP/1.1", str(limits.max_pipelined), "", "the connection is read no further"
+    yield "pipelined requests, HTTP/1.1", str(limits.max_pipelined), "", "the server stops reading the connection"
     streams = "`--max-concurrent-streams`"
     yield "requests in flight, HTTP/2 connection", str(http2.max_concurrent_streams), streams, "REFUSED_STREAM"
     yield "a pause within a body", f"{times.body_pause_s:g} s", "", "408, DEADLINE_EXCEEDED"
     rate = f"{times.body_rate} bytes/s over {times.body_window_s:g} s"
     yield "pace of a body", rate, "", "408, DEADLINE_EXCEEDED"
     yield "received bytes of unfinished requests", f"{limits.max_assembly_bytes}", "", "503, RESOURCE_EXHAUSTED"
-    yield "a reader that takes nothing", f"{times.slow_reader_s:g} s", "", "CANCEL, or closed"
+    yield "a client that reads nothing", f"{times.slow_reader_s:g} s", "", "CANCEL, or closed"
     yield "idle HTTP/1.1 connection", f"{times.http1_idle_s:g} s", "`--http-idle-timeout`", "closed"
     yield "idle HTTP/2 connection", f"{times.http2_idle_s:g} s", "", "GOAWAY"
     buckets = (
@@ -276,8 +276,8 @@ def _wire_limits() -> Iterator[tuple[str, str, str, str]]:
     )
     for what, burst, rate_per_s in buckets:
         yield what, f"{burst}, then {rate_per_s} a second", "", "GOAWAY ENHANCE_YOUR_CALM"
-    yield "answers to SETTINGS and PING that wait", str(http2.max_control_frames), "", "GOAWAY ENHANCE_YOUR_CALM"
-    strikes = f"{keepalive.max_ping_strikes} sooner than after {keepalive.min_ping_interval_s:g} s"
+    yield "waiting answers to SETTINGS and PING", str(http2.max_control_frames), "", "GOAWAY ENHANCE_YOUR_CALM"
+    strikes = f"{keepalive.max_ping_strikes} that follow within {keepalive.min_ping_interval_s:g} s"
     yield "pings of a client", strikes, "`--grpc-http2-max-ping-strikes`, ...", "GOAWAY too_many_pings"
 
 
