@@ -69,6 +69,11 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
             _check_mapping(node, where)
             return node
 
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Leave each field once, the last one: PyYAML 6.0.4 merges the first of two fields with short names."""
+            super().flatten_mapping(node)
+            node.value = list({(key.tag, str(key.value)): (key, value) for key, value in node.value}.values())
+
     loader = Loader(text)
     try:
         return loader.get_single_data()
