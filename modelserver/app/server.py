@@ -149,7 +149,7 @@ class Server:
         if self.options.tune_malloc:
             tune_malloc()
         shorten_switch_interval()
-        self.repository.server_calls = PlaneCalls(
+        calls = PlaneCalls(
             asyncio.get_running_loop(),
             self.dataplane,
             self.controlplane,
@@ -167,11 +167,11 @@ class Server:
             self._stages.add(stack, "models", self.repository.stop)
             self._stages.add(stack, "requests in flight", self._drain)
             if self.options.listen_when_ready:
-                await self.repository.start()
+                await self.repository.start(calls)
             await self._open(stack, ports, *_SERVING)
             stack.callback(lambda: self.controlplane.logs.tail.close())  # whose readers would hold the ports open
             if not self.options.listen_when_ready:
-                await self.repository.start()
+                await self.repository.start(calls)
             self._stages.add(stack, "readiness", self._announce_stop)
             self._started = stack.pop_all()
         addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())

@@ -188,10 +188,10 @@ class Ensembles:
             return key_of(step.model_namespace, step.model_name)
         own = key_of(namespaces.split(ensemble)[0], step.model_name)
         lifecycles, stored = self._table.lifecycles, set(self._known_keys())
-        if (own in stored and (is_new or own not in lifecycles)) or (own in lifecycles and lifecycles[own].is_known):
+        if (own in stored and (is_new or own not in lifecycles)) or self._table.is_known(own):
             return own
         keys = namespaces.keys(step.model_name, lifecycles)
-        keys = [key for key in keys if lifecycles[key].is_known] or namespaces.keys(step.model_name, stored)
+        keys = [key for key in keys if self._table.is_known(key)] or namespaces.keys(step.model_name, stored)
         return keys[0] if len(keys) == 1 else own
 
     def _check_cycles(self, key: str, definition: ModelDefinition) -> None:

@@ -21,7 +21,7 @@ from modelserver.repository.operations import OperationQueue, OperationRequest, 
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.reload import Reload
 from modelserver.repository.serving import ServingVersions
-from modelserver.repository.state import IndexEntry, LoadCounts
+from modelserver.repository.state import IndexEntry, LoadCounts, Standing
 from modelserver.repository.version_states import VersionStates
 
 if TYPE_CHECKING:
@@ -113,22 +113,16 @@ class ModelLifecycle:
         self._serving.rebind()
 
     @property
-    def is_known(self) -> bool:
-        """Whether the model serves, or should."""
-        return bool(self.loaded) or self._is_wanted
+    def standing(self) -> Standing:
+        """Whether the model serves, or should. An ensemble serves unless its models are there and do not fit."""
+        if self.loaded.keys() - self._serving.mismatched:
+            return Standing.SERVING
+        return Standing.MISSING if self._is_wanted else Standing.ABSENT
 
     @property
     def retiring_models(self) -> list[Model]:
         """Models that take nothing new and finish what they have, the last one first."""
         return [loaded.model for loaded in reversed(self._serving.retirement.versions)]
-
-    @property
-    def is_as_wanted(self) -> bool:
-        """Whether the model serves, or should not: an unloaded one, or one whose first load still runs.
-
-        An ensemble whose models were unloaded on request should not either.
-        """
-        return bool(self.loaded.keys() - self._serving.mismatched) or not self._is_wanted
 
     def index(self) -> list[IndexEntry]:
         """One row per known version, ascending; one without a version if none is known."""

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from modelserver.errors import UnavailableError
-from modelserver.repository.eviction import plan_room
 from modelserver.repository.options import DemandOptions
-from modelserver.repository.residents import Residents
+from modelserver.repository.residents import Residents, plan_room
 
 logger = logging.getLogger(__name__)
 

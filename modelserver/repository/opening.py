@@ -7,10 +7,9 @@ from pathlib import Path
 
 from modelserver.backend.discovery import backend_for_model_files
 from modelserver.repository.cloud_cache import CloudCache
-from modelserver.repository.cloud_credentials import storage_options
 from modelserver.repository.cloud_root import CloudRoot
 from modelserver.repository.cloud_store import CloudStore
-from modelserver.repository.cloud_uri import CloudUri
+from modelserver.repository.cloud_uri import CloudUri, storage_options
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.roots import RepositoryRoot, name_roots, resolve_roots
 

@@ -6,9 +6,11 @@ Everything here runs on the event loop thread; reading, loading and closing are 
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from modelserver.backend import ModelConfig, ServerCalls
@@ -35,10 +37,8 @@ from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
 from modelserver.repository.pools import RepositoryPools
-from modelserver.repository.readiness import obstacles
 from modelserver.repository.residency import RepositoryAccess, Residency
-from modelserver.repository.startup import load_all, names_at_start
-from modelserver.repository.startup_error import StartupError
+from modelserver.repository.startup import StartupError, load_all, names_at_start, obstacles
 from modelserver.repository.state import IndexEntry, LoadCounts
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable
@@ -48,6 +48,25 @@ logger = logging.getLogger(__name__)
 
 # What closing gets after the time to drain is over, before models are left to the end of the process.
 _CLOSE_GRACE_S = 1.5
+
+
+class _Phase(enum.Enum):
+    """STARTING -> SERVING -> STOPPING, or STARTING -> STOPPING. The values say why a request is refused."""
+
+    STARTING = "the server is starting"
+    SERVING = ""
+    STOPPING = "the server is shutting down"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What loads and changes models: made when the roots are open, all at once."""
+
+    loader: ModelLoader
+    models: Lifecycles
+    archives: Archives
+    traffic: TrafficControl
+    overrides: OverrideStore | None
 
 
 class ModelRepository:
@@ -63,8 +82,6 @@ class ModelRepository:
         self._options = options
         self._facilities = facilities
         self._load_model = load_model
-        # What backends may ask of the server: set before `start` by whoever has it.
-        self.server_calls: ServerCalls | None = None
         self._table = ModelTable(Namespaces())
         self._lifecycles = self._table.lifecycles
         self._ready = self._table.ready  # the hot path of every request
@@ -76,11 +93,9 @@ class ModelRepository:
         )
         self._pools = RepositoryPools(options.load_thread_count)
         self._catalog = Catalog((), "")
-        self._models: Lifecycles | None = None
-        self._loader: ModelLoader | None = None
-        self._archives: Archives | None = None
-        self._overrides: OverrideStore | None = None
-        self._poller: Poller | None = None
+        self._phase = _Phase.STARTING
+        self._opened: _Parts | None = None
+        self._poller: Poller | None = None  # of the polling mode
         self.residency = Residency(
             options.demand,
             self._table,
@@ -94,9 +109,6 @@ class ModelRepository:
             ),
         )
         self.traffic = TrafficTable()
-        self._traffic_control: TrafficControl | None = None
-        self._is_started = False
-        self._is_stopping = False
 
     # What requests ask.
 
@@ -132,9 +144,9 @@ class ModelRepository:
         """
         if repository:
             self._table.namespaces.check(repository)
-        if self._options.control_mode is ControlMode.EXPLICIT and self._is_started:
+        if self._options.control_mode is ControlMode.EXPLICIT and self._phase is not _Phase.STARTING:
             self._catalog.refresh()
-            if not self._is_stopping:
+            if self._phase is _Phase.SERVING:
                 self._catalog.list_clouds_later(self._pools.scan, self._options.poll_interval_s)
         return self.residency.annotate(self._table.index_rows(self._catalog.scan, repository))
 
@@ -157,11 +169,9 @@ class ModelRepository:
         return list(self._obstacles(strict))
 
     def _obstacles(self, strict: bool) -> Iterator[str]:
-        if self._is_stopping:
-            yield "the server is shutting down"
-            return
-        if not self._is_started:
-            yield "models are being loaded for the first time"
+        if self._phase is not _Phase.SERVING:
+            is_starting = self._phase is _Phase.STARTING
+            yield "models are being loaded for the first time" if is_starting else self._phase.value
             return
         if strict:
             is_explicit = self._options.control_mode is ControlMode.EXPLICIT
@@ -174,52 +184,27 @@ class ModelRepository:
 
     # Start and stop.
 
-    async def start(self) -> dict[str, ServerError]:
+    async def start(self, server: ServerCalls | None = None) -> dict[str, ServerError]:
         """Load what the control mode says; returns the models that could not be loaded and why.
 
-        Raises NotFoundError for a root that is no directory and, with `is_exit_on_error`, StartupError for
-        models that could not be loaded. `stop` is due in any case.
+        `server` is what backends may ask of the server. Raises NotFoundError for a root that is no directory and, with
+        `is_exit_on_error`, StartupError for models that could not be loaded. `stop` is due in any case.
         """
         options = self._options
         if not options.roots:
             raise InvalidArgumentError("no model repository: give one by --model-repository")
-        roots = await self._pools.in_scan(open_roots, options)
-        self._table.namespaces = Namespaces([root.name for root in roots], is_on=options.has_namespaces)
-        self._catalog = Catalog(roots, options.definition.config_name)
-        if options.override_directory is not None:
-            self._overrides = await self._pools.in_scan(OverrideStore, options.override_directory)
-        self._loader = ModelLoader(
-            roots,
-            options.definition,
-            self._model_loader(),
-            num_retries=options.load_retry_count,
-            overrides=self._overrides,
-            find_config=self._ensembles.find_config,
-        )
-        self._models = Lifecycles(
-            self._table,
-            self._loader,
-            self._pools,
-            ensembles=self._ensembles,
-            residency=self.residency,
-            traffic=self.traffic,
-            overrides=self._overrides,
-            unload_grace_s=options.unload_grace_s,
-        )
-        self._archives = Archives(self._catalog, self._loader, self._table, self._pools.scan, self._models.of)
-        self._traffic_control = TrafficControl(
-            self.traffic, self._table, self._catalog, self._loader, self._pools, options.override_directory
-        )
-        await self._traffic_control.restore()
+        parts = self._opened = await self._open(server)
+        await parts.traffic.restore()
         try:
             survey = await self._pools.in_scan(self._catalog.survey)
         except OSError as error:
             raise UnavailableError(f"the model repository cannot be read: {error}") from error
         await self.residency.survey(tuple(survey.scan.models.values()))
-        failures = await self._load_at_start(survey.scan.names)
+        failures = await self._load_at_start(parts, survey.scan.names)
         if failures and options.is_exit_on_error:
             raise StartupError(failures)
-        self._is_started = True
+        if self._phase is _Phase.STARTING:
+            self._phase = _Phase.SERVING
         if options.control_mode is ControlMode.POLL:
             self._poller = Poller(
                 self._poll_scan, self._load_from_disk, self._unload_gone, interval_s=options.poll_interval_s
@@ -227,14 +212,47 @@ class ModelRepository:
             self._poller.start(survey.fingerprints, failures)
         return failures
 
+    async def _open(self, server: ServerCalls | None) -> _Parts:
+        """Open the roots, and make what loads models from them."""
+        options = self._options
+        roots = await self._pools.in_scan(open_roots, options)
+        self._table.namespaces = Namespaces([root.name for root in roots], is_on=options.has_namespaces)
+        self._catalog = Catalog(roots, options.definition.config_name)
+        overrides: OverrideStore | None = None
+        if options.override_directory is not None:
+            overrides = await self._pools.in_scan(OverrideStore, options.override_directory)
+        loader = ModelLoader(
+            roots,
+            options.definition,
+            self._load_model or self._model_loader(server),
+            num_retries=options.load_retry_count,
+            overrides=overrides,
+            find_config=self._ensembles.find_config,
+        )
+        models = Lifecycles(
+            self._table,
+            loader,
+            self._pools,
+            ensembles=self._ensembles,
+            residency=self.residency,
+            traffic=self.traffic,
+            overrides=overrides,
+            unload_grace_s=options.unload_grace_s,
+        )
+        archives = Archives(self._catalog, loader, self._table, self._pools.scan, models.of)
+        traffic = TrafficControl(
+            self.traffic, self._table, self._catalog, loader, self._pools, options.override_directory
+        )
+        return _Parts(loader, models, archives, traffic, overrides)
+
     async def stop(self, timeout_s: float) -> None:
         """Unload everything: wait up to `timeout_s` for requests in flight, then close all the same.
 
         Raises TimeoutError when a model could not even be closed in time; it is left to the process's end.
         """
-        self._is_stopping = True
-        if self._models is not None:
-            self._models.is_stopping = True
+        self._phase = _Phase.STOPPING
+        if self._opened is not None:
+            self._opened.models.is_stopping = True
         if self._poller is not None:
             await self._poller.stop()
         await self.residency.stop()
@@ -245,8 +263,8 @@ class ModelRepository:
             waiting[asyncio.ensure_future(lifecycle.wait_idle())] = name
         try:
             left = await _wait(waiting, timeout_s)
-            if self._models is not None:
-                self._models.force_close.set()
+            if self._opened is not None:
+                self._opened.models.force_close.set()
             left = await _wait(left, _CLOSE_GRACE_S)
         finally:
             late = [name for task, name in waiting.items() if not task.done()]
@@ -289,9 +307,9 @@ class ModelRepository:
             keys = await self._keys_to_load(name, repository, is_new=bool(request.files))
             for key in keys:
                 if not request.files and (version is not None or key not in self._lifecycles):
-                    await self._started.check_exists(key, version)
+                    await self._parts.models.check_exists(key, version)
                 self.residency.keep(key, keep_alive_s)
-            await all_of(asyncio.shield(self._started.of(key).load(request)) for key in keys)
+            await all_of(asyncio.shield(self._parts.models.of(key).load(request)) for key in keys)
 
     async def unload(
         self,
@@ -316,7 +334,7 @@ class ModelRepository:
         keys = self._table.namespaces.keys(named, self._lifecycles)
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
-        await all_of(self._started.unload(key, version, evicts=evicts) for key in dict.fromkeys(keys))
+        await all_of(self._parts.models.unload(key, version, evicts=evicts) for key in dict.fromkeys(keys))
 
     async def set_traffic(self, name: str, traffic: Traffic | None, *, persists: bool = False) -> None:
         """Say which versions of a model answer and see its requests; None: as ever.
@@ -326,10 +344,9 @@ class ModelRepository:
         disk, and where nothing can be kept.
         """
         check_model_name(name)
-        if self._traffic_control is None:
-            raise UnavailableError("the server is starting")
+        parts = self._parts
         await self._refresh()
-        await self._traffic_control.set(name, traffic, persists=persists)
+        await parts.traffic.set(name, traffic, persists=persists)
 
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
@@ -339,18 +356,16 @@ class ModelRepository:
         """
         self._check_explicit("load")
         check_model_name(name)
-        assert self._archives is not None, "the repository is started"
-        await self._archives.add(name, directory)
+        await self._parts.archives.add(name, directory)
 
     async def remove_archive(self, name: str) -> None:
         """Unload what `add_archive` has loaded; returns when it is closed. Raises as `Archives.remove`."""
         self._check_explicit("unload")
-        assert self._archives is not None, "the repository is started"
-        await self._archives.remove(name)
+        await self._parts.archives.remove(name)
 
     def archives(self) -> Mapping[str, Path]:
         """The models that were loaded so and serve, and their directories."""
-        return self._archives.directories if self._archives is not None else {}
+        return self._opened.archives.directories if self._opened is not None else {}
 
     # Below: how.
 
@@ -369,29 +384,30 @@ class ModelRepository:
         return keys or [named]
 
     @property
-    def _started(self) -> Lifecycles:
-        assert self._models is not None, "models are loaded after start only"
-        return self._models
+    def _parts(self) -> _Parts:
+        if self._opened is None:
+            raise UnavailableError(self._phase.value)
+        return self._opened
 
     async def _ensure_loaded(self, key: str) -> None:
-        await self._started.ensure_loaded(key)
+        await self._parts.models.ensure_loaded(key)
 
-    async def _load_at_start(self, found: Sequence[str]) -> dict[str, ServerError]:
+    async def _load_at_start(self, parts: _Parts, found: Sequence[str]) -> dict[str, ServerError]:
         keys = names_at_start(self._options, self._table.namespaces, found)
-        if self._overrides is not None:
-            keys = sorted({*keys, *await self._pools.in_scan(self._overrides.names)})
+        if parts.overrides is not None:
+            keys = sorted({*keys, *await self._pools.in_scan(parts.overrides.names)})
         if self._options.control_mode is not ControlMode.EXPLICIT or "*" in self._options.load_models:
             # What --load-model names is loaded, but * names none.
             keys = [key for key in keys if not self.residency.sleeps_at_start(key)]
-        return await load_all(keys, self._catalog.scan.duplicates, lambda key: self._started.of(key).load(AS_KEPT))
+        return await load_all(keys, self._catalog.scan.duplicates, lambda key: parts.models.of(key).load(AS_KEPT))
 
     def _check_explicit(self, verb: str) -> None:
-        if not self._is_started or self._is_stopping:
-            raise UnavailableError("the server is starting" if not self._is_stopping else "the server is shutting down")
+        if self._phase is not _Phase.SERVING:
+            raise UnavailableError(self._phase.value)
         self._options.control_mode.check_explicit(verb)
 
     def _check_storable(self, name: str) -> None:
-        if self._overrides is None:
+        if self._parts.overrides is None:
             raise InvalidArgumentError(
                 "load parameter 'persist': start the server with --override-directory, where overrides are kept"
             )
@@ -409,31 +425,30 @@ class ModelRepository:
         lifecycle = self._lifecycles.get(name)
         if (lifecycle is None or not lifecycle.versions) and self.residency.sleeps_at_start(name):
             return  # it is read when it is asked for
-        await asyncio.shield(self._started.of(name).load(AS_KEPT))
+        await asyncio.shield(self._parts.models.of(name).load(AS_KEPT))
 
     async def _unload_gone(self, name: str) -> None:
         logger.info("model '%s' is gone from the repository", name)
         if name in self._lifecycles:
             await asyncio.shield(self._lifecycles[name].unload())
 
-    def _model_loader(self) -> LoadModel:
-        if self._load_model is not None:
-            return self._load_model
+    def _model_loader(self, server: ServerCalls | None) -> LoadModel:
         return functools.partial(
             Model.load,
             loop=asyncio.get_running_loop(),
             default_max_queue_size=self._options.default_max_queue_size,
             facilities=self._facilities,
-            server=self.server_calls,
+            server=server,
         )
 
     def _abandon(self, late: Sequence[str]) -> None:
         """End what is left to end: nothing, or what the time was too short for."""
         for name in late:
             self._lifecycles[name].cancel()
-        if self._loader is not None:
-            for loaded in self._loader.abandon():
-                self._pools.close.submit(self._loader.close, loaded)
+        if self._opened is not None:
+            loader = self._opened.loader
+            for loaded in loader.abandon():
+                self._pools.close.submit(loader.close, loaded)
         self._pools.shutdown(waits=not late)
 
 

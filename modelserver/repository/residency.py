@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING
 
 from modelserver.config.residence import Residence, residence
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnavailableError
-from modelserver.repository.backoff import Backoff
-from modelserver.repository.eviction import Resident
 from modelserver.repository.memory_budget import MemoryBudget, NoRoomError
 from modelserver.repository.namespaces import key_of
 from modelserver.repository.operations import SupersededError
 from modelserver.repository.options import DemandOptions
-from modelserver.repository.residents import Residents
+from modelserver.repository.residents import Resident, Residents
 from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
 from modelserver.repository.sweeper import Sweeper
-from modelserver.repository.wakes import Wakes
+from modelserver.repository.wakes import Backoff, Wakes
 from modelserver.telemetry.memory import own_memory_bytes
 
 if TYPE_CHECKING:

@@ -1,20 +1,21 @@
-"""The models on demand that are in memory: what each takes, how long it is kept, and that it may leave."""
+"""Models on demand that are in memory: what each takes, how long it is kept, and which ones leave for others."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from modelserver.config.residence import Residence
-from modelserver.repository.eviction import Resident
 from modelserver.repository.options import DemandOptions
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
     from modelserver.repository.roots import RepositoryScan
     from modelserver.repository.table import ModelTable
+
 
 logger = logging.getLogger(__name__)
 
@@ -110,3 +111,40 @@ class Residents:
             keep_alive_s=self._options.keep_alive_s if kept_s is None else kept_s,
             can_leave=not (is_busy or self.stays(key)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model in memory that was loaded on demand, or may be. Times are seconds of any one clock.
+
+    `can_leave` unless it is pinned, busy, or called by an ensemble that is loaded. `keep_alive_s` inf is for ever.
+    """
+
+    key: str
+    num_bytes: int
+    last_use_s: float
+    keep_alive_s: float
+    can_leave: bool
+
+    @property
+    def expires_s(self) -> float:
+        return self.last_use_s + self.keep_alive_s
+
+
+def idle_ones(residents: Iterable[Resident], now_s: float) -> list[str]:
+    """Those that nobody has asked for as long as they are kept."""
+    return [resident.key for resident in residents if resident.can_leave and resident.expires_s <= now_s]
+
+
+def plan_room(residents: Iterable[Resident], needed_bytes: int, budget_bytes: int) -> tuple[str, ...] | None:
+    """The least recently used ones that must leave for `needed_bytes` to fit; None: not enough may leave now."""
+    everyone = list(residents)
+    excess = sum(resident.num_bytes for resident in everyone) + needed_bytes - budget_bytes
+    leaving: list[str] = []
+    for resident in sorted(everyone, key=lambda resident: resident.last_use_s):
+        if excess <= 0:
+            break
+        if resident.can_leave and resident.num_bytes:
+            leaving.append(resident.key)
+            excess -= resident.num_bytes
+    return tuple(leaving) if excess <= 0 else None

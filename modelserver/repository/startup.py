@@ -1,16 +1,18 @@
-"""What is loaded when the server starts, and what became of it."""
+"""Which models are loaded at start, which of them failed, and why a repository that has started is not ready."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
+from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.namespaces import Namespaces
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.roots import duplicate_reason
+from modelserver.repository.state import Standing
 
 
 def names_at_start(options: RepositoryOptions, namespaces: Namespaces, found: Sequence[str]) -> list[str]:
@@ -48,3 +50,31 @@ async def load_all(
         elif isinstance(result, BaseException):
             raise result
     return dict(sorted(failures.items()))
+
+
+class StartupError(ServerError):
+    """Models that should have been loaded at start were not; `failures` has the error of each."""
+
+    def __init__(self, failures: Mapping[str, ServerError]) -> None:
+        self.failures = dict(failures)
+        lines = "".join(f"\n  {name}: {error.message}" for name, error in self.failures.items())
+        which, them = ("1 model", "it") if len(self.failures) == 1 else (f"{len(self.failures)} models", "them")
+        super().__init__(f"{which} could not be loaded (--exit-on-error=false starts without {them}):{lines}")
+
+
+def obstacles(
+    lifecycles: Mapping[str, ModelLifecycle],
+    duplicates: Mapping[str, tuple[Path, ...]],
+    is_on_demand: Callable[[str], bool],
+) -> Iterator[str]:
+    """A sentence for each of them. `duplicates` lie in several repositories, where that matters.
+
+    A model that was unloaded on request does not count, nor one that is being loaded for the first time, nor one
+    that is loaded on demand: requests for it must not make the server unready.
+    """
+    for name, places in duplicates.items():
+        yield f"model '{name}' is in several repositories: {', '.join(map(str, places))}"
+    for name, lifecycle in lifecycles.items():
+        if lifecycle.standing is Standing.MISSING and not is_on_demand(name):
+            rows = "; ".join(str(row) for row in lifecycle.index())
+            yield f"model '{name}' does not serve: {rows or 'no version of it was loaded'}"

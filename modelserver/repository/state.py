@@ -22,6 +22,18 @@ class ModelState(enum.Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
+class Standing(enum.Enum):
+    """How a model stands to what was asked of it last.
+
+    ABSENT -> SERVING or MISSING when its first load ends; SERVING <-> MISSING by reloads and, of an ensemble, by its
+    models; either -> ABSENT by an unload.
+    """
+
+    ABSENT = "neither serves nor should"
+    SERVING = "serves"
+    MISSING = "should serve and does not"
+
+
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
     """One row of the index; `version` is None when no version of the model is known (yet).

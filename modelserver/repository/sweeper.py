@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from modelserver.repository.eviction import idle_ones
-from modelserver.repository.residents import Residents
+from modelserver.repository.residents import Residents, idle_ones
 
 # Between two looks for models that are due and busy.
 _LOOK_AGAIN_S = 0.05

@@ -12,7 +12,7 @@ from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.lifecycle_context import ReadyTable
 from modelserver.repository.namespaces import Namespaces
 from modelserver.repository.roots import RepositoryScan, duplicate_reason
-from modelserver.repository.state import IndexEntry, ModelState
+from modelserver.repository.state import IndexEntry, ModelState, Standing
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -43,7 +43,12 @@ class ModelTable:
     def known_keys(self, name: str) -> list[str]:
         """The keys of the models that `name` may mean: those that serve or should, or else those that did."""
         keys = self.namespaces.keys(name, self.lifecycles)
-        return [key for key in keys if self.lifecycles[key].is_known] or keys
+        return [key for key in keys if self.is_known(key)] or keys
+
+    def is_known(self, key: str) -> bool:
+        """Whether a model of this key serves, or should."""
+        lifecycle = self.lifecycles.get(key)
+        return lifecycle is not None and lifecycle.standing is not Standing.ABSENT
 
     def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
         """The model on which a sequence is under way; it may be one that was replaced or unloaded meanwhile."""

@@ -11,8 +11,7 @@ from support.cloud import S3Server, s3_server
 from support.repositories import infer, open_repository
 
 from modelserver.errors import UnavailableError
-from modelserver.repository.cloud_credentials import VARIABLE
-from modelserver.repository.cloud_uri import parse_cloud_uri
+from modelserver.repository.cloud_uri import VARIABLE, parse_cloud_uri
 from modelserver.repository.options import ControlMode
 
 pytestmark = [

@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from modelserver.repository.eviction import Resident, idle_ones, plan_room
+from modelserver.repository.residents import Resident, idle_ones, plan_room
 
 
 def resident(

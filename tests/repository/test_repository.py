@@ -12,7 +12,7 @@ from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoun
 from modelserver.repository.layout import INCOMPLETE_MARKER
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
-from modelserver.repository.startup_error import StartupError
+from modelserver.repository.startup import StartupError
 
 NONE, POLL = ControlMode.NONE, ControlMode.POLL
 TENSORS = (
@@ -404,9 +404,9 @@ async def test_a_load_that_meets_the_stop_loads_nothing(tmp_path: Path, monkeypa
     async with open_repository(tmp_path, loader=loader) as repository:
         # While it is looked whether there is such a model, the stop begins.
         def stop_begins(*_: object) -> None:
-            repository._models.is_stopping = True
+            repository._opened.models.is_stopping = True
 
-        monkeypatch.setattr(repository._loader, "check_exists", stop_begins)
+        monkeypatch.setattr(repository._opened.loader, "check_exists", stop_begins)
         with pytest.raises(UnavailableError, match="shutting down"):
             await repository.load("m")
     assert loader.loaded == []

@@ -10,7 +10,7 @@ from support.repositories import identity_request, open_repository, write_model
 from modelserver.core.request import InferRequest
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.repository.traffic import Split, Traffic, parse_traffic
-from modelserver.repository.traffic_store import TrafficStore
+from modelserver.repository.traffic_control import TrafficStore
 
 
 def ask(**fields: Any) -> InferRequest:
