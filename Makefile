@@ -23,14 +23,16 @@ EXTRAS := onnx,pytorch,images,llm
 # What an installation is made from; of the rest it refers to the files as they are.
 RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c modelserver/core/_decimal.h modelserver/wire/sockets/_calls.c backends/llm/_kernels.c backends/llm/_kernels_vector.h
 
-TESTS := $(BIN)/python -m pytest -n logical --maxprocesses=8 --dist loadfile
+# Half as many processes again as there are processors, as tests wait too; up to eight.
+PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, max(1, os.cpu_count() * 3 // 2)))' 2>/dev/null || echo 2)
+TESTS := $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test nightly kernels check format bench wheel docs docs-serve clean
 
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
 
-# A file's tests run in order in one of as many processes as there are processors, up to eight.
+# A file's tests run in order in one of several processes; tests/conftest.py says which files are first.
 test: $(VENV)/.dev
 	$(TESTS) -m "not slow" $(ARGS)
 

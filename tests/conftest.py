@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,49 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if absent:
         config.hook.pytest_deselected(items=absent)
         items[:] = there
+
+
+# What takes longest in `make test`, the longest first.
+LONG_FILES = (
+    "protocol/test_repository_control.py",
+    "backends/llm/test_exactness.py",
+    "wire/processes/test_server.py",
+    "execution/process/test_instance.py",
+    "protocol/test_llm.py",
+    "backends/llm/attention/test_sdpa.py",
+    "wire/processes/test_life.py",
+    "backends/llm/test_tensor_parallel.py",
+    "backends/test_damaged_files.py",
+    "backends/llm/attention/test_cpu_attention.py",
+    "protocol/test_python_models.py",
+    "wire/sockets/test_tls_transport.py",
+    "repository/test_reload_under_load.py",
+    "backends/llm/models/test_load.py",
+    "backends/python/test_environment.py",
+    "execution/process/test_step_host.py",
+    "protocol/test_repository_namespaces.py",
+)
+
+
+class LongFilesFirst:
+    """Deals files out to several processes so that none is left with a long one in the end.
+
+    xdist would begin with those of many tests, and some of the longest have few.
+    """
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        tests = ROOT / "tests"
+        ranks = {tests / name: rank for rank, name in enumerate(LONG_FILES)}
+        if absent := [str(path) for path in ranks if not path.exists()]:
+            raise pytest.UsageError(f"LONG_FILES of tests/conftest.py names files that do not exist: {absent}")
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -counts[item.path], item.path))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # one of xdist's processes
+        config.pluginmanager.register(LongFilesFirst())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,10 @@ from modelserver.backend import InternalError, InvalidArgumentError, Unsupported
 PROMPTS = random_prompts(4)
 
 
-@pytest.mark.parametrize("family", ["llama_tied_biased", "phi3", "qwen2_moe", "gpt2"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama_tied_biased", "qwen2_moe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "gpt2"))],
+)
 def test_two_ranks_generate_what_transformers_does(family: str, checkpoint: Callable[[str], Path]) -> None:
     directory = checkpoint(family)
     with loaded_engine(directory, tensor_parallel_size=2, num_threads=1, block_size=8) as engine:

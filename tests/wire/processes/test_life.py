@@ -28,7 +28,9 @@ def infer(server: ServerProcess) -> None:
     assert answer.json()["outputs"][0]["data"] == [1, 2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_to_the_whole_group_stops_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
     write_identity(tmp_path)
     # Under nohup the suite ignores SIGHUP, and so would the server.
