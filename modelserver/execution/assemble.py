@@ -214,8 +214,14 @@ class Assembler:
             )
         if self._sequence is not None:
             self._sequence.keep_outputs(request, response)
+        specs, has_reshapes = self._outputs, bool(self._output_reshapes)
         for tensor in response.outputs:
-            self._check_tensor(tensor)
+            spec = specs.get(tensor.name)
+            # What is right costs no call: this runs for every streamed token.
+            if spec is None or tensor.datatype is not spec.datatype or tensor.data.dtype is not tensor.datatype.numpy:
+                self._check_tensor(tensor)
+            elif has_reshapes:
+                self._reshape_output(spec, tensor)
         if request.outputs is not None:
             by_name = {tensor.name: tensor for tensor in response.outputs}
             response.outputs = [by_name[name] for name in request.outputs if name in by_name]

@@ -47,10 +47,19 @@ class HttpHead:
 
 
 class ResponseWriter(Protocol):
-    """The body of an answer that is sent piece by piece (SSE), with back-pressure."""
+    """The body of an answer that is sent piece by piece (SSE), with back-pressure.
+
+    Each method raises ConnectionError when the peer has left, except `close`.
+    """
+
+    def send(self, data: Buffer) -> bool:
+        """Send `data` soon, from a callback; False asks the caller to await `wait_for_room` before it sends more."""
+
+    async def wait_for_room(self) -> None:
+        """Return when the peer has room for more."""
 
     async def write(self, data: Buffer) -> None:
-        """Send `data`; returns when the peer has room for more. Raises ConnectionError when it left."""
+        """Send `data`; returns when the peer has room for more."""
 
     async def close(self) -> None:
         """End the body."""

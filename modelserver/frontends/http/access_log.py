@@ -110,13 +110,25 @@ class _LoggedWriter:
         self._status = status
         self._num_bytes = 0
 
-    async def write(self, data: Buffer) -> None:
+    def send(self, data: Buffer) -> bool:
         try:
-            await self._writer.write(data)
+            has_room = self._writer.send(data)
         except ConnectionError:
             self._entry.write("left", self._num_bytes)
             raise
         self._num_bytes += num_bytes(data)
+        return has_room
+
+    async def wait_for_room(self) -> None:
+        try:
+            await self._writer.wait_for_room()
+        except ConnectionError:
+            self._entry.write("left", self._num_bytes)
+            raise
+
+    async def write(self, data: Buffer) -> None:
+        if not self.send(data):
+            await self.wait_for_room()
 
     async def close(self) -> None:
         await self._writer.close()

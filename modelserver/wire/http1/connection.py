@@ -226,6 +226,11 @@ class Http1Connection(RequestReader):
         self._pieces = PieceWriter(self, headers, is_chunked=is_chunked, is_silent=request.is_head)
         return self._pieces
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the client has read enough for more to be sent."""
+        return self._outgoing.has_room
+
     async def room(self) -> None:
         """Wait until the client has read enough for more to be sent, or has left."""
         if not self._outgoing.has_room:

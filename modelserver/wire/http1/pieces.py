@@ -9,11 +9,16 @@ from modelserver.core.tensor import Buffer
 
 _EVENT_STREAM = "text/event-stream"
 _COMMENT = b": ping\n\n"
+_COMMENT_CHUNK = (b"%x\r\n" % len(_COMMENT), _COMMENT, b"\r\n")
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class PieceSink(Protocol):
     """The connection, as the writer of pieces sees it."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client has read enough for more to be sent."""
 
     async def room(self) -> None:
         """Wait until the client has read enough for more to be sent, or has left."""
@@ -45,8 +50,8 @@ class PieceWriter:
         self._ends_event = True  # a comment may stand here
         self._silent_since_s: float | None = None  # as found by `keep_open`
 
-    async def write(self, data: Buffer) -> None:
-        """Send a piece; returns when there is room for more. Raises ConnectionResetError when the client has left."""
+    def send(self, data: Buffer) -> bool:
+        """Send a piece; whether there is room for more. Raises ConnectionResetError when the client has left."""
         connection = self._connection
         if connection is None:
             raise ConnectionResetError("the client has left")
@@ -54,10 +59,20 @@ class PieceWriter:
         if len(data) and not self._is_silent:
             if self._is_event_stream:
                 self._ends_event = bytes(data[-2:]) == b"\n\n"
-            self._send(connection, data)
-        await connection.room()
+            connection.send_piece((b"%x\r\n" % len(data), data, b"\r\n") if self._is_chunked else (data,))
+        return connection.has_room
+
+    async def wait_for_room(self) -> None:
+        """Wait until there is room for more. Raises ConnectionResetError when the client has left."""
+        if self._connection is not None:
+            await self._connection.room()
         if self._connection is None:
             raise ConnectionResetError("the client has left")
+
+    async def write(self, data: Buffer) -> None:
+        """Send a piece; returns when there is room for more. Raises ConnectionResetError when the client has left."""
+        if not self.send(data):
+            await self.wait_for_room()
 
     async def close(self) -> None:
         """End the body."""
@@ -76,11 +91,8 @@ class PieceWriter:
             self._silent_since_s = now_s
         elif now_s - self._silent_since_s >= interval_s and self._connection is not None:
             self._silent_since_s = now_s
-            self._send(self._connection, _COMMENT)
+            self._connection.send_piece(_COMMENT_CHUNK if self._is_chunked else (_COMMENT,))
 
     def lost(self) -> None:
         """The client has left before the end."""
         self._connection = None
-
-    def _send(self, connection: PieceSink, data: Buffer) -> None:
-        connection.send_piece((b"%x\r\n" % len(data), data, b"\r\n") if self._is_chunked else (data,))

@@ -73,6 +73,12 @@ class Turn(HttpExchange):
 class LostWriter:
     """Takes an answer in pieces that nobody will read."""
 
+    def send(self, _data: Buffer) -> bool:
+        raise ConnectionResetError("the client has left")
+
+    async def wait_for_room(self) -> None:
+        raise ConnectionResetError("the client has left")
+
     async def write(self, _data: Buffer) -> None:
         raise ConnectionResetError("the client has left")
 

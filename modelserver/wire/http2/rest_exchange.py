@@ -191,20 +191,29 @@ class RestExchange(HttpExchange, Http2Stream):
             self._come_late()
         return self
 
-    async def write(self, data: Buffer) -> None:
-        """Send a piece; returns when there is room for more. Raises ConnectionResetError when the client has left."""
+    def send(self, data: Buffer) -> bool:
+        """Send a piece; whether there is room for more. Raises ConnectionResetError when the client has left."""
         if self.head.method == "HEAD":
-            return
+            return True
         self._check_open()
-        if not data:
-            return
-        self.connection.sender.queue(self, (data,))
-        self.connection.schedule_flush()
+        if data:
+            self.connection.sender.queue(self, (data,))
+            self.connection.schedule_flush()
+        outgoing = self.outgoing
+        return outgoing is None or outgoing.num_bytes <= _MAX_UNSENT_BYTES
+
+    async def wait_for_room(self) -> None:
+        """Wait until there is room for more. Raises ConnectionResetError when the client has left."""
         outgoing = self.outgoing
         if outgoing is not None and outgoing.num_bytes > _MAX_UNSENT_BYTES:
             outgoing.room = self.connection.context.loop.create_future()
             await outgoing.room
-            self._check_open()
+        self._check_open()
+
+    async def write(self, data: Buffer) -> None:
+        """Send a piece; returns when there is room for more. Raises ConnectionResetError when the client has left."""
+        if not self.send(data):
+            await self.wait_for_room()
 
     async def close(self) -> None:
         """End an answer in pieces."""

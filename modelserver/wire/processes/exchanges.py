@@ -160,6 +160,24 @@ class _Writer:
         self._exchange = exchange
         self._link = link
         self._number = number
+        self._unsent: Buffer | None = None  # for which the window had no room
+
+    def send(self, data: Buffer) -> bool:
+        """Send `data`, or keep it for `wait_for_room`. Raises ConnectionError when the client left."""
+        window = self._exchange.window
+        if not window.try_take():
+            assert self._unsent is None, "the caller has awaited room"
+            self._unsent = data
+            return False
+        self._link.send(Piece(self._number, self._link.content(data)))
+        return window.has_room
+
+    async def wait_for_room(self) -> None:
+        """Send what was kept. Raises ConnectionError when the client left."""
+        await self._exchange.window.wait()
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            await self.write(unsent)
 
     async def write(self, data: Buffer) -> None:
         """Send `data`. Raises ConnectionError when the client left."""

@@ -18,13 +18,31 @@ class Window:
         # Nobody reads any more.
         self.is_closed = False
 
-    async def take(self) -> None:
-        """Room for one piece; waits for it. Raises ConnectionResetError when there will be none."""
+    @property
+    def has_room(self) -> bool:
+        """Whether a piece could be sent now."""
+        return self._room > 0
+
+    def try_take(self) -> bool:
+        """Take room for one piece, if there is some. Raises ConnectionResetError when the reader has left."""
+        if self.is_closed:
+            raise ConnectionResetError("the reader has left")
+        if self._room == 0:
+            return False
+        self._room -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Return when there is room for a piece. Raises ConnectionResetError when there will be none."""
         while self._room == 0 and not self.is_closed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self.is_closed:
             raise ConnectionResetError("the reader has left")
+
+    async def take(self) -> None:
+        """Room for one piece; waits for it. Raises ConnectionResetError when there will be none."""
+        await self.wait()
         self._room -= 1
 
     def grant(self, num_pieces: int) -> None:

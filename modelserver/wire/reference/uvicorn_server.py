@@ -221,7 +221,7 @@ class _App:
 class _Exchange(HttpExchange):
     """One request and its way back: a future for the answer, and the writer of an answer in pieces."""
 
-    __slots__ = ("_answer_head", "_app", "_connection", "_done", "_has_begun", "_send")
+    __slots__ = ("_answer_head", "_app", "_connection", "_done", "_has_begun", "_send", "_unsent")
 
     def __init__(self, head: HttpHead, body: Buffer, connection: _Connection, send: _Send, app: _App) -> None:
         self.head = head
@@ -231,6 +231,7 @@ class _Exchange(HttpExchange):
         self._send = send
         self._app = app
         self._has_begun = False
+        self._unsent: list[Buffer] = []
         # The complete answer, or None when it was written in pieces or the client left.
         self._done: asyncio.Future[HttpResponse | None] = connection.loop.create_future()
         self._answer_head: _Message | None = None  # of an answer in pieces, until it is sent
@@ -278,6 +279,18 @@ class _Exchange(HttpExchange):
         self.respond(None)
         if self.on_disconnect is not None:
             self.on_disconnect()
+
+    def send(self, data: Buffer) -> bool:
+        """Keep `data` for `wait_for_room`: an ASGI server is only ever awaited."""
+        if self._done.done():
+            raise ConnectionResetError("the client has left")
+        self._unsent.append(data)
+        return False
+
+    async def wait_for_room(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for data in unsent:
+            await self.write(data)
 
     async def write(self, data: Buffer) -> None:
         if self._done.done():
