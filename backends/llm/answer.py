@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,26 +20,8 @@ from .text.tokenizer import Tokenizer
 _UNFINISHED = "None"
 # Stands for minus infinity, which JSON cannot express.
 _LOWEST_LOGPROB = -9999.0
-
-
-@dataclass(slots=True)
-class ChoiceNews:
-    """What is new of a choice and not sent: of one output of the engine, or of several when its reader is slow."""
-
-    choice: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    last: SequenceOutput | None = None
-
-    def add(self, output: SequenceOutput) -> None:
-        self.text += output.text
-        self.token_ids += output.token_ids
-        if output.logprobs is not None:
-            self.logprobs += output.logprobs
-        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
-        self.last = output
+# Of the outputs beside texts that are kept.
+_MAX_KNOWN = 64
 
 
 class AnswerWriter:
@@ -67,60 +48,71 @@ class AnswerWriter:
         self._has_index = has_index or "index" in wants
         self._has_logprobs = has_logprobs
         self._has_tokens = not {"token_ids", "logprobs", "token_logprobs"}.isdisjoint(wants)
+        # The outputs beside the text are the same for nearly all tokens, unless they tell something of each.
+        self._has_own = self._has_tokens or not {"cumulative_logprob", "prompt_logprobs"}.isdisjoint(wants)
+        self._known: dict[tuple[int, int, int], list[Tensor]] = {}
 
-    def is_worth_sending(self, news: ChoiceNews) -> bool:
-        """Whether it says anything: a token may be half a character, and nobody may ask for tokens."""
-        return bool(news.text) or self._has_tokens or (news.last is not None and news.last.finish_reason is not None)
+    def is_worth_sending(self, output: SequenceOutput) -> bool:
+        """Whether it says anything: a token may be half a character, and tokens may not be wanted."""
+        return bool(output.text) or self._has_tokens or output.finish_reason is not None
 
-    def response(self, news: Sequence[ChoiceNews]) -> InferResponse:
-        """One response with an entry for each of these choices."""
-        tensors = [texts("text_output", [self._prefix + choice.text for choice in news])]
-        if self._wants or self._has_index:
-            self._add_wanted(tensors, news)
-        return InferResponse(tensors)
+    def response(self, outputs: Sequence[SequenceOutput]) -> InferResponse:
+        """One response with an entry for each of these outputs, which are of different choices."""
+        if len(outputs) != 1 or self._has_own or outputs[0].finish_reason is not None:
+            return InferResponse(
+                [texts("text_output", [self._prefix + each.text for each in outputs]), *self._rest(outputs)]
+            )
+        # This runs for every streamed token.
+        (output,) = outputs
+        key = (output.choice, len(output.token_ids), output.num_cached_tokens)
+        rest = self._known.get(key)
+        if rest is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            rest = self._known[key] = list(self._rest(outputs))
+        return InferResponse([texts("text_output", (self._prefix + output.text,)), *rest])
 
-    def _add_wanted(self, tensors: list[Tensor], news: Sequence[ChoiceNews]) -> None:
+    def _rest(self, outputs: Sequence[SequenceOutput]) -> Iterator[Tensor]:
+        """What is wanted beside the text."""
         wants = self._wants
-        outputs = [choice.last for choice in news if choice.last is not None]
-        assert len(outputs) == len(news), "there is news of each choice"
         if self._has_index:
-            tensors.append(numbers("index", [choice.choice for choice in news]))
+            yield numbers("index", [output.choice for output in outputs])
         if "finish_reason" in wants:
             reasons = [
                 output.finish_reason.value if output.finish_reason is not None else _UNFINISHED for output in outputs
             ]
-            tensors.append(texts("finish_reason", reasons))
+            yield texts("finish_reason", reasons)
         if "stop_reason" in wants:
-            tensors.append(documents("stop_reason", [output.stop_reason for output in outputs]))
+            yield documents("stop_reason", [output.stop_reason for output in outputs])
         if "cumulative_logprob" in wants:
-            tensors.append(numbers("cumulative_logprob", [output.cumulative_logprob or 0.0 for output in outputs]))
-        tensors += self._logprobs(news)
+            yield numbers("cumulative_logprob", [output.cumulative_logprob or 0.0 for output in outputs])
+        yield from self._logprobs(outputs)
         if "num_input_tokens" in wants:
-            tensors.append(numbers("num_input_tokens", [len(self._prompt_token_ids)]))
+            yield numbers("num_input_tokens", [len(self._prompt_token_ids)])
         if "num_output_tokens" in wants:
-            tensors.append(numbers("num_output_tokens", [len(choice.token_ids) for choice in news]))
+            yield numbers("num_output_tokens", [len(output.token_ids) for output in outputs])
         if "num_cached_tokens" in wants:
-            tensors.append(numbers("num_cached_tokens", [output.num_cached_tokens for output in outputs]))
-        if "token_ids" in wants and len(news) == 1:
-            tensors.append(numbers("token_ids", news[0].token_ids))
+            yield numbers("num_cached_tokens", [output.num_cached_tokens for output in outputs])
+        if "token_ids" in wants and len(outputs) == 1:
+            yield numbers("token_ids", outputs[0].token_ids)
         elif "choice_token_ids" in wants:
-            tensors.append(documents("choice_token_ids", [[choice.token_ids for choice in news]]))
+            yield documents("choice_token_ids", [[output.token_ids for output in outputs]])
 
-    def _logprobs(self, news: Sequence[ChoiceNews]) -> Iterator[Tensor]:
+    def _logprobs(self, outputs: Sequence[SequenceOutput]) -> Iterator[Tensor]:
         wants = self._wants
         if "logprobs" in wants:
-            yield documents("logprobs", [self._by_token_id(choice) for choice in news])
+            yield documents("logprobs", [self._by_token_id(output) for output in outputs])
         if "token_logprobs" in wants:
             entries = [
                 [
                     self._entry(token_id, logprobs)
-                    for token_id, logprobs in zip(choice.token_ids, choice.logprobs, strict=True)
+                    for token_id, logprobs in zip(output.token_ids, output.logprobs or (), strict=True)
                 ]
-                for choice in news
+                for output in outputs
             ]
             yield documents("token_logprobs", entries)
-        if "prompt_logprobs" in wants and news[0].prompt_logprobs is not None:
-            yield documents("prompt_logprobs", [self._prompt_entries(news[0].prompt_logprobs)])
+        if "prompt_logprobs" in wants and outputs[0].prompt_logprobs is not None:
+            yield documents("prompt_logprobs", [self._prompt_entries(outputs[0].prompt_logprobs)])
 
     def _prompt_entries(self, logprobs: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
         return [
@@ -128,12 +120,12 @@ class AnswerWriter:
             for token_id, logprob in zip(self._prompt_token_ids, logprobs, strict=False)
         ]
 
-    def _by_token_id(self, choice: ChoiceNews) -> list[dict[str, dict[str, Any]]] | None:
+    def _by_token_id(self, output: SequenceOutput) -> list[dict[str, dict[str, Any]]] | None:
         """The tokens of a choice in the form of Triton's vLLM backend: the chosen one first, then the best ones."""
         if not self._has_logprobs:
             return None
         found = []
-        for token_id, logprobs in zip(choice.token_ids, choice.logprobs, strict=True):
+        for token_id, logprobs in zip(output.token_ids, output.logprobs or (), strict=True):
             ranked = [(token_id, logprobs.logprob, logprobs.rank)]
             ranked += [(other, logprob, rank) for rank, (other, logprob) in enumerate(logprobs.top, 1)]
             found.append(

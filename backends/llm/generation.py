@@ -54,3 +54,18 @@ class SequenceOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     phases: tuple[int, int, int] | None = None
     error: ServerError | None = None
+
+    def extend(self, later: SequenceOutput) -> None:
+        """Take in the next output of the same choice, for a reader that is behind."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        else:
+            self.logprobs += later.logprobs or ()
+        self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
+        self.num_output_tokens = later.num_output_tokens
+        self.num_cached_tokens = later.num_cached_tokens
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+        self.phases = later.phases

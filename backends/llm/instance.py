@@ -10,7 +10,7 @@ from modelserver.backend import InferRequest, InferResponse, Measurement, StepIn
 from modelserver.backend import ResponseSender as Sender
 
 from .admission import check_dimensions, check_embedded_length, check_length, check_token_ids
-from .answer import AnswerWriter, ChoiceNews, texts, tokenized
+from .answer import AnswerWriter, texts, tokenized
 from .call import Call, read_call
 from .contract import Operation
 from .embedding.answer import embedded
@@ -30,14 +30,14 @@ _SHARE_OF_EMBEDDING = 8
 
 @dataclass(slots=True, eq=False)
 class _Generation:
-    """A request that the engine works on. `news` is of choices by number: what is not sent yet."""
+    """A request that the engine works on. `unsent` is by the number of a choice: what its reader has no room for."""
 
     request: InferRequest
     sender: Sender
     asked: GenerationRequest
     writer: AnswerWriter
     num_unfinished: int
-    news: dict[int, ChoiceNews] = field(default_factory=dict)
+    unsent: dict[int, SequenceOutput] = field(default_factory=dict)
     # When the first choice was scheduled, and the first and the last token came of all.
     phases: tuple[int, int, int] | None = None
 
@@ -190,26 +190,29 @@ class LlmInstance(StepInstance):
             del self._by_request[generation.request], self._by_asked[generation.asked]
             generation.sender.finish(InferResponse(error=output.error))
             return
-        news = generation.news.get(output.choice)
-        if news is None:
-            news = generation.news[output.choice] = ChoiceNews(output.choice)
-        news.add(output)
         if output.finish_reason is not None:
             generation.num_unfinished -= 1
             generation.take_phases(output.phases)
+        unsent = generation.unsent
+        if unsent and (earlier := unsent.pop(output.choice, None)) is not None:
+            earlier.extend(output)
+            output = earlier
+        writer, sender = generation.writer, generation.sender
         if not generation.num_unfinished:
+            unsent[output.choice] = output
             self._finish(generation)
-        elif generation.asked.is_streamed and generation.writer.is_worth_sending(news) and generation.sender.has_room:
-            generation.sender.send(generation.writer.response([news]), wait=False)
-            del generation.news[output.choice]
+        elif generation.asked.is_streamed and writer.is_worth_sending(output) and sender.has_room:
+            sender.send(writer.response((output,)), wait=False)
+        else:
+            unsent[output.choice] = output
 
     def _finish(self, generation: _Generation) -> None:
         del self._by_request[generation.request], self._by_asked[generation.asked]
         generation.note_phases()
-        remaining = [generation.news[choice] for choice in sorted(generation.news)]
+        remaining = [generation.unsent[choice] for choice in sorted(generation.unsent)]
         if generation.asked.is_streamed:
-            for news in remaining[:-1]:
-                generation.sender.send(generation.writer.response([news]), wait=False)
+            for output in remaining[:-1]:
+                generation.sender.send(generation.writer.response([output]), wait=False)
             remaining = remaining[-1:]
         generation.sender.finish(generation.writer.response(remaining))
 

@@ -58,7 +58,7 @@ def test_any_body(read: Callable[[Fields, OpenAiLimits], Any], body: dict[str, A
     except ParameterError as error:
         found = error
     else:
-        assert orjson.dumps(request.options.sampling)
+        assert orjson.dumps(request.call.sampling)
         return
     assert found.param
     assert found.message

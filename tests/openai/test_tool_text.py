@@ -183,7 +183,7 @@ def test_what_has_no_json_is_no_call(name: str, text: str) -> None:
 def test_arguments_can_be_sent_whatever_they_are() -> None:
     text = '<tool_call>{"name": "w\\ud800", "arguments": {"city": "\\ud800"}}</tool_call>'
     (delta,) = [delta for delta in read("hermes", [text])[2] if delta.calls]
-    assert orjson.loads(orjson.dumps([call.document() for call in delta.calls]))
+    assert orjson.loads(orjson.dumps(delta.calls))
     assert json.loads(delta.calls[1].arguments) == {"city": "\ud800"}
     assert read("pythonic", [r"[weather(city='\d')]"])[1] == [("weather", {"city": r"\d"})]
 

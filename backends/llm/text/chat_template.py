@@ -31,6 +31,25 @@ class _Conversation:
     add_generation_prompt: bool
 
 
+# The tokens that have a name, as transformers calls them.
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def special_tokens(config: Mapping[str, Any], special_tokens_map: Mapping[str, Any]) -> dict[str, str]:
+    """The named tokens of tokenizer_config.json, and of special_tokens_map.json where the first has none.
+
+    Either a string or the description of an added token with a "content".
+    """
+    named: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name) or special_tokens_map.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            named[name] = value
+    return named
+
+
 class ChatTemplates:
     """The templates of one directory by name: "default", perhaps "tool_use"; compiled when first used."""
 

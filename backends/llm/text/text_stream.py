@@ -19,7 +19,7 @@ class TextStream:
     A stop string is looked for once more than `min_tokens` tokens are there, and must end after those.
     """
 
-    __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_stops")
+    __slots__ = ("_detokenizer", "_has_stops", "_min_tokens", "_num_tokens", "_stops")
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self._detokenizer = make_detokenizer(
@@ -28,12 +28,15 @@ class TextStream:
         self._stops = StopStrings(params.stop, is_included=params.include_stop_str_in_output)
         self._min_tokens = params.min_tokens if params.stop else 0
         self._num_tokens = 0
+        self._has_stops = bool(params.stop)
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
         """The text that is certain now, and the stop string that ends the sequence here.
 
         After a match nothing may be pushed, and there is nothing to flush.
         """
+        if not self._has_stops:
+            return self._detokenizer.push(token_ids), None
         if self._num_tokens < self._min_tokens:
             num_exempt = self._min_tokens - self._num_tokens
             self._num_tokens += len(token_ids)

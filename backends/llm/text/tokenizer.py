@@ -15,12 +15,10 @@ import tokenizers
 from modelserver.backend import Array, InvalidArgumentError
 
 from ..checkpoint import Checkpoint
-from .chat_template import ChatTemplates
+from .chat_template import ChatTemplates, special_tokens
 from .cuts import find_cuts, max_token_bytes
 from .token_bytes import TokenBytes, read_token_bytes
 
-# The tokens that have a name, as transformers calls them.
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Called with the number of tokens read so far, and whether these are all; it raises to end the reading.
 LengthCheck = Callable[[int, bool], None]
 # Characters from which a text is read while other threads of Python run. Shorter ones are read before another thread
@@ -92,7 +90,7 @@ class Tokenizer:
             tokenizer = tokenizers.Tokenizer.from_str(files.document)
         except Exception as error:  # the library raises bare Exception
             raise InvalidArgumentError(f"{files.path} is no tokenizer that `tokenizers` can read: {error}") from error
-        special = _special_tokens(files.config, files.special_tokens_map)
+        special = special_tokens(files.config, files.special_tokens_map)
         _add_tokens(tokenizer, files.config, special)
         return cls(
             tokenizer,
@@ -251,18 +249,3 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], spec
     for token in special.values():
         if token not in known or not known[token].special:
             tokenizer.add_special_tokens([known.get(token) or tokenizers.AddedToken(token, special=True)])
-
-
-def _special_tokens(config: Mapping[str, Any], special_tokens_map: Mapping[str, Any]) -> dict[str, str]:
-    """The named tokens of tokenizer_config.json, and of special_tokens_map.json where the first has none.
-
-    Either a string or the description of an added token with a "content".
-    """
-    named: dict[str, str] = {}
-    for name in _SPECIAL_NAMES:
-        value = config.get(name) or special_tokens_map.get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            named[name] = value
-    return named

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 import orjson
-from modelserver_backends.llm.answer import AnswerWriter, ChoiceNews
+from modelserver_backends.llm.answer import AnswerWriter
 from modelserver_backends.llm.contract import RETURNS, complete_config
 from modelserver_backends.llm.generation import GenerationRequest, SequenceOutput
 from modelserver_backends.llm.sampling_params import SamplingParams
@@ -31,7 +31,7 @@ class _Stream:
         self.asked = GenerationRequest([1, 2, 3], SamplingParams())
         wants = {output for name, output in RETURNS.items() if name in request.inputs}
         self.writer = AnswerWriter(wants, None, [1, 2, 3], prefix="", has_index=False)  # type: ignore[arg-type]  # no tokens are told
-        self.news = ChoiceNews(0)
+        self.unsent: SequenceOutput | None = None
 
     def tick(self) -> bool:
         """Send a token; False with the last one."""
@@ -39,13 +39,16 @@ class _Stream:
         output = SequenceOutput(self.asked, 0, WORD, [7], 1, 0)
         if self.num_left == 0:
             output.finish_reason = FinishReason.LENGTH
-        self.news.add(output)
+        if self.unsent is not None:
+            self.unsent.extend(output)
+            output, self.unsent = self.unsent, None
         if self.num_left == 0:
-            self.sender.finish(self.writer.response([self.news]))
+            self.sender.finish(self.writer.response([output]))
             return False
         if self.sender.has_room:
-            self.sender.send(self.writer.response([self.news]), wait=False)
-            self.news = ChoiceNews(0)
+            self.sender.send(self.writer.response([output]), wait=False)
+        else:
+            self.unsent = output
         return True
 
 

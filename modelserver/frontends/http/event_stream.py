@@ -16,20 +16,13 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import is_long
 from modelserver.errors import ServerError
 from modelserver.frontends.http.answer_form import PLAIN, AnswerForm
+from modelserver.frontends.http.framing import SSE, SSE_DONE
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.http_status import STATUS, error_text
 
 logger = logging.getLogger(__name__)
 
-# Proxies that collect an answer before they pass it on are told not to.
-_HEADERS = (
-    ("Content-Type", "text/event-stream; charset=utf-8"),
-    ("Cache-Control", "no-cache"),
-    ("X-Accel-Buffering", "no"),
-)
-
-_END = b"data: [DONE]\n\n"
-_NAMED_END = b"event: done\n" + _END
+_NAMED_END = b"event: done\n" + SSE_DONE.end
 
 # A response without an error as one line of JSON. Raises what becomes an error event.
 EncodeEvent = Callable[[InferRequest, InferResponse], bytes]
@@ -86,7 +79,7 @@ class EventStream(ResponseStream):
             self._is_writing = False
             if self.is_finished and self._writer is not None:
                 if self._form.has_end:
-                    await self._writer.write(_NAMED_END if self._form.is_named else _END)
+                    await self._writer.write(_NAMED_END if self._form.is_named else SSE_DONE.end)
                 await self._writer.close()
                 self.release()
         except ConnectionError:
@@ -108,7 +101,7 @@ class EventStream(ResponseStream):
             assert self._exchange is not None, "nothing is written after the end"
             error = responses[0].error
             status = 200 if error is None else STATUS[error.code]
-            self._writer = self._exchange.start(status, list(_HEADERS))
+            self._writer = self._exchange.start(status, SSE.headers)
         data = b"".join(events)
         if data:
             await self._writer.write(data)
@@ -121,12 +114,11 @@ class EventStream(ResponseStream):
         error = response.error
         if error is None:
             try:
-                name = b"event: response\n" if self._form.is_named else b""
-                return b"%bdata: %b\n\n" % (name, self._encode(self.request, response))
+                return SSE.frame(self._encode(self.request, response), "response" if self._form.is_named else "")
             except ServerError as refusal:
                 error = refusal
-        name = b"event: error\n" if self._form.is_named else b""
-        return b"%bdata: %b\n\n" % (name, orjson.dumps({"error": error_text(error.message)}))
+        document = orjson.dumps({"error": error_text(error.message)})
+        return SSE.frame(document, "error" if self._form.is_named else "")
 
     def _give_up(self) -> None:
         """The client has left: what still comes is dropped."""

@@ -2,56 +2,69 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 import secrets
 import string
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from modelserver.core.long_work import long_work
 from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ModelAsleepError, UnsupportedError
-from modelserver.frontends.http.body import check_size, respond_compressed
+from modelserver.frontends.http.body import check_size
+from modelserver.frontends.http.framing import Framing, respond_document
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
 from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.llm.errors import MediaTypeError
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.llm.framing import EventErrors
 from modelserver.frontends.llm.models import wake
-from modelserver.protocol.compression import choose_encoding, decompress
-from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
-from modelserver.protocol.http_status import JSON_TYPE
+from modelserver.protocol.compression import decompress
+from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import ErrorWriter
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
 
 logger = logging.getLogger(__name__)
 
-_EVENT_HEADERS = (
-    ("Content-Type", "text/event-stream; charset=utf-8"),
-    ("Cache-Control", "no-cache"),
-    ("X-Accel-Buffering", "no"),
-)
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.")
 _MAX_ID_LEN = 128
 
 
+class ApiErrors(ErrorWriter):
+    """The form of an API's errors, also within an answer that has begun."""
+
+    @abc.abstractmethod
+    def document(self, error: Exception) -> dict[str, Any]:
+        """The error as a document. What is not a ServerError is a fault of ours, and logged."""
+
+    @abc.abstractmethod
+    def placed(self, error: Exception, document: Mapping[str, Any]) -> Exception:
+        """A model's refusal as an error that names what of the request's `document` is wrong; any other as it is."""
+
+
 class Call:
-    """A request with a body that is a JSON object, on its way to be answered whole or by events."""
+    """A request with a body that is a JSON object, on its way to be answered whole or by a stream."""
 
     def __init__(
-        self, exchange: HttpExchange, limits: HttpLimits, document: dict[str, Any], errors: EventErrors
+        self,
+        exchange: HttpExchange,
+        limits: HttpLimits,
+        document: dict[str, Any],
+        *,
+        errors: ApiErrors,
+        framing: Framing,
     ) -> None:
-        self._errors = errors
         self._exchange = exchange
         self._access = limits.access
+        self._errors = errors
+        self.framing = framing
         self._writer: ResponseWriter | None = None
         self.fields = Fields(document)
         self.created_s = int(time.time())
@@ -79,33 +92,36 @@ class Call:
 
     def answer(self, document: object) -> None:
         """Answer whole."""
-        accepted = self._exchange.head.headers.get("accept-encoding")
-        response = HttpResponse(200, [JSON_TYPE], (orjson.dumps(document),))
-        respond_compressed(self._exchange, response, choose_encoding(accepted) if accepted else None)
+        respond_document(self._exchange, document)
 
-    async def send(self, events: bytes) -> None:
-        """Send events; the first begins the answer. Returns when the client has room for more.
+    def send(self, frames: bytes) -> bool:
+        """Send frames of a stream; the first begin the answer. False asks for `wait_for_room` before the next ones.
 
-        Raises ConnectionError when it left.
+        Raises ConnectionError when the client has left.
         """
         if self._writer is None:
-            self._writer = self._exchange.start(200, list(_EVENT_HEADERS))
-        if events:
-            await self._writer.write(events)
+            self._writer = self._exchange.start(200, self.framing.headers)
+        return self._writer.send(frames)
 
-    async def finish(self) -> None:
-        """End an answer of events."""
-        assert self._writer is not None, "an answer of events has at least one"
-        await self._writer.write(b"data: [DONE]\n\n")
+    async def wait_for_room(self) -> None:
+        """Return when the client has room for more. Raises ConnectionError when it has left."""
+        if self._writer is not None:
+            await self._writer.wait_for_room()
+
+    async def finish(self, frames: bytes = b"") -> None:
+        """End a stream, with these frames before its end."""
+        if self._writer is None:
+            self._writer = self._exchange.start(200, self.framing.headers)
+        await self._writer.write(frames + self.framing.end)
         await self._writer.close()
 
     async def fail(self, error: Exception) -> None:
-        """Answer with an error: by its status, or as the last event of an answer that has begun."""
+        """Answer with an error: by its status, or as the last frame of a stream that has begun."""
         error = self._errors.placed(error, self.fields.document)
         if self._writer is None:
             self._exchange.respond(self._errors.failed(error))
             return
-        await self._writer.write(event(self._errors.document(error)))
+        await self._writer.write(self.framing.error(self._errors.document(error)))
         await self._writer.close()
 
 
@@ -113,12 +129,16 @@ Serve = Callable[[Call], Awaitable[None]]
 
 
 class CallEdge:
-    """Turns functions that serve calls into handlers of routes: each call has a Task of its own."""
+    """Turns functions that serve calls into handlers of routes: each call has a Task of its own.
 
-    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits, errors: EventErrors) -> None:
+    `errors` and `framing` are the API's: how its errors look, and its streams.
+    """
+
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits, *, errors: ApiErrors, framing: Framing) -> None:
         self._dataplane = dataplane
         self._limits = limits
         self._errors = errors
+        self._framing = framing
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
     def handler(self, serve: Serve) -> Callable[[HttpExchange], None]:
@@ -126,7 +146,7 @@ class CallEdge:
         return partial(self._begin, serve)
 
     def _begin(self, serve: Serve, exchange: HttpExchange) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(serve, exchange), name="openai-call")
+        task = asyncio.get_running_loop().create_task(self._run(serve, exchange), name="llm-call")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A client that leaves ends the task, and the task's end cancels what it asked of models.
@@ -137,7 +157,8 @@ class CallEdge:
         try:
             _check_media_type(exchange)
             body = await _plain_body(exchange, self._limits)
-            call = Call(exchange, self._limits, await _document(body, self._limits), self._errors)
+            document = await _document(body, self._limits)
+            call = Call(exchange, self._limits, document, errors=self._errors, framing=self._framing)
             try:
                 await serve(call)
             except ModelAsleepError as asleep:  # raised before anything was asked of the model
@@ -156,11 +177,6 @@ class CallEdge:
             await call.fail(error)
         except ConnectionError:
             logger.debug("the client of %s left before its error", exchange.head.path)
-
-
-def event(document: object) -> bytes:
-    """A server-sent event."""
-    return b"data: %b\n\n" % orjson.dumps(document)
 
 
 def _check_media_type(exchange: HttpExchange) -> None:

@@ -1,65 +1,103 @@
-"""What a piece of generated text adds to a chat message."""
+"""What a generation says as it goes on: text, reasoning, calls of tools, tokens, and its end.
+
+APIs write these in their own documents. Events of one choice come in their order; those of several choices mix.
+"""
 
 from __future__ import annotations
 
-import secrets
-import string
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-_ID_ALPHABET = string.ascii_letters + string.digits
+# Of one token: `{"token_id", "token", "bytes", "logprob", "rank", "top": [{"token_id", "token", "bytes", "logprob"}]}`.
+TokenLogprob = dict[str, Any]
+
+
+class Text(NamedTuple):
+    """More text for the user."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """More of the model's reasoning."""
+
+    text: str
 
 
 @dataclass(slots=True)
 class ToolDelta:
-    """More of the call number `index`. The first of a call has its id and name."""
+    """More of the call number `index`. The first of a call has its id and name, the following ones its arguments."""
 
     index: int
     arguments: str
     id: str = ""
     name: str = ""
 
-    def document(self) -> dict[str, Any]:
-        """As an item of `delta.tool_calls`."""
-        if not self.id:
-            return {"index": self.index, "function": {"arguments": self.arguments}}
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"index": self.index, "id": self.id, "type": "function", "function": function}
+
+@dataclass(frozen=True, slots=True)
+class ToolEnd:
+    """The arguments of a call are complete."""
+
+    index: int
+
+
+class Tokens(NamedTuple):
+    """The tokens of what was said since the last time, where the call asked for them.
+
+    Those of marks, such as tags, are among them. A model that does not tell one of both gives an empty list.
+    """
+
+    ids: list[int]
+    logprobs: list[TokenLogprob]
+
+
+class Finish(NamedTuple):
+    """The choice has ended: `reason` is the model's, "stop" or "length" as a rule, and `stop_reason` what stopped it.
+
+    `has_calls`: tools are to be called, and the model waits for what they say.
+    """
+
+    reason: str
+    stop_reason: str | int | None
+    has_calls: bool
+
+
+Event = Text | Reasoning | ToolDelta | ToolEnd | Tokens | Finish
+SaidEvent = Text | Reasoning | ToolDelta
 
 
 @dataclass(slots=True)
 class Delta:
-    """Text for the user, text of the model's reasoning, and calls of tools; each may be empty."""
+    """What a reader of tags or calls finds in a piece of text, in its order."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[ToolDelta] = field(default_factory=list)
+    events: list[SaidEvent] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The text for the user."""
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Reasoning))
+
+    @property
+    def calls(self) -> list[ToolDelta]:
+        return [event for event in self.events if isinstance(event, ToolDelta)]
 
     @property
     def is_empty(self) -> bool:
-        return not (self.content or self.reasoning or self.calls)
+        return not self.events
 
+    def say(self, text: str) -> None:
+        """Add text for the user; an empty one says nothing."""
+        if text:
+            self.events.append(Text(text))
 
-class ToolReader(Protocol):
-    """Finds calls of tools in text that comes in pieces, however it is cut."""
+    def reason(self, text: str) -> None:
+        """Add reasoning."""
+        if text:
+            self.events.append(Reasoning(text))
 
-    def push(self, text: str) -> Delta:
-        """What is certain after this much more text."""
-
-    def finish(self) -> Delta:
-        """What is left when there is no more."""
-
-
-def held_back_len(text: str, marks: tuple[str, ...]) -> int:
-    """How much of the end of `text` may be the beginning of one of `marks`."""
-    longest = min(len(text), max(map(len, marks), default=1) - 1)
-    for length in range(longest, 0, -1):
-        tail = text[-length:]
-        if any(mark.startswith(tail) and len(mark) > length for mark in marks):
-            return length
-    return 0
-
-
-def make_tool_id(prefix: str = "call_", length: int = 24) -> str:
-    """A new id of a call; some templates insist on its length."""
-    return prefix + "".join(secrets.choice(_ID_ALPHABET) for _ in range(length))
+    def call(self, delta: ToolDelta) -> None:
+        self.events.append(delta)

@@ -17,7 +17,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnloadedError
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
-from modelserver.frontends.llm.inputs import sampling_tensors
+from modelserver.frontends.llm.sampling_tensors import sampling_tensors
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

@@ -6,7 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelserver.frontends.llm.events import Delta, held_back_len
+from modelserver.frontends.llm.events import Delta
+from modelserver.frontends.llm.tools import held_back_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +91,31 @@ class ReasoningReader:
         """What is certain after this much more text."""
         delta = Delta()
         if self._place is _Place.ANSWER:
-            delta.content = text
+            delta.say(text)
             return delta
         self._held += text
         if self._place is _Place.BEFORE:
             self._look_for_start()
         if self._place is _Place.INSIDE:
-            delta.reasoning = self._take_reasoning()
+            delta.reason(self._take_reasoning())
         if self._place is _Place.AFTER:
             self._held = self._held.lstrip()
             if self._held:
                 self._place = _Place.ANSWER
         if self._place is _Place.ANSWER:
-            delta.content, self._held = self._held, ""
+            delta.say(self._held)
+            self._held = ""
         return delta
 
     def finish(self) -> Delta:
         """What is left when there is no more: reasoning that never ended stays reasoning."""
         held, self._held = self._held, ""
+        delta = Delta()
         if self._place is _Place.INSIDE or (self._place is _Place.BEFORE and self._is_inside):
-            return Delta(reasoning=held.rstrip())
-        return Delta(content="" if self._place is _Place.AFTER else held)
+            delta.reason(held.rstrip())
+        elif self._place is not _Place.AFTER:
+            delta.say(held)
+        return delta
 
     def _look_for_start(self) -> None:
         text = self._held.lstrip()

@@ -99,7 +99,7 @@ def _of_text(text: str) -> Any:
 @lru_cache(maxsize=64)
 def _of_directory(directory: Path, _stamps: tuple[tuple[int, int] | None, ...]) -> Any:
     """As the files were when they had these stamps."""
-    files = bundled_module("llm", "text.checkpoint_files")
-    config = files.read_json_object(directory / "tokenizer_config.json")
-    special = files.special_tokens(config, files.read_json_object(directory / "special_tokens_map.json"))
-    return bundled_module("llm", "text.chat_template").ChatTemplates(files.chat_templates(directory, config), special)
+    checkpoint = bundled_module("llm", "checkpoint").open_checkpoint(directory)
+    named = checkpoint.entries("tokenizer_config.json"), checkpoint.entries("special_tokens_map.json")
+    templates = bundled_module("llm", "text.chat_template")
+    return templates.ChatTemplates(checkpoint.chat_templates, templates.special_tokens(*named))

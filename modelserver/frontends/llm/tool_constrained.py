@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import json
 
-from modelserver.frontends.llm.events import Delta, ToolDelta, make_tool_id
+from modelserver.frontends.llm.events import Delta, Text, ToolDelta
+from modelserver.frontends.llm.tools import make_tool_id
 
 _SPACE = " \t\r\n"
 
@@ -24,9 +25,9 @@ class NamedToolReader:
             if not text:
                 return delta
             self._is_begun = True
-            delta.calls.append(ToolDelta(0, "", make_tool_id(), self._name))
+            delta.call(ToolDelta(0, "", make_tool_id(), self._name))
         if text:
-            delta.calls.append(ToolDelta(0, text))
+            delta.call(ToolDelta(0, text))
         return delta
 
     def finish(self) -> Delta:
@@ -64,14 +65,14 @@ class RequiredToolReader:
 
     def push(self, text: str) -> Delta:
         if self._is_in(_Place.TEXT):
-            return Delta(content=text)
+            return Delta([Text(text)] if text else [])
         delta = Delta()
         begin = 0  # of the arguments that are in this text and not told
         for at, character in enumerate(text):
             was_in_arguments = self._is_in(_Place.ARGUMENTS)
             self._take(delta, character)
             if self._is_in(_Place.TEXT):
-                delta.content = self._unsaid + text[at + 1 :]
+                delta.say(self._unsaid + text[at + 1 :])
                 return delta
             if self._is_in(_Place.ARGUMENTS) and not was_in_arguments:
                 begin = at
@@ -100,7 +101,7 @@ class RequiredToolReader:
 
     def _tell(self, delta: Delta, arguments: str) -> None:
         if arguments:
-            delta.calls.append(ToolDelta(self._num_calls - 1, arguments))
+            delta.call(ToolDelta(self._num_calls - 1, arguments))
 
     def _ends_arguments(self, character: str) -> bool:
         """Take a character of the arguments; whether it is their last."""
@@ -134,7 +135,7 @@ class RequiredToolReader:
         if self._place is _Place.KEY:
             self._key, self._place = text, _Place.COLON
             return
-        delta.calls.append(ToolDelta(self._num_calls, "", make_tool_id(), text))
+        delta.call(ToolDelta(self._num_calls, "", make_tool_id(), text))
         self._num_calls += 1
         self._is_named, self._place, self._unsaid = True, _Place.ENDED, ""
 

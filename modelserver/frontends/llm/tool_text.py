@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.frontends.llm.events import Delta, ToolDelta, held_back_len, make_tool_id
+from modelserver.frontends.llm.events import Delta, ToolDelta
 from modelserver.frontends.llm.function_call import (
     FunctionCall,
     NotACallError,
@@ -22,6 +22,7 @@ from modelserver.frontends.llm.function_call import (
     typed,
 )
 from modelserver.frontends.llm.tool_formats import Layout, ToolFormat
+from modelserver.frontends.llm.tools import held_back_len, make_tool_id
 
 # Longer than any name with its marks: what has no arguments by then is no call.
 _MAX_HEAD_LEN = 512
@@ -53,9 +54,9 @@ class ToolTextReader:
     def finish(self) -> Delta:
         delta = Delta()
         if self._calls is not None:
-            delta.content = self._calls.leave(self._held)
+            delta.say(self._calls.leave(self._held))
         elif self._num_calls == 0 or self._held.strip():
-            delta.content = self._held
+            delta.say(self._held)
         self._held = ""
         return delta
 
@@ -99,7 +100,7 @@ class ToolTextReader:
             text = text.lstrip()
         if text:
             self._has_content, self._is_after_call = True, False
-            delta.content += text
+            delta.say(text)
 
     def _add(self, delta: Delta, calls: list[FunctionCall]) -> None:
         for call in calls:
@@ -107,8 +108,8 @@ class ToolTextReader:
             if self._max_calls is not None and self._num_calls >= self._max_calls:
                 continue
             call_id = make_tool_id(self._format.id_prefix, self._format.id_len)
-            delta.calls.append(ToolDelta(self._num_calls, "", call_id, call.name))
-            delta.calls.append(ToolDelta(self._num_calls, call.arguments))
+            delta.call(ToolDelta(self._num_calls, "", call_id, call.name))
+            delta.call(ToolDelta(self._num_calls, call.arguments))
             self._num_calls += 1
 
 

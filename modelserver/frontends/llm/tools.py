@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import enum
+import secrets
+import string
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from modelserver.frontends.llm.events import Delta
+
+_ID_ALPHABET = string.ascii_letters + string.digits
 _ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -97,3 +102,28 @@ def _moved(schema: Any, place: str) -> Any:
         else _moved(value, place)
         for key, value in schema.items()
     }
+
+
+class ToolReader(Protocol):
+    """Finds calls of tools in text that comes in pieces, however it is cut."""
+
+    def push(self, text: str) -> Delta:
+        """What is certain after this much more text."""
+
+    def finish(self) -> Delta:
+        """What is left when there is no more."""
+
+
+def held_back_len(text: str, marks: tuple[str, ...]) -> int:
+    """How much of the end of `text` may be the beginning of one of `marks`."""
+    longest = min(len(text), max(map(len, marks), default=1) - 1)
+    for length in range(longest, 0, -1):
+        tail = text[-length:]
+        if any(mark.startswith(tail) and len(mark) > length for mark in marks):
+            return length
+    return 0
+
+
+def make_tool_id(prefix: str = "call_", length: int = 24) -> str:
+    """A new id of a call; some templates insist on its length."""
+    return prefix + "".join(secrets.choice(_ID_ALPHABET) for _ in range(length))

@@ -1,30 +1,32 @@
-"""`POST /v1/chat/completions`: one request to the model, which makes the prompt by its own template."""
+"""`POST /v1/chat/completions`: the conversation is one request to the model; its events become chunks, or one answer.
+
+Both come from the same events, so that a streamed answer is the other one in pieces.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelserver.core.request import InferRequest
-from modelserver.core.response import InferResponse
-from modelserver.errors import InternalError
-from modelserver.frontends.llm.edge import Call, event
-from modelserver.frontends.llm.errors import Fault, ParameterError
-from modelserver.frontends.llm.generation import Generation
+import orjson
+
+from modelserver.frontends.http.framing import Framing, PreparedFrame
+from modelserver.frontends.llm.answering import EventWriter, News, Prepared, answer, prepare
+from modelserver.frontends.llm.choices import Choice, Said
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.events import Event, Finish, Text, ToolDelta
 from modelserver.frontends.llm.models import LanguageModel, find_model
-from modelserver.frontends.llm.pieces import TokenLogprob, read_pieces
-from modelserver.frontends.llm.reasoning import REASONING_FORMATS, ReasoningFormat
 from modelserver.frontends.llm.template import conversation_input
-from modelserver.frontends.llm.tool_formats import TOOL_FORMATS, ToolFormat
+from modelserver.frontends.llm.tokens import token_ids_of
 from modelserver.frontends.llm.tools import ToolUse
-from modelserver.frontends.openai.chat_choice import ChatChoice
+from modelserver.frontends.openai.answer_parts import (
+    Envelope,
+    chat_logprobs,
+    prompt_logprobs_document,
+    usage_document,
+)
 from modelserver.frontends.openai.chat_request import ChatRequest, read_chat
-from modelserver.frontends.openai.frame import Frame
-from modelserver.frontends.openai.generation_options import generation_inputs
 from modelserver.frontends.openai.limits import OpenAiLimits
-from modelserver.frontends.openai.logprobs import prompt_logprobs_document
-from modelserver.frontends.openai.tokens import token_ids_of
-from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
@@ -41,180 +43,201 @@ class Chat:
         """Answer `call`. Raises ServerError for what goes wrong before the answer begins."""
         model = await find_model(self._dataplane, call.fields.text("model"))
         chat = read_chat(call.fields, self._limits)
-        tool_format, reasoning = _tool_format(model, chat), _reasoning_format(model)
-        is_streamed = chat.options.is_streamed
-        is_counted = not is_streamed or chat.options.has_usage
-        marked = _with_marks(chat, tool_format, reasoning)
-        prompt = await conversation_input(self._dataplane, model, chat.conversation)
-        request = call.adopt(_request(model, marked, prompt, has_token_ids=reasoning is not None and is_counted))
-        kind = "chat.completion.chunk" if is_streamed else "chat.completion"
-        frame = Frame(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
-        prompt_token_ids = await self._prompt_token_ids(model, chat) if chat.options.has_token_ids else None
-        answer = ChatAnswer(chat, frame, tool_format, reasoning, prompt_token_ids)
-        with Generation(self._dataplane, [request]) as generation:
-            async for arrivals in generation.arrivals():
-                if is_streamed:
-                    events = b"".join(event(chunk) for _, response in arrivals for chunk in answer.chunks(response))
-                    if events:
-                        await call.send(events)
-                else:
-                    for _, response in arrivals:
-                        answer.take(response)
-        if reasoning is not None and is_counted:
-            await self._count_reasoning(model, reasoning, answer)
-        if is_streamed:
-            await call.send(b"".join(event(chunk) for chunk in answer.last_chunks()))
-            await call.finish()
-        else:
-            call.answer(answer.document())
+        prepared = await prepare(self._dataplane, model, chat.call, call)
+        kind = "chat.completion.chunk" if chat.call.is_streamed else "chat.completion"
+        envelope = Envelope(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
+        ids = await self._prompt_token_ids(model, chat) if chat.call.has_token_ids else None
+        await answer(self._dataplane, prepared, call, ChatWriter(chat, prepared, envelope, call.framing, ids))
 
     async def _prompt_token_ids(self, model: LanguageModel, chat: ChatRequest) -> list[int]:
-        prompt = await conversation_input(self._dataplane, model, chat.conversation)
-        adds = chat.adds_special_tokens
+        assert chat.call.conversation is not None, "a chat has one"
+        prompt = await conversation_input(self._dataplane, model, chat.call.conversation)
+        adds = chat.call.adds_special_tokens
         return (await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds))[0]
 
-    async def _count_reasoning(self, model: LanguageModel, tags: ReasoningFormat, answer: ChatAnswer) -> None:
-        """Note how many tokens the reasoning is, where the model can say it: those between the tokens of its tags, or,
-        where they are not to be found, those of its text.
-        """
-        if "operation" not in model.inputs:
-            return
-        start, end = await self._tokens_of(model, [tags.start, tags.end])
-        counts = answer.count_reasoning(start, end)
-        texts = [text for text, count in zip(answer.reasoning_texts(), counts, strict=True) if text and count is None]
-        ids = await self._tokens_of(model, texts)
-        answer.usage.num_reasoning_tokens = sum(count or 0 for count in counts) + sum(map(len, ids))
 
-    async def _tokens_of(self, model: LanguageModel, texts: list[str]) -> list[list[int]]:
-        prompts = [{"text_input": text} for text in texts]
-        return await token_ids_of(self._dataplane, model, prompts, adds_special_tokens=False)
-
-
-def _request(model: LanguageModel, chat: ChatRequest, prompt: dict[str, Any], *, has_token_ids: bool) -> InferRequest:
-    needed, wanted = generation_inputs(chat.options, model.inputs)
-    needed |= prompt
-    if chat.adds_special_tokens is not None:
-        needed["add_special_tokens"] = chat.adds_special_tokens
-    elif "text_input" in prompt:
-        # The template has written them.
-        wanted["add_special_tokens"] = False
-    if has_token_ids:
-        wanted["return_token_ids"] = True
-    return model.request(needed, wanted)
-
-
-def _tool_format(model: LanguageModel, chat: ChatRequest) -> ToolFormat | None:
-    """How the model writes calls. Raises ParameterError when it may call tools and nobody knows how it does."""
-    if chat.tools.use is not ToolUse.AUTO:
-        return None
-    if not model.tool_parser:
-        raise ParameterError(
-            f"model '{model.name}' cannot be asked to choose tools: its config has no parameter tool_parser "
-            f"(one of {', '.join(sorted(TOOL_FORMATS))}); use tool_choice required, a named function, or none",
-            "tool_choice",
-            Fault.UNSUPPORTED_PARAMETER,
-        )
-    found = TOOL_FORMATS.get(model.tool_parser)
-    if found is None:
-        raise _unknown_format(model, "tool_parser", model.tool_parser, TOOL_FORMATS)
-    return found
-
-
-def _reasoning_format(model: LanguageModel) -> ReasoningFormat | None:
-    name = model.reasoning_parser
-    if not name:
-        return None
-    found = REASONING_FORMATS.get(name)
-    if found is None:
-        raise _unknown_format(model, "reasoning_parser", name, REASONING_FORMATS)
-    return found
-
-
-def _unknown_format(model: LanguageModel, parameter: str, name: str, known: dict[str, Any]) -> InternalError:
-    return InternalError(
-        f"model '{model.name}': the parameter {parameter} of its config is '{name:.40}', "
-        f"expected one of {', '.join(sorted(known))}"
-    )
-
-
-def _with_marks(chat: ChatRequest, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> ChatRequest:
-    """Ask for the tokens that mark calls and reasoning, where they would be left out of the text."""
-    has_marks = (tools is not None and tools.has_special_tokens) or (
-        reasoning is not None and reasoning.has_special_tokens
-    )
-    if not has_marks:
-        return chat
-    sampling = {**chat.options.sampling, "skip_special_tokens": False}
-    return replace(chat, options=replace(chat.options, sampling=sampling))
-
-
-class ChatAnswer:
-    """All choices of a call, as their pieces come."""
+class ChatWriter(EventWriter):
+    """All choices of a call, as their events come."""
 
     def __init__(
         self,
         chat: ChatRequest,
-        frame: Frame,
-        tool_format: ToolFormat | None,
-        reasoning: ReasoningFormat | None,
+        prepared: Prepared,
+        envelope: Envelope,
+        framing: Framing,
         prompt_token_ids: list[int] | None,
     ) -> None:
         """`prompt_token_ids` are told at the beginning, if at all."""
         self._options = chat.options
-        self._frame = frame
+        self._usage = prepared.usage
+        self._envelope = envelope
+        self._framing = framing
         self._prompt_token_ids = prompt_token_ids
-        self.usage = Usage()
-        self._prompt_logprobs: list[TokenLogprob | None] | None = None
-        self._choices = [ChatChoice(chat, index, tool_format, reasoning) for index in range(chat.options.num_choices)]
+        self._has_prompt_logprobs = chat.call.num_prompt_logprobs is not None
+        (self._sources,) = prepared.choices
+        self._choices = [_ChatChoice(chat, choice) for choice in self._sources]
+        # Of a choice, when it has begun: frames of chunks in which only the text changes.
+        self._text_frames: list[PreparedFrame | None] = [None] * len(self._choices)
 
-    def take(self, response: InferResponse) -> list[ChatChoice]:
-        """Note a response; the choices that it has news of."""
-        touched = []
-        for piece in read_pieces(response):
-            if 0 <= piece.choice < len(self._choices):
-                choice = self._choices[piece.choice]
-                self.usage.take(0, piece)
-                choice.take(piece)
-                touched.append(choice)
-                if piece.prompt_logprobs is not None:
-                    self._prompt_logprobs = piece.prompt_logprobs
-        if response.is_final:
-            # Of a model that does not say why it ended.
-            for choice in self._choices:
-                if not choice.is_finished:
-                    choice.finish("stop")
-                    touched.append(choice)
-        return list(dict.fromkeys(touched))
+    def frames(self, news: News) -> bytes:
+        if len(news) == 1:
+            choice, events = news[0]
+            frame = self._text_frames[choice.number]
+            if frame is not None and len(events) == 1 and type(events[0]) is Text:
+                # The usual case, and the one that comes for every token.
+                return frame.with_text(events[0].text)
+        chunks = [chunk for choice, events in news for chunk in self._chunks(choice, events)]
+        if chunks and self._prompt_token_ids is not None:
+            chunks[0]["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
+        return b"".join(self._framing.frame(orjson.dumps(chunk)) for chunk in chunks)
 
-    def chunks(self, response: InferResponse) -> list[dict[str, Any]]:
-        """What a response adds to a stream."""
-        parts = [part for choice in self.take(response) for part in choice.chunks()]
-        if self._options.has_usage:
-            usage = self.usage.document() if self._options.has_continuous_usage else None
-            found = [self._frame.around([part], usage) for part in parts]
-        else:
-            found = [self._frame.around_part(part) for part in parts]
-        if found and self._prompt_token_ids is not None:
-            found[0]["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
-        return found
+    def last_frames(self) -> bytes:
+        if not self._options.has_usage:
+            return b""
+        return self._framing.frame(orjson.dumps(self._envelope.around([], usage_document(self._usage))))
 
-    def last_chunks(self) -> list[dict[str, Any]]:
-        """What a stream has after all choices."""
-        return [self._frame.around([], self.usage.document())] if self._options.has_usage else []
+    def note(self, news: News) -> None:
+        for choice, events in news:
+            self._choices[choice.number].said.add(events)
 
     def document(self) -> dict[str, Any]:
-        """The whole answer."""
-        document = self._frame.around([choice.choice() for choice in self._choices], self.usage.document())
-        if self._options.num_prompt_logprobs is not None:
-            document["prompt_logprobs"] = prompt_logprobs_document(self._prompt_logprobs)
+        usage = usage_document(self._usage)
+        document = self._envelope.around([choice.document() for choice in self._choices], usage)
+        if self._has_prompt_logprobs:
+            found = next((choice.prompt_logprobs for choice in self._sources if choice.prompt_logprobs), None)
+            document["prompt_logprobs"] = prompt_logprobs_document(found)
         if self._prompt_token_ids is not None:
             document["prompt_token_ids"] = self._prompt_token_ids
         return document
 
-    def reasoning_texts(self) -> list[str]:
-        """The reasoning of each choice, told to the client or not; empty of a model whose reasoning nobody knows."""
-        return [choice.reasoning or "" for choice in self._choices]
+    def _chunks(self, choice: Choice, events: Sequence[Event]) -> list[dict[str, Any]]:
+        written = self._choices[choice.number]
+        chunks = [self._around(part) for part in written.chunks(events)]
+        has_plain_text = not (choice.is_finished or written.has_tokens or self._options.has_continuous_usage)
+        if has_plain_text and self._text_frames[choice.number] is None:
+            marked = self._around(written.chunk({"content": PreparedFrame.MARK}))
+            self._text_frames[choice.number] = PreparedFrame(self._framing, marked)
+        return chunks
 
-    def count_reasoning(self, start: list[int], end: list[int]) -> list[int | None]:
-        """How many tokens the reasoning of each choice is, as far as tokens tell it. See `ChatChoice`."""
-        return [choice.count_reasoning(start, end) for choice in self._choices]
+    def _around(self, part: dict[str, Any]) -> dict[str, Any]:
+        if not self._options.has_usage:
+            return self._envelope.around_part(part)
+        usage = usage_document(self._usage) if self._options.has_continuous_usage else None
+        return self._envelope.around([part], usage)
+
+
+class _ChatChoice:
+    """What is written of one choice. `said` is what was said since."""
+
+    def __init__(self, chat: ChatRequest, choice: Choice) -> None:
+        self.chat = chat
+        self.said = Said()
+        self.has_tokens = chat.call.num_logprobs is not None or chat.call.has_token_ids
+        self._choice = choice
+        self._is_begun = False
+
+    def chunks(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+        """More of it as choices of chunks; none while it is not certain what it is."""
+        said = self.said
+        said.add(events)
+        found = []
+        if not self._is_begun:
+            self._is_begun = True
+            found.append(self.chunk({"role": "assistant", "content": ""}))
+        if not said.is_silent:
+            found.append(self.chunk(self._delta(), has_tokens=True))
+            said.forget_text()
+        if said.finish is not None:
+            # The tokens of what was dropped, such as tags, come at the end.
+            found.append(self.chunk({}, has_tokens=bool(said.logprobs or said.token_ids), finish=said.finish))
+            said.finish = None
+        return found
+
+    def chunk(self, delta: dict[str, Any], *, has_tokens: bool = False, finish: Finish | None = None) -> dict[str, Any]:
+        """A chunk's choice, with the tokens since the last one that had some."""
+        reason = None if finish is None else self._reason(finish)
+        chunk: dict[str, Any] = {
+            "index": self._choice.number,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": reason,
+        }
+        if finish is not None:
+            chunk["stop_reason"] = finish.stop_reason
+        if has_tokens:
+            chunk["logprobs"] = self._logprobs()
+            if self.chat.call.has_token_ids:
+                chunk["token_ids"] = self.said.token_ids
+            self.said.forget_tokens()
+        return chunk
+
+    def document(self) -> dict[str, Any]:
+        """The whole, as a choice of an answer."""
+        said = self.said
+        message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
+        if said.calls:
+            if self.chat.tools.is_legacy:
+                message["function_call"] = {"name": said.calls[0].name, "arguments": said.calls[0].arguments}
+            else:
+                message["tool_calls"] = [_call_document(call) for call in said.calls]
+            message["content"] = said.text or None
+        if self._choice.has_reasoning:
+            if said.reasoning and not said.text:
+                message["content"] = None
+            message["reasoning"] = message["reasoning_content"] = said.reasoning or None
+        finish = said.finish
+        choice: dict[str, Any] = {
+            "index": self._choice.number,
+            "message": message,
+            "logprobs": self._logprobs(),
+            "finish_reason": None if finish is None else self._reason(finish),
+            "stop_reason": None if finish is None else finish.stop_reason,
+        }
+        if self.chat.call.has_token_ids:
+            choice["token_ids"] = said.token_ids
+        return choice
+
+    def _reason(self, finish: Finish) -> str:
+        tools = self.chat.tools
+        is_call = finish.has_calls and finish.reason == "stop" and tools.use is not ToolUse.NAMED
+        called = "function_call" if tools.is_legacy else "tool_calls"
+        return called if is_call else finish.reason
+
+    def _delta(self) -> dict[str, Any]:
+        said = self.said
+        document: dict[str, Any] = {}
+        if said.reasoning:
+            document["reasoning"] = document["reasoning_content"] = said.reasoning
+        if said.text:
+            document["content"] = said.text
+        if said.calls and self.chat.tools.is_legacy:
+            document["function_call"] = _legacy_delta(said.calls)
+        elif said.calls:
+            document["tool_calls"] = [_call_delta(call) for call in said.calls]
+        return document
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        if self.chat.call.num_logprobs is None:
+            return None
+        by_id = self.chat.options.names_tokens_by_id
+        return {"content": chat_logprobs(self.said.logprobs, by_id=by_id), "refusal": None}
+
+
+def _call_document(call: ToolDelta) -> dict[str, Any]:
+    """As an item of `message.tool_calls`."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_delta(call: ToolDelta) -> dict[str, Any]:
+    """As an item of `delta.tool_calls`. Each call has one in a chunk: clients look at the first of a call only."""
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _legacy_delta(calls: Sequence[ToolDelta]) -> dict[str, str]:
+    """More of the one call of a function."""
+    arguments = "".join(call.arguments for call in calls)
+    name = next((call.name for call in calls if call.name), "")
+    return {"name": name, "arguments": arguments} if name else {"arguments": arguments}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.tools import Tools, ToolUse
-from modelserver.frontends.openai.generation_options import GenerationOptions, read_stream_options
+from modelserver.frontends.openai.answer_parts import AnswerOptions, read_stream_options
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.messages import read_messages
 from modelserver.frontends.openai.sampling import read_choices, read_sampling, unsupported
@@ -35,24 +36,11 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`conversation` is the model's input `messages`; `echo` the text that the answer begins with.
+    """What the model is asked, and how the answer is written. `tools` are those of the call."""
 
-    `adds_special_tokens` None: the template does, as usual.
-    """
-
-    conversation: dict[str, Any]
-    options: GenerationOptions
+    call: GenerateCall
+    options: AnswerOptions
     tools: Tools
-    echo: str = ""
-    has_reasoning: bool = True
-    is_structured: bool = False
-    adds_special_tokens: bool | None = None
-
-    @property
-    def is_thinking_disabled(self) -> bool:
-        """Whether the client told the template that the model should not reason."""
-        kwargs = self.conversation.get("chat_template_kwargs", {})
-        return kwargs.get("enable_thinking") is False or kwargs.get("thinking") is False
 
 
 def read_chat(fields: Fields, limits: OpenAiLimits) -> ChatRequest:
@@ -74,22 +62,25 @@ def read_chat(fields: Fields, limits: OpenAiLimits) -> ChatRequest:
         sampling["structured_outputs"] = structure
     last = conversation["messages"][-1]
     return ChatRequest(
-        conversation=conversation,
-        tools=tools,
-        echo=last["content"] if fields.flag("echo") and last["role"] == "assistant" else "",
-        has_reasoning=fields.flag("include_reasoning", True),
-        is_structured=structure is not None,
-        adds_special_tokens=fields.flag("add_special_tokens") if fields.has("add_special_tokens") else None,
-        options=GenerationOptions(
+        call=GenerateCall(
+            conversation=conversation,
             sampling=sampling,
             num_choices=num_choices,
-            num_returned=num_choices,
+            tools=tools,
+            echo=last["content"] if fields.flag("echo") and last["role"] == "assistant" else "",
             is_streamed=is_streamed,
+            has_reasoning=fields.flag("include_reasoning", True),
+            has_token_ids=fields.flag("return_token_ids"),
+            is_counted=has_usage or not is_streamed,
+            adds_special_tokens=fields.flag("add_special_tokens") if fields.has("add_special_tokens") else None,
+        ),
+        options=AnswerOptions(
+            num_returned=num_choices,
             has_usage=has_usage,
             has_continuous_usage=is_continuous,
-            has_token_ids=fields.flag("return_token_ids"),
             names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
         ),
+        tools=tools,
     )
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from modelserver.frontends.llm.call import GenerateCall, Prompt
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
-from modelserver.frontends.openai.generation_options import GenerationOptions, read_stream_options
+from modelserver.frontends.openai.answer_parts import AnswerOptions, read_stream_options
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID, read_choices, read_sampling, unsupported
 from modelserver.frontends.openai.structure import read_structure
 
 _DEFAULT_MAX_TOKENS = 16
 
-# A text, or its token ids.
-Prompt = str | list[int]
-
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """`has_text` False: only the prompt is to be echoed, with its log-probabilities if these are wanted."""
+    """What the model is asked, and how the answer is written.
 
-    prompts: tuple[Prompt, ...]
-    options: GenerationOptions
+    `has_text` False: only the prompt is to be echoed, with its log-probabilities if these are wanted.
+    """
+
+    call: GenerateCall
+    options: AnswerOptions
     is_echoed: bool = False
     has_text: bool = True
-    adds_special_tokens: bool = True
 
 
 def read_completion(fields: Fields, limits: OpenAiLimits) -> CompletionRequest:
@@ -56,20 +56,23 @@ def read_completion(fields: Fields, limits: OpenAiLimits) -> CompletionRequest:
     if num_choices > 1:
         sampling["n"] = num_choices
     return CompletionRequest(
-        prompts=tuple(prompts),
-        is_echoed=is_echoed,
-        has_text=max_tokens > 0,
-        adds_special_tokens=fields.flag("add_special_tokens", True),
-        options=GenerationOptions(
+        call=GenerateCall(
+            prompts=tuple(prompts),
             sampling=sampling,
             num_choices=num_choices,
-            num_returned=num_returned,
             is_streamed=is_streamed,
+            has_token_ids=fields.flag("return_token_ids"),
+            ranks_choices=num_choices > num_returned,
+            adds_special_tokens=None if fields.flag("add_special_tokens", True) else False,
+        ),
+        options=AnswerOptions(
+            num_returned=num_returned,
             has_usage=has_usage,
             has_continuous_usage=is_continuous,
-            has_token_ids=fields.flag("return_token_ids"),
             names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
         ),
+        is_echoed=is_echoed,
+        has_text=max_tokens > 0,
     )
 
 

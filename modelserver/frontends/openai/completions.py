@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelserver.core.request import InferRequest
-from modelserver.frontends.llm.edge import Call, event
-from modelserver.frontends.llm.generation import Arrival, Generation
+import orjson
+
+from modelserver.frontends.http.framing import Framing, PreparedFrame
+from modelserver.frontends.llm.answering import EventWriter, News, Prepared, answer, prepare
+from modelserver.frontends.llm.choices import Choice, Said
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.events import Event, Finish, Text, Tokens
 from modelserver.frontends.llm.models import LanguageModel, find_model
-from modelserver.frontends.llm.pieces import Piece, read_pieces
-from modelserver.frontends.openai.completion_choice import CompletionChoice
-from modelserver.frontends.openai.completion_request import CompletionRequest, Prompt, read_completion
-from modelserver.frontends.openai.frame import Frame
-from modelserver.frontends.openai.generation_options import generation_inputs
+from modelserver.frontends.llm.tokens import token_ids_of, token_texts_of
+from modelserver.frontends.openai.answer_parts import (
+    CompletionLogprobs,
+    Envelope,
+    prompt_entries,
+    prompt_logprobs_document,
+    usage_document,
+)
+from modelserver.frontends.openai.completion_request import CompletionRequest, read_completion
 from modelserver.frontends.openai.limits import OpenAiLimits
-from modelserver.frontends.openai.tokens import token_ids_of, token_texts_of
-from modelserver.frontends.openai.usage import Usage
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
@@ -32,125 +39,167 @@ class Completions:
         """Answer `call`. Raises ServerError for what goes wrong before the answer begins."""
         model = await find_model(self._dataplane, call.fields.text("model"))
         completion = read_completion(call.fields, self._limits)
-        requests = [call.adopt(_request(model, completion, prompt)) for prompt in completion.prompts]
+        prepared = await prepare(self._dataplane, model, completion.call, call)
         echoes = await self._echoes(model, completion) if completion.is_echoed else None
-        ids = await self._token_ids(model, completion) if completion.options.has_token_ids else None
-        frame = Frame(call.make_id("cmpl-"), "text_completion", call.created_s, model.name)
-        answer = CompletionAnswer(completion, frame, echoes, ids)
-        with Generation(self._dataplane, requests) as generation:
-            if completion.options.is_streamed:
-                await _stream(call, answer, generation)
-                return
-            async for arrivals in generation.arrivals():
-                for arrival in arrivals:
-                    answer.take(arrival)
-        call.answer(answer.document())
+        ids = await self._token_ids(model, completion) if completion.call.has_token_ids else None
+        envelope = Envelope(call.make_id("cmpl-"), "text_completion", call.created_s, model.name)
+        writer = CompletionWriter(completion, prepared, envelope, call.framing, echoes=echoes, token_ids=ids)
+        await answer(self._dataplane, prepared, call, writer)
 
     async def _token_ids(self, model: LanguageModel, completion: CompletionRequest) -> list[list[int]]:
         """The tokens of each prompt."""
-        texts = [{"text_input": prompt} for prompt in completion.prompts if isinstance(prompt, str)]
-        adds = None if completion.adds_special_tokens else False
+        prompts = completion.call.prompts
+        texts = [{"text_input": prompt} for prompt in prompts if isinstance(prompt, str)]
+        adds = completion.call.adds_special_tokens
         found = iter(await token_ids_of(self._dataplane, model, texts, adds_special_tokens=adds))
-        return [next(found) if isinstance(prompt, str) else prompt for prompt in completion.prompts]
+        return [next(found) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     async def _echoes(self, model: LanguageModel, completion: CompletionRequest) -> list[str]:
         """The text of each prompt."""
-        ids = [prompt for prompt in completion.prompts if not isinstance(prompt, str)]
+        prompts = completion.call.prompts
+        ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
         found = iter(await token_texts_of(self._dataplane, model, ids))
-        return [prompt if isinstance(prompt, str) else next(found) for prompt in completion.prompts]
+        return [prompt if isinstance(prompt, str) else next(found) for prompt in prompts]
 
 
-def _request(model: LanguageModel, completion: CompletionRequest, prompt: Prompt) -> InferRequest:
-    needed, wanted = generation_inputs(completion.options, model.inputs)
-    needed["text_input" if isinstance(prompt, str) else "input_ids"] = prompt
-    if not completion.adds_special_tokens:
-        needed["add_special_tokens"] = False
-    return model.request(needed, wanted)
-
-
-async def _stream(call: Call, answer: CompletionAnswer, generation: Generation) -> None:
-    async for arrivals in generation.arrivals():
-        events = b"".join(event(chunk) for arrival in arrivals for chunk in answer.chunks(arrival))
-        if events:
-            await call.send(events)
-    await call.send(b"".join(event(chunk) for chunk in answer.last_chunks()))
-    await call.finish()
-
-
-class CompletionAnswer:
-    """All choices of a call, as their pieces come."""
+class CompletionWriter(EventWriter):
+    """All choices of a call, as their events come."""
 
     def __init__(
         self,
         completion: CompletionRequest,
-        frame: Frame,
+        prepared: Prepared,
+        envelope: Envelope,
+        framing: Framing,
+        *,
         echoes: list[str] | None,
         token_ids: list[list[int]] | None,
     ) -> None:
         """`echoes` and `token_ids` are what is told of each prompt."""
-        options = completion.options
-        self._options = options
-        self._frame = frame
-        self._usage = Usage()
-        self._choices = [
+        self._options = completion.options
+        self._usage = prepared.usage
+        self._envelope = envelope
+        self._framing = framing
+        self._by_prompt = [
             [
-                CompletionChoice(
+                _CompletionChoice(
                     completion,
-                    prompt * options.num_choices + choice,
+                    choice,
                     echo=None if echoes is None else echoes[prompt],
                     prompt_token_ids=None if token_ids is None else token_ids[prompt],
                 )
-                for choice in range(options.num_choices)
+                for choice in choices
             ]
-            for prompt in range(len(completion.prompts))
+            for prompt, choices in enumerate(prepared.choices)
         ]
+        self._choices = [written for choices in self._by_prompt for written in choices]
+        # Of a choice, when it has begun: frames of chunks in which only the text changes.
+        self._text_frames: list[PreparedFrame | None] = [None] * len(self._choices)
 
-    def take(self, arrival: Arrival) -> list[CompletionChoice]:
-        """Note a response; the choices that it has news of."""
-        prompt, response = arrival
-        choices = self._choices[prompt]
-        touched = [
-            self._take_piece(prompt, piece) for piece in read_pieces(response) if 0 <= piece.choice < len(choices)
-        ]
-        if response.is_final:
-            # Of a model that does not say why it ended.
-            for choice in choices:
-                if not choice.is_finished:
-                    choice.finish("stop")
-                    touched.append(choice)
-        return list(dict.fromkeys(touched))
+    def frames(self, news: News) -> bytes:
+        if len(news) == 1:
+            choice, events = news[0]
+            frame = self._text_frames[choice.number]
+            if frame is not None and len(events) == 1 and type(events[0]) is Text:
+                # The usual case, and the one that comes for every token.
+                return frame.with_text(events[0].text)
+        self.note(news)
+        return b"".join(self._frame(choice) for choice, _ in news)
 
-    def _take_piece(self, prompt: int, piece: Piece) -> CompletionChoice:
-        self._usage.take(prompt, piece)
-        choice = self._choices[prompt][piece.choice]
-        choice.take(piece)
-        return choice
-
-    def chunks(self, arrival: Arrival) -> list[dict[str, Any]]:
-        """What a response adds to a stream."""
-        touched = self.take(arrival)
+    def last_frames(self) -> bytes:
         if not self._options.has_usage:
-            return [self._frame.around_part(choice.flush()) for choice in touched]
-        usage = self._usage.document() if self._options.has_continuous_usage else None
-        return [self._frame.around([choice.flush()], usage) for choice in touched]
+            return b""
+        return self._framing.frame(orjson.dumps(self._envelope.around([], usage_document(self._usage))))
 
-    def last_chunks(self) -> list[dict[str, Any]]:
-        """What a stream has after all choices."""
-        return [self._frame.around([], self._usage.document())] if self._options.has_usage else []
+    def note(self, news: News) -> None:
+        for choice, events in news:
+            self._choices[choice.number].add(events)
 
     def document(self) -> dict[str, Any]:
         """The whole answer: of each prompt the best choices, in their order."""
         num_returned = self._options.num_returned
         found: list[dict[str, Any]] = []
-        for choices in self._choices:
+        for choices in self._by_prompt:
             ranked = choices
             if len(choices) > num_returned:
-                ranked = sorted(choices, key=_mean_logprob, reverse=True)[:num_returned]
+                ranked = sorted(choices, key=_CompletionChoice.mean_logprob, reverse=True)[:num_returned]
             for choice in ranked:
-                choice.index = len(found)
-                found.append(choice.flush())
-        return self._frame.around(found, self._usage.document())
+                found.append({**choice.flush(), "index": len(found)})
+        return self._envelope.around(found, usage_document(self._usage))
+
+    def _frame(self, choice: Choice) -> bytes:
+        written = self._choices[choice.number]
+        frame = self._framing.frame(orjson.dumps(self._around(written.flush())))
+        if self._text_frames[choice.number] is None and not (
+            choice.is_finished or written.has_tokens or self._options.has_continuous_usage
+        ):
+            marked = {**written.flush(), "text": PreparedFrame.MARK}
+            self._text_frames[choice.number] = PreparedFrame(self._framing, self._around(marked))
+        return frame
+
+    def _around(self, part: dict[str, Any]) -> dict[str, Any]:
+        if not self._options.has_usage:
+            return self._envelope.around_part(part)
+        usage = usage_document(self._usage) if self._options.has_continuous_usage else None
+        return self._envelope.around([part], usage)
 
 
-def _mean_logprob(choice: CompletionChoice) -> float:
-    return choice.cumulative_logprob / max(1, choice.num_tokens)
+class _CompletionChoice:
+    """What is written of one choice. `echo` is the prompt's text if that is to precede it; `prompt_token_ids` are told
+    at the beginning."""
+
+    def __init__(
+        self, completion: CompletionRequest, choice: Choice, *, echo: str | None, prompt_token_ids: list[int] | None
+    ) -> None:
+        self.has_tokens = completion.call.num_logprobs is not None or completion.call.has_token_ids
+        # Text that is left out makes no plain chunks.
+        self.has_tokens = self.has_tokens or not completion.has_text
+        self._completion = completion
+        self._choice = choice
+        self._echo = echo
+        self._prompt_token_ids = prompt_token_ids
+        self._is_begun = False
+        self._logprobs = CompletionLogprobs(by_id=completion.options.names_tokens_by_id)
+        self._said = Said()
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Note what the model says."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._begin()
+        if not self._completion.has_text:
+            events = [event for event in events if isinstance(event, Finish)]
+        self._said.add(events)
+
+    def mean_logprob(self) -> float:
+        """By which the choices of a prompt are ranked."""
+        return self._choice.cumulative_logprob / max(1, self._choice.num_tokens)
+
+    def flush(self) -> dict[str, Any]:
+        """The choice with what was noted since the last time."""
+        call, said = self._completion.call, self._said
+        finish = said.finish
+        choice: dict[str, Any] = {
+            "index": self._choice.number,
+            "text": said.text,
+            "logprobs": None if call.num_logprobs is None else self._logprobs.take(said.logprobs),
+            "finish_reason": None if finish is None else finish.reason,
+            "stop_reason": None if finish is None else finish.stop_reason,
+        }
+        if call.has_token_ids:
+            choice["token_ids"] = said.token_ids
+        if self._prompt_token_ids is not None:
+            choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
+        if call.num_prompt_logprobs is not None and not call.is_streamed:
+            choice["prompt_logprobs"] = prompt_logprobs_document(self._choice.prompt_logprobs)
+        said.forget_text()
+        said.forget_tokens()
+        return choice
+
+    def _begin(self) -> None:
+        if self._echo is None:
+            return
+        entries = []
+        if self._choice.prompt_logprobs is not None:
+            entries = prompt_entries(self._choice.prompt_logprobs, self._echo)
+        self._said.add([Text(self._echo), Tokens([], entries)])

@@ -12,8 +12,8 @@ from modelserver.errors import InternalError
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
-from modelserver.frontends.llm.generation import Generation
 from modelserver.frontends.llm.models import LanguageModel, find_model
+from modelserver.frontends.llm.requests import responses_of
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.completion_request import read_prompts
 from modelserver.frontends.openai.limits import OpenAiLimits
@@ -43,12 +43,7 @@ class Embeddings:
         common = _common_inputs(fields, model)
         wanted = {"return_num_input_tokens": True}
         requests = [call.adopt(model.request(common | each, wanted)) for each in _inputs(fields, self._limits)]
-        found: list[InferResponse | None] = [None] * len(requests)
-        with Generation(self._dataplane, requests) as generation:
-            async for arrivals in generation.arrivals():
-                for index, response in arrivals:
-                    if response.outputs:
-                        found[index] = response
+        found = await responses_of(self._dataplane, requests)
         num_tokens = sum(_num_tokens(response) for response in found)
         call.answer(
             {

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from modelserver.errors import ErrorCode, QueueFullError, ServerError
+from modelserver.frontends.llm.edge import ApiErrors
 from modelserver.frontends.llm.errors import (
     Fault,
     MediaTypeError,
@@ -18,7 +19,6 @@ from modelserver.frontends.llm.errors import (
     UnknownModelError,
     read_refusal,
 )
-from modelserver.frontends.llm.framing import EventErrors
 from modelserver.protocol.http_status import JSON_TYPE, error_text, retry_headers
 from modelserver.protocol.response import HttpResponse
 
@@ -117,7 +117,7 @@ def refusal(status: int, message: str, code: str | None) -> HttpResponse:
     return HttpResponse(status, [JSON_TYPE], (orjson.dumps(_document(message, kind)),))
 
 
-class OpenAiErrors(EventErrors):
+class OpenAiErrors(ApiErrors):
     """OpenAI's form."""
 
     def document(self, error: Exception) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import ModelAsleepError
+from modelserver.frontends.http.framing import SSE_DONE
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.http.router import Api, Route
 from modelserver.frontends.llm.edge import CallEdge
@@ -45,7 +46,7 @@ class OpenAi:
         self._controlplane = controlplane
         self._http_limits = limits
         self._limits = openai_limits or OpenAiLimits()
-        self._edge = CallEdge(dataplane, limits, OpenAiErrors())
+        self._edge = CallEdge(dataplane, limits, errors=OpenAiErrors(), framing=SSE_DONE)
         self._created_s = int(time.time())
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 

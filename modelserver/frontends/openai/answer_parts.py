@@ -1,17 +1,84 @@
-"""Log-probabilities of tokens: the model's entries -> the two forms that OpenAI has for them.
-
-An entry is `{"token_id", "token", "bytes", "logprob", "rank", "top": [{"token_id", "token", "bytes", "logprob"}]}`.
-"""
+"""What the answers to chats and completions have in common: the fields around choices, usage, and log-probabilities."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from modelserver.frontends.llm.pieces import TokenLogprob
+from modelserver.frontends.llm.choices import Usage
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.events import TokenLogprob
+from modelserver.frontends.llm.fields import Fields
 
-# What stands for minus infinity, which JSON cannot say.
+# Stands for minus infinity, which JSON cannot say.
 _LOWEST = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How a call wants its answer written. `num_returned` of the choices are answered, the best ones."""
+
+    num_returned: int = 1
+    has_usage: bool = False
+    has_continuous_usage: bool = False
+    names_tokens_by_id: bool = False
+
+
+def read_stream_options(fields: Fields) -> tuple[bool, bool, bool]:
+    """Whether the answer is streamed, with usage at its end, and with usage in every chunk. Raises ParameterError."""
+    is_streamed = fields.flag("stream")
+    options = fields.fields("stream_options")
+    if options is None:
+        return is_streamed, False, False
+    if not is_streamed:
+        raise ParameterError("'stream_options' is only allowed with stream: true", "stream_options")
+    has_usage = options.flag("include_usage")
+    is_continuous = options.flag("continuous_usage_stats")
+    options.flag("include_obfuscation")
+    return is_streamed, has_usage, has_usage and is_continuous
+
+
+class Envelope:
+    """What every answer and every chunk of a call has around its choices: its id, kind, time and model."""
+
+    def __init__(self, answer_id: str, kind: str, created_s: int, model: str) -> None:
+        """`kind` is the `object` of the answer."""
+        self._fields = {
+            "id": answer_id,
+            "object": kind,
+            "created": created_s,
+            "model": model,
+            "system_fingerprint": fingerprint(model),
+        }
+
+    def around(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        """The answer, or a chunk of it in a stream that has usage, null in most of them."""
+        return {**self._fields, "choices": choices, "usage": usage}
+
+    def around_part(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A chunk of a stream without usage."""
+        return {**self._fields, "choices": [choice]}
+
+
+def fingerprint(model: str) -> str:
+    """Names what answers: equal for equal models, as clients compare it between calls with a seed."""
+    return "fp_" + hashlib.blake2s(model.encode(), digest_size=5).hexdigest()
+
+
+def usage_document(usage: Usage) -> dict[str, Any]:
+    """As `usage` of an answer."""
+    num_inputs, num_outputs = usage.num_input_tokens, usage.num_output_tokens
+    document: dict[str, Any] = {
+        "prompt_tokens": num_inputs,
+        "completion_tokens": num_outputs,
+        "total_tokens": num_inputs + num_outputs,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }
+    if usage.num_reasoning_tokens is not None:
+        document["completion_tokens_details"] = {"reasoning_tokens": min(num_outputs, usage.num_reasoning_tokens)}
+    return document
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], *, by_id: bool) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError
-from modelserver.frontends.llm.pieces import Piece, read_pieces
+from modelserver.frontends.llm.token_deltas import TokenDelta, read_deltas
 
 
 def response(**columns: list[Any]) -> InferResponse:
@@ -28,13 +28,13 @@ def response(**columns: list[Any]) -> InferResponse:
 
 
 def test_the_least_is_text() -> None:
-    assert read_pieces(response(text_output=[b"a", "é".encode()])) == [Piece(0, "a"), Piece(1, "é")]
-    assert read_pieces(response(text_output=[b"\xff"])) == [Piece(0, "\ufffd")]
-    assert read_pieces(response()) == []
+    assert read_deltas(response(text_output=[b"a", "é".encode()])) == [TokenDelta(0, "a"), TokenDelta(1, "é")]
+    assert read_deltas(response(text_output=[b"\xff"])) == [TokenDelta(0, "\ufffd")]
+    assert read_deltas(response()) == []
 
 
 def test_everything_of_one_choice() -> None:
-    pieces = read_pieces(
+    deltas = read_deltas(
         response(
             text_output=[b"a b"],
             index=[3],
@@ -49,11 +49,11 @@ def test_everything_of_one_choice() -> None:
             token_ids=[5, 6],
         )
     )
-    assert pieces == [Piece(3, "a b", "stop", "END", [{"token": "a"}], [5, 6], -2.0, 7, 2, 1, [None])]
+    assert deltas == [TokenDelta(3, "a b", "stop", "END", [{"token": "a"}], [5, 6], -2.0, 7, 2, 1, [None])]
 
 
 def test_what_several_choices_share_is_said_once() -> None:
-    pieces = read_pieces(
+    deltas = read_deltas(
         response(
             text_output=[b"a", b"b"],
             num_input_tokens=[7],
@@ -62,8 +62,8 @@ def test_what_several_choices_share_is_said_once() -> None:
             choice_token_ids=[b"[[1], [2, 3]]"],
         )
     )
-    assert [(each.choice, each.num_input_tokens, each.num_output_tokens) for each in pieces] == [(0, 7, 1), (1, 7, 2)]
-    assert [(each.stop_reason, each.token_ids) for each in pieces] == [(None, [1]), (9, [2, 3])]
+    assert [(each.choice, each.num_input_tokens, each.num_output_tokens) for each in deltas] == [(0, 7, 1), (1, 7, 2)]
+    assert [(each.stop_reason, each.token_ids) for each in deltas] == [(None, [1]), (9, [2, 3])]
 
 
 def test_the_log_probabilities_of_tritons_vllm_backend_are_known() -> None:
@@ -72,10 +72,10 @@ def test_the_log_probabilities_of_tritons_vllm_backend_are_known() -> None:
 
     document = [{"7": told(-3.0, 9, "é"), "5": told(-0.1, 1, "a"), "6": told(-2.0, 2, "b")}, {"8": told(-1.0, 1, "c")}]
     raw = json.dumps(document).encode()
-    (piece,) = read_pieces(response(text_output=[b"x"], finish_reason=[b"None"], logprobs=[raw]))
-    assert piece.finish_reason == ""
-    assert piece.logprobs is not None
-    first, second = piece.logprobs
+    (delta,) = read_deltas(response(text_output=[b"x"], finish_reason=[b"None"], logprobs=[raw]))
+    assert delta.finish_reason == ""
+    assert delta.logprobs is not None
+    first, second = delta.logprobs
     assert (first["token_id"], first["token"], first["bytes"], first["rank"]) == (7, "é", [195, 169], 9)
     assert [token["token_id"] for token in first["top"]] == [5, 6]
     assert (second["token_id"], second["top"]) == (8, [])
@@ -83,4 +83,4 @@ def test_the_log_probabilities_of_tritons_vllm_backend_are_known() -> None:
 
 def test_what_is_no_json_is_the_model_s_fault() -> None:
     with pytest.raises(InternalError, match="not JSON"):
-        read_pieces(response(text_output=[b"a"], logprobs=[b"{"]))
+        read_deltas(response(text_output=[b"a"], logprobs=[b"{"]))

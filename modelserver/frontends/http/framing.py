@@ -1,0 +1,81 @@
+"""How the documents of an answer are framed: as server-sent events, as lines of JSON, or as one document.
+
+A wire keeps silent event streams open by comments (`: ping`); lines and single documents have nothing of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from modelserver.frontends.http.body import respond_compressed
+from modelserver.protocol.compression import choose_encoding
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.http_status import JSON_HEADERS
+
+# Stands in a document for the text that changes. No name of a model has such characters, and no id.
+_MARK = "\x00text\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """Frames of documents that follow one another in one answer.
+
+    `end` follows the last of them. `error_name` is the event's name of an error, in a stream that has begun: its status
+    was 200, so only the frame can tell.
+    """
+
+    content_type: str
+    before: bytes
+    after: bytes
+    end: bytes = b""
+    error_name: str = ""
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Those of the answer. Proxies that collect an answer before they pass it on are told not to."""
+        return [("Content-Type", self.content_type), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no")]
+
+    def frame(self, document: bytes, name: str = "") -> bytes:
+        """One document, which is JSON without line breaks; as an event of that name, where framing has names."""
+        if name and self.before:
+            return b"event: %b\n%b%b%b" % (name.encode(), self.before, document, self.after)
+        return b"%b%b%b" % (self.before, document, self.after)
+
+    def error(self, document: Mapping[str, Any]) -> bytes:
+        """An error in an answer that has begun. Nothing follows it, not even `end`."""
+        return self.frame(orjson.dumps(document), self.error_name)
+
+
+SSE = Framing("text/event-stream; charset=utf-8", b"data: ", b"\n\n")
+# OpenAI's streams have an end of their own.
+SSE_DONE = Framing(SSE.content_type, SSE.before, SSE.after, end=b"data: [DONE]\n\n")
+NDJSON = Framing("application/x-ndjson", b"", b"\n")
+
+
+class PreparedFrame:
+    """A frame in which only one text changes: all else is written once."""
+
+    __slots__ = ("_after", "_before")
+
+    # Put into the document in the place of the text.
+    MARK = _MARK
+
+    def __init__(self, framing: Framing, document: Mapping[str, Any], name: str = "") -> None:
+        before, mark, after = framing.frame(orjson.dumps(document), name).partition(orjson.dumps(_MARK))
+        assert mark, "the document has the mark"
+        self._before, self._after = before, after
+
+    def with_text(self, text: str) -> bytes:
+        """The frame."""
+        return self._before + orjson.dumps(text) + self._after
+
+
+def respond_document(exchange: HttpExchange, document: object) -> None:
+    """Answer whole: one JSON document, compressed if the client prefers that."""
+    accepted = exchange.head.headers.get("accept-encoding")
+    response = HttpResponse(200, JSON_HEADERS, (orjson.dumps(document),))
+    respond_compressed(exchange, response, choose_encoding(accepted) if accepted else None)
