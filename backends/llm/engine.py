@@ -84,7 +84,11 @@ class Engine:
         self._deliveries: dict[int, Delivery] = {}
         self._by_request: dict[GenerationRequest, _Choices] = {}
         self._grammars = (
-            GrammarQueue(tokenizer, is_compact=options.disable_any_whitespace) if tokenizer is not None else None
+            GrammarQueue(
+                tokenizer, is_compact=options.disable_any_whitespace, engine=options.structured_outputs_backend
+            )
+            if tokenizer is not None
+            else None
         )
         self._inflight: tuple[StepPlan, Launched] | None = None
         self._num_sequences = 0

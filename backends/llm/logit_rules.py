@@ -52,14 +52,15 @@ def forbid_on_host(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
         values[allowed[:num_tokens]] = 0.0
 
 
-def forbid_on_device(logits: torch.Tensor, rows: Rows[int], masks: Rows[npt.NDArray[np.bool_]]) -> None:
-    """The same for several rows of logits [rows, vocabulary] at once: one copy to the device, and no read."""
-    allowed = np.zeros((len(rows), logits.shape[1]), dtype=np.bool_)
-    for place, mask in zip(allowed, masks, strict=True):
-        num_tokens = min(len(mask), len(place))
-        place[:num_tokens] = mask[:num_tokens]
-    kept = torch.from_numpy(allowed)
-    kept = (kept.pin_memory() if logits.device.type == "cuda" else kept).to(logits.device, non_blocking=True)
+def forbid_on_device(logits: torch.Tensor, rows: Rows[int], bits: npt.NDArray[np.uint32]) -> None:
+    """The same for several rows of logits [rows, vocabulary] at once, by bit masks [rows, words]: one copy to the
+    device, and no read."""
+    words = torch.from_numpy(bits.view(np.int32))
+    words = (words.pin_memory() if logits.device.type == "cuda" else words).to(logits.device, non_blocking=True)
+    size = logits.shape[1]
+    places = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = ((words.unsqueeze(-1) >> places) & 1).flatten(1)[:, :size].bool()
+    kept = torch.nn.functional.pad(allowed, (0, size - allowed.shape[1]))
     index = torch.tensor(rows, device=logits.device)
     values = torch.where(kept, logits[index], _FORBIDDEN)
     has_any = values.amax(dim=1, keepdim=True) > _FORBIDDEN

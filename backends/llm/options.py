@@ -23,6 +23,7 @@ class EngineOptions:
     how many there are (one of them is for padding). `scheduling_policy` is "fcfs" or "priority" (lower goes first).
     `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
     `disable_any_whitespace`: structured JSON has no blanks between its elements, unless a request says otherwise.
+    `structured_outputs_backend`: "guidance" or "xgrammar" compiles what texts must be; None: what is installed.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
     """
@@ -50,6 +51,7 @@ class EngineOptions:
     normalize: bool | None = None
     default_prompt_name: str | None = None
     disable_any_whitespace: bool = False
+    structured_outputs_backend: str | None = None
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _RANGES.items():
@@ -126,6 +128,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "normalize": boolean,
     "default_prompt_name": string,
     "disable_any_whitespace": boolean,
+    "structured_outputs_backend": string,
 }
 # Options of which "auto" means None.
 AUTOMATIC = frozenset(
@@ -139,6 +142,7 @@ AUTOMATIC = frozenset(
         "num_threads",
         "pooling",
         "quantization",
+        "structured_outputs_backend",
     }
 )
 # vLLM's engine arguments that model.json files have, and that change no answer here.
@@ -248,4 +252,5 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_logprobs": (lambda value: value >= 0, "at least 0"),
     "num_threads": (lambda value: value >= 1, "at least 1"),
     "pooling": (lambda value: pooling_of(value) is not None, f"one of {', '.join(POOLINGS)}"),
+    "structured_outputs_backend": (lambda value: value in ("guidance", "xgrammar"), "auto, guidance or xgrammar"),
 }

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .draw import DrawInputs, draw_on_device, draw_on_host
+from .grammar.matcher import allowed_mask, fill_masks
 from .logit_rules import apply_rules, forbid_on_device, forbid_on_host
 from .logprobs import LogprobRows, rank_tokens
 from .noise import uniform
@@ -107,7 +108,7 @@ class Sampler:
             return _choose_on_host(logits, sequences, positions)
         bound = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
         if bound:
-            forbid_on_device(logits, bound, [sequences[row].matcher.allowed_mask() for row in bound])
+            forbid_on_device(logits, bound, fill_masks([sequences[row].matcher for row in bound]))
         params = [sequence.params for sequence in sequences]
         if all(one.is_greedy for one in params):
             return logits.argmax(dim=-1)
@@ -143,7 +144,7 @@ def _choose_matching(logits: torch.Tensor, sequence: Sequence, position: int) ->
         token_id = _choose_one(logits, sequence, position, draw=0)
         if matcher.accepts(token_id):
             return token_id
-    forbid_on_host(logits, matcher.allowed_mask())
+    forbid_on_host(logits, allowed_mask(matcher))
     return _choose_one(logits, sequence, position, draw=1)
 
 

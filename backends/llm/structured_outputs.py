@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import orjson
+
+from modelserver.backend import InvalidArgumentError
 
 from .json_fields import boolean, decoded, string, strings, unknown, wrong
 
@@ -14,6 +19,29 @@ COMPACT = "disable_any_whitespace"
 _NEUTRAL = ("disable_fallback", "disable_additional_properties")
 # vLLM's names before `structured_outputs`.
 ALIASES = frozenset({"guided_decoding", *(f"guided_{kind}" for kind in KINDS)})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One of KINDS, with its schema, expression, texts or grammar; `is_compact`: JSON has no blanks."""
+
+    kind: str
+    what: Any
+    is_compact: bool = False
+
+    @classmethod
+    def of(cls, structured_outputs: Mapping[str, Any]) -> Asked:
+        """InvalidArgumentError if it is none of KINDS, or more than one."""
+        given = {kind: what for kind, what in structured_outputs.items() if what is not None}
+        is_compact = bool(given.pop(COMPACT, False))
+        if len(given) != 1 or not given.keys() <= set(KINDS):
+            raise InvalidArgumentError(
+                f"structured output: one of {', '.join(KINDS)} is expected, got {', '.join(given) or 'none'}"
+            )
+        ((kind, what),) = given.items()
+        if kind == "json" and isinstance(what, str | bytes):
+            what = orjson.loads(what)
+        return cls(kind, what, is_compact)
 
 
 def from_aliases(values: dict[str, Any]) -> Any:

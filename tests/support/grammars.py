@@ -5,16 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jsonschema
 import numpy as np
-from modelserver_backends.llm.grammar import Grammar, compile_grammar
-from modelserver_backends.llm.grammar.automaton import DEAD, Automaton
-from modelserver_backends.llm.grammar.expression import Characters, Choice, Concat, Expression, Literal, Repeat
-from modelserver_backends.llm.grammar.json_schema import schema_rules
-from modelserver_backends.llm.grammar.program import ROOT, Program
+from modelserver_backends.llm.grammar import Grammar, allowed_mask, compile_grammar
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.tiny_tokenizers import byte_level
 
@@ -26,57 +22,12 @@ def json_tokenizer() -> Tokenizer:
     return Tokenizer(byte_level(), special={"bos_token": "<s>", "eos_token": "</s>"})
 
 
-compile_builtin = functools.partial(compile_grammar, library="builtin")
-
-
-def is_match(automaton: Automaton, text: str | bytes) -> bool:
-    number = automaton.start
-    for byte in text if isinstance(text, bytes) else text.encode():
-        number = automaton.next(number, byte)
-        if number == DEAD:
-            return False
-    return automaton.configurations[number].is_complete
-
-
-def automaton_of(expression: Expression, **rules: Expression) -> Automaton:
-    return Automaton(Program({ROOT: expression, **rules}))
-
-
-def ends(expression: Expression, text: bytes, start: int, rules: Mapping[str, Expression]) -> frozenset[int]:
-    """Where a match that begins at `start` may end: by trying everything. For short texts."""
-
-    @functools.cache
-    def of(part: Expression, place: int) -> frozenset[int]:
-        if isinstance(part, Literal):
-            return frozenset([place + len(part.text)] if text.startswith(part.text, place) else [])
-        if isinstance(part, Characters):
-            character = text[place : place + 1].decode(errors="replace")
-            is_in = any(low <= ord(one) <= high for one in character for low, high in part.ranges)
-            return frozenset([place + 1] if is_in else [])
-        if isinstance(part, Concat):
-            places = frozenset([place])
-            for inner in part.parts:
-                places = frozenset(after for one in places for after in of(inner, one))
-            return places
-        if isinstance(part, Choice):
-            return frozenset(after for option in part.options for after in of(option, place))
-        if isinstance(part, Repeat):
-            return repeated(part, place)
-        return of(rules[part.rule], place)
-
-    def repeated(part: Repeat, place: int) -> frozenset[int]:
-        found: set[int] = set()
-        places, seen = frozenset([place]), set()
-        for turn in range((part.most if part.most is not None else part.least + len(text) + 1) + 1):
-            if turn >= part.least:
-                found |= places
-            if not places or (turn > part.least and places in seen):
-                break
-            seen.add(places)
-            places = frozenset(after for one in places for after in of(part.part, one))
-        return frozenset(found)
-
-    return of(expression, start)
+def is_match(grammar: Grammar, text: str, tokenizer: Tokenizer | None = None) -> bool:
+    """Whether a grammar allows a text, and lets it end there."""
+    tokenizer = tokenizer or json_tokenizer()
+    matcher = grammar.matcher()
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    return all(matcher.accept(token_id) for token_id in token_ids) and matcher.accepts(min(tokenizer.eos_token_ids))
 
 
 def random_text(grammar: Grammar, tokenizer: Tokenizer, seed: int, max_tokens: int = 150) -> str | None:
@@ -89,7 +40,7 @@ def random_text(grammar: Grammar, tokenizer: Tokenizer, seed: int, max_tokens: i
     while not matcher.is_terminated:
         if len(token_ids) == max_tokens:
             return None
-        mask = matcher.allowed_mask()
+        mask = allowed_mask(matcher)
         allowed = np.flatnonzero(mask).tolist()
         assert allowed, "no token is allowed and the text is not at its end"
         closing = [one for one in allowed if tokenizer.token_bytes(one) in (b"]", b"}", b'"', b"}}", b'"}')]
@@ -120,7 +71,7 @@ def check_schema(schema: Any, seed: int, *, refusals: Collection[str], max_token
     """Assert that three texts of a schema are valid by it, or that it is refused in one of these words."""
     refusal = ""
     try:
-        grammar = compile_builtin({"json": schema}, json_tokenizer())
+        grammar = compile_grammar({"json": schema}, json_tokenizer())
     except InvalidArgumentError as error:
         refusal = error.message
     if refusal:
@@ -131,6 +82,6 @@ def check_schema(schema: Any, seed: int, *, refusals: Collection[str], max_token
 
 def check_examples(schema: Any, good: Sequence[str], bad: Sequence[str]) -> None:
     """Assert that the grammar of a schema allows these texts, and not those."""
-    automaton = Automaton(Program(schema_rules(schema)))
-    assert [text for text in good if not is_match(automaton, text)] == []
-    assert [text for text in bad if is_match(automaton, text)] == []
+    grammar = compile_grammar({"json": schema}, json_tokenizer())
+    assert [text for text in good if not is_match(grammar, text)] == []
+    assert [text for text in bad if is_match(grammar, text)] == []

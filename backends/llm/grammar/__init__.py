@@ -1,6 +1,15 @@
 """Constrained decoding: what the text must be, as which tokens may come next."""
 
-from .compile import compile_grammar
-from .matcher import Grammar, Matcher
+from .compile import ENGINES, compile_grammar, default_engine
+from .matcher import Grammar, Matcher, allowed_mask, fill_masks, unpacked
 
-__all__ = ["Grammar", "Matcher", "compile_grammar"]
+__all__ = [
+    "ENGINES",
+    "Grammar",
+    "Matcher",
+    "allowed_mask",
+    "compile_grammar",
+    "default_engine",
+    "fill_masks",
+    "unpacked",
+]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from modelserver.backend import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
 
-from ..structured_outputs import COMPACT
-from . import guidance, xgrammar_compiler
-from .ebnf import grammar_rules
-from .expression import Expression, one_of
-from .json_schema import any_object_rules, schema_rules
-from .json_text import without_space
-from .matcher import Grammar, ProgramGrammar
+from ..structured_outputs import Asked
+from .choices import ChoiceGrammar, Vocabulary
+from .guidance import GuidanceCompiler
+from .matcher import Grammar
 from .pace import Pace
-from .pattern import parse_pattern
-from .program import ROOT, Program
-from .token_trie import TokenTrie
 from .unstoppable import TooManyCallsError, UnstoppableCalls
+from .xgrammar_compiler import XgrammarCompiler
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
@@ -32,27 +28,25 @@ if TYPE_CHECKING:
 _MAX_GRAMMARS = 128
 _MAX_BYTES = 2**20
 DEADLINE_S = 10.0
-BUILTIN = "builtin"
 # Calls of libraries at once: as many as compile side by side, and as many that hang.
 _MAX_LIBRARY_CALLS = 8
 
 
-class LibraryCompiler(Protocol):
-    """A library of others, made ready for one tokenizer."""
+class Engine(Protocol):
+    """A library, made ready for one tokenizer."""
 
-    def compile(self, structured_outputs: Mapping[str, Any]) -> Grammar | None:
-        """None: our own engine is to do it."""
+    # As it is imported and installed.
+    LIBRARY: str
+
+    def __init__(self, tokenizer: Tokenizer) -> None: ...
+
+    def compile(self, asked: Asked, pace: Pace) -> Grammar | None:
+        """None: another engine is to do it. InvalidArgumentError says what is wrong with what is asked for."""
 
 
-# Those that know most of JSON Schema first.
-_LIBRARIES: dict[str, Callable[[Tokenizer], LibraryCompiler]] = {
-    guidance.LIBRARY: guidance.GuidanceCompiler,
-    xgrammar_compiler.LIBRARY: xgrammar_compiler.XgrammarCompiler,
-}
-_IS_INSTALLED = {
-    guidance.LIBRARY: guidance.is_installed,
-    xgrammar_compiler.LIBRARY: xgrammar_compiler.is_installed,
-}
+GUIDANCE = "guidance"
+# By the names that users give them; the first that is installed is the default, and it also gets what another leaves.
+ENGINES: dict[str, type[Engine]] = {GUIDANCE: GuidanceCompiler, "xgrammar": XgrammarCompiler}
 
 
 def compile_grammar(
@@ -60,18 +54,26 @@ def compile_grammar(
     tokenizer: Tokenizer,
     *,
     deadline_s: float = DEADLINE_S,
-    library: str | None = None,
+    engine: str | None = None,
+    is_cancelled: threading.Event | None = None,
 ) -> Grammar:
     """The grammar of `{"json": schema}`, `{"json_object": true}`, `{"regex": "..."}`, `{"choice": [...]}` or
     `{"grammar": "..."}`. Beside the first two, `disable_any_whitespace: true` forbids blanks in JSON.
 
-    `library`: "llguidance", "xgrammar", or "builtin" for our own engine; by default the first that is installed. Takes
-    milliseconds to seconds, so not on an event loop; any thread may call. InvalidArgumentError says what is
-    not supported, or that it is too large or takes longer than `deadline_s`.
+    `engine`: "guidance" or "xgrammar"; by default the first that is installed. Takes milliseconds to seconds, so not
+    on an event loop; any thread may call. InvalidArgumentError says what is not supported, or that it is too large or
+    takes longer than `deadline_s`; UnsupportedError names the library that is missing; CancelledError follows
+    `is_cancelled`.
     """
-    if library is None:
-        library = next((name for name, is_installed in _IS_INSTALLED.items() if is_installed()), BUILTIN)
-    return _compiler_of(tokenizer).compile(structured_outputs, deadline_s, library)
+    return _compiler_of(tokenizer).compile(structured_outputs, deadline_s, engine or default_engine(), is_cancelled)
+
+
+def is_installed(engine: str) -> bool:
+    return importlib.util.find_spec(ENGINES[engine].LIBRARY) is not None
+
+
+def default_engine() -> str:
+    return next((name for name in ENGINES if is_installed(name)), GUIDANCE)
 
 
 # Guards that a tokenizer gets one compiler.
@@ -88,28 +90,40 @@ def _compiler_of(tokenizer: Tokenizer) -> GrammarCompiler:
 
 
 class GrammarCompiler:
-    """Of one tokenizer: its vocabulary as a trie, made once, and the grammars compiled last."""
+    """Of one tokenizer: what engines have made of its vocabulary, and the grammars compiled last."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Guards the trie and the cache; compiling goes on outside.
+        # Guards the cache.
         self._lock = threading.Lock()
-        self._trie: TokenTrie | None = None
-        self._libraries: dict[str, LibraryCompiler] = {}
+        # Guards that each engine is made once; making one takes as long as reading the vocabulary does.
+        self._making = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._engines: dict[str, Engine] = {}
         self._grammars: OrderedDict[tuple[str, bytes], Grammar] = OrderedDict()
-        self._library_calls: UnstoppableCalls[Grammar | None] = UnstoppableCalls(_MAX_LIBRARY_CALLS)
+        self._calls: UnstoppableCalls[Grammar] = UnstoppableCalls(_MAX_LIBRARY_CALLS)
 
-    def compile(self, structured_outputs: Mapping[str, Any], deadline_s: float, library: str) -> Grammar:
-        key = library, _key(structured_outputs)
+    def compile(
+        self,
+        structured_outputs: Mapping[str, Any],
+        deadline_s: float,
+        engine: str,
+        is_cancelled: threading.Event | None = None,
+    ) -> Grammar:
+        key = engine, _key(structured_outputs)
         with self._lock:
             found = self._grammars.get(key)
             if found is not None:
                 self._grammars.move_to_end(key)
                 return found
-        deadline = time.monotonic() + deadline_s
-        grammar = self._compile_with(key, structured_outputs, deadline) if library != BUILTIN else None
-        if grammar is None:
-            grammar = self._compile(structured_outputs, deadline)
+        asked = Asked.of(structured_outputs)
+        if asked.kind == "choice":
+            grammar: Grammar = ChoiceGrammar(asked.what, self._own_vocabulary())
+        else:
+            self._engine(engine)  # it is no fault of the request that making it takes its time
+            deadline = time.monotonic() + deadline_s
+            Pace(deadline, is_cancelled).look()
+            grammar = self._compile_beside(key, asked, deadline, is_cancelled)
         with self._lock:
             # Two threads may have compiled the same; the first result is the one that is shared.
             grammar = self._grammars.setdefault(key, grammar)
@@ -117,47 +131,52 @@ class GrammarCompiler:
                 self._grammars.popitem(last=False)
         return grammar
 
-    def _compile_with(
-        self, key: tuple[str, bytes], structured_outputs: Mapping[str, Any], deadline: float
-    ) -> Grammar | None:
-        """By a library, which looks at no clock; None where our own engine is to do it."""
-        if not self._tokenizer.eos_token_ids:
-            return None  # they cannot do without
-        library = key[0]
-        with self._lock:
-            compiler = self._libraries.get(library)
-            if compiler is None:
-                compiler = self._libraries[library] = _LIBRARIES[library](self._tokenizer)
+    def _compile_beside(
+        self, key: tuple[str, bytes], asked: Asked, deadline: float, is_cancelled: threading.Event | None
+    ) -> Grammar:
+        """By a library, which looks at no clock, so that this thread does not wait for it for ever."""
+
+        def compile_it(is_abandoned: threading.Event) -> Grammar:
+            return self._compile_with(key[0], asked, Pace(deadline, is_abandoned))
+
         try:
-            return self._library_calls.run(
-                key, lambda: compiler.compile(structured_outputs), max(0.0, deadline - time.monotonic())
-            )
+            return self._calls.run(key, compile_it, max(0.0, deadline - time.monotonic()), is_cancelled)
         except TooManyCallsError:
-            return None
+            raise UnavailableError(
+                f"structured output: {_MAX_LIBRARY_CALLS} grammars are being compiled, which is as many as may be"
+            ) from None
         except TimeoutError:
             raise InvalidArgumentError("structured output: compiling what is asked for takes too long") from None
+        except RecursionError:
+            raise InvalidArgumentError("structured output: what is asked for nests too deeply") from None
 
-    def _compile(self, structured_outputs: Mapping[str, Any], deadline: float) -> Grammar:
-        vocabulary = self._vocabulary()
-        with Pace(deadline) as pace:
-            pace.look()
-            try:
-                program = Program(_rules(structured_outputs, pace), pace=pace)
-            except RecursionError:
-                raise InvalidArgumentError("structured output: what is asked for nests too deeply") from None
-            grammar = ProgramGrammar(program, vocabulary, self._tokenizer.eos_token_ids)
-        if grammar.is_unwritable:
-            raise InvalidArgumentError("structured output: the model's vocabulary cannot write what is asked for")
+    def _compile_with(self, name: str, asked: Asked, pace: Pace) -> Grammar:
+        grammar = self._engine(name).compile(asked, pace)
+        if grammar is None:
+            grammar = self._engine(GUIDANCE).compile(asked, pace)
+        assert grammar is not None, f"{GUIDANCE} leaves nothing to others"
         return grammar
 
-    def _vocabulary(self) -> TokenTrie:
-        with self._lock:
-            if self._trie is None:
-                # Tokens that end a text are no part of it, even if they look like some.
-                ends = self._tokenizer.eos_token_ids
-                visible = self._tokenizer.visible_bytes
-                self._trie = TokenTrie([b"" if number in ends else piece for number, piece in enumerate(visible)])
-            return self._trie
+    def _engine(self, name: str) -> Engine:
+        if name not in ENGINES:
+            raise InvalidArgumentError(f"structured output: engine {name!r} is none of {', '.join(ENGINES)}")
+        library = ENGINES[name].LIBRARY
+        if not is_installed(name):
+            extra = " or 'modelserver[llm]'" if name == GUIDANCE else ""
+            raise UnsupportedError(
+                f"structured output: this needs {library}, which is not installed: pip install {library}{extra}"
+            )
+        with self._making:
+            engine = self._engines.get(name)
+            if engine is None:
+                engine = self._engines[name] = ENGINES[name](self._tokenizer)
+        return engine
+
+    def _own_vocabulary(self) -> Vocabulary:
+        with self._making:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._tokenizer)
+        return self._vocabulary
 
 
 def _key(structured_outputs: Mapping[str, Any]) -> bytes:
@@ -168,25 +187,3 @@ def _key(structured_outputs: Mapping[str, Any]) -> bytes:
     if len(key) > _MAX_BYTES:
         raise InvalidArgumentError(f"structured output: what is asked for has {len(key)} bytes, {_MAX_BYTES} may be")
     return key
-
-
-def _rules(structured_outputs: Mapping[str, Any], pace: Pace) -> dict[str, Expression]:
-    given = {kind: what for kind, what in structured_outputs.items() if what is not None}
-    is_compact = given.pop(COMPACT, False)
-    if len(given) != 1:
-        raise InvalidArgumentError(
-            f"structured output: one of json, json_object, regex, choice, grammar is expected, got {list(given)}"
-        )
-    ((kind, what),) = given.items()
-    if kind == "json":
-        rules = schema_rules(orjson.loads(what) if isinstance(what, str | bytes) else what, pace)
-        return without_space(rules) if is_compact else rules
-    if kind == "json_object":
-        return without_space(any_object_rules()) if is_compact else any_object_rules()
-    if kind == "regex":
-        return {ROOT: parse_pattern(what)}
-    if kind == "choice":
-        return {ROOT: one_of(text.encode() for text in what)}
-    if kind == "grammar":
-        return grammar_rules(what)
-    raise InvalidArgumentError(f"structured output: {kind!r} is none of json, json_object, regex, choice, grammar")

@@ -1,30 +1,52 @@
-"""Which tokens may come next in a text that follows a grammar."""
+"""What an engine of constrained decoding offers: grammars, compiled for one tokenizer, and matchers that follow a text.
+
+Masks are bit masks: bit `token_id % 32` of word `token_id // 32`. Ids past the tokenizer's vocabulary are never set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from .automaton import DEAD, Automaton
-from .program import Program
-from .token_trie import TokenTrie
-
+Bits = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 
-# When the automaton has so many configurations (a KiB each) it begins anew with those in use.
-_MAX_CONFIGURATIONS = 16_384
-# Masks that a grammar keeps, in bytes.
-_MAX_MASK_BYTES = 64 * 2**20
+
+class MaskBatch:
+    """The masks of several matchers, uint32 [rows, words]; what an engine computes for many rows at once comes last."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self.bits: Bits = np.zeros((num_rows, -(-vocab_size // 32)), dtype=np.uint32)
+        self._deferred: dict[RowFiller, list[tuple[Any, int]]] = {}
+
+    def defer(self, fill: RowFiller, state: Any, row: int) -> None:
+        """Let `fill` write the row of a state, together with all others that are deferred to it."""
+        self._deferred.setdefault(fill, []).append((state, row))
+
+    def finish(self) -> Bits:
+        for fill, states in self._deferred.items():
+            fill(states, self.bits)
+        return self.bits
+
+
+# An engine's way to write the masks of its states to their rows.
+RowFiller = Callable[[list[tuple[Any, int]], Bits], None]
 
 
 class Matcher(Protocol):
-    """The state of one sequence. `is_terminated`: nothing can follow, so the sequence ends."""
+    """The state of one sequence. Used by one thread at a time."""
 
     @property
-    def is_terminated(self) -> bool: ...
+    def vocab_size(self) -> int:
+        """Tokens in the vocabulary of the tokenizer."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether nothing can follow, so that the sequence ends."""
 
     def accepts(self, token_id: int) -> bool:
         """Whether a token may come next. End-of-sequence tokens may when the text is complete."""
@@ -32,123 +54,40 @@ class Matcher(Protocol):
     def accept(self, token_id: int) -> bool:
         """Take a token. False: it may not come next, and nothing has changed."""
 
-    def allowed_mask(self) -> Mask:
-        """Which tokens may come next, [vocabulary of the tokenizer]; not to be written to."""
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens, of which at least this many were accepted."""
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, as far as there is only one way; [] where the model has a choice."""
+
+    def fill(self, batch: MaskBatch, row: int) -> None:
+        """Write which tokens may come next to a row of zeros, at once or by `defer`."""
 
 
 class Grammar(Protocol):
-    """What a text must be, compiled for one tokenizer. Its matchers are used from one thread at a time."""
+    """What a text must be. Its matchers are used from one thread at a time."""
 
     def matcher(self) -> Matcher: ...
 
 
-class ProgramGrammar:
-    """A grammar of our own engine: the automaton and masks that its matchers share."""
-
-    def __init__(self, program: Program, trie: TokenTrie, eos_token_ids: Iterable[int]) -> None:
-        self.trie = trie
-        self.eos_token_ids = frozenset(eos_token_ids)
-        self.automaton = Automaton(program)
-        self._masks: dict[int, Mask] = {}
-        self._max_masks = max(16, _MAX_MASK_BYTES // max(1, len(trie.vocabulary)))
-
-    @property
-    def is_unwritable(self) -> bool:
-        """Whether no text of the grammar can even be begun with these tokens."""
-        automaton = self.automaton
-        if self.trie.is_byte_complete or automaton.configurations[automaton.start].is_complete:
-            return False
-        return not self.trie.allowed(automaton, automaton.start).any()
-
-    def matcher(self) -> ProgramMatcher:
-        return ProgramMatcher(self)
-
-    def renew_if_large(self) -> None:
-        """Forget all configurations once they take too much; matchers bring theirs over when they are next used."""
-        if len(self.automaton.configurations) > _MAX_CONFIGURATIONS:
-            self.automaton = Automaton(self.automaton.program)
-            self._masks = {}
-
-    def mask(self, number: int) -> Mask:
-        """The tokens that may follow a configuration of the automaton."""
-        mask = self._masks.get(number)
-        if mask is None:
-            mask = self.trie.allowed(self.automaton, number)
-            eos = [token_id for token_id in self.eos_token_ids if token_id < len(mask)]
-            # A vocabulary that lacks characters can come to a point where it cannot go on: then the text just ends.
-            if self.automaton.configurations[number].is_complete or not mask.any():
-                mask[eos] = True
-            mask.setflags(write=False)
-            if len(self._masks) >= self._max_masks:
-                del self._masks[next(iter(self._masks))]
-            self._masks[number] = mask
-        return mask
+def fill_masks(matchers: Rows[Matcher]) -> Bits:
+    """The masks of matchers of one tokenizer, uint32 [matchers, words]; engines compute theirs side by side."""
+    batch = MaskBatch(len(matchers), matchers[0].vocab_size)
+    for row, matcher in enumerate(matchers):
+        matcher.fill(batch, row)
+    return batch.finish()
 
 
-class ProgramMatcher:
-    """See `Matcher`."""
+def allowed_mask(matcher: Matcher) -> Mask:
+    """Which tokens may come next, as booleans, [vocabulary of the tokenizer]."""
+    return unpacked(fill_masks([matcher])[0], matcher.vocab_size)
 
-    __slots__ = ("_automaton", "_grammar", "_has_ended", "_number")
 
-    def __init__(self, grammar: ProgramGrammar) -> None:
-        self._grammar = grammar
-        self._automaton = grammar.automaton
-        self._number = self._automaton.start
-        self._has_ended = False
+def unpacked(row: Bits, size: int) -> Mask:
+    """A row of a bit mask as booleans."""
+    return np.unpackbits(row.view(np.uint8), count=size, bitorder="little").view(np.bool_)
 
-    @property
-    def is_terminated(self) -> bool:
-        self._move()
-        if self._has_ended or not self._automaton.configurations[self._number].places:
-            return True
-        return not self._grammar.trie.is_byte_complete and self._is_stuck()
 
-    def accepts(self, token_id: int) -> bool:
-        if self._has_ended:
-            return token_id in self._grammar.eos_token_ids
-        if token_id in self._grammar.eos_token_ids:
-            return self._may_end()
-        return self._after(token_id) != DEAD
-
-    def accept(self, token_id: int) -> bool:
-        if not self.accepts(token_id):
-            return False
-        if token_id in self._grammar.eos_token_ids:
-            self._has_ended = True
-            return True
-        self._number = self._after(token_id)
-        self._grammar.renew_if_large()
-        return True
-
-    def allowed_mask(self) -> Mask:
-        self._move()
-        return self._grammar.mask(self._number)
-
-    def _may_end(self) -> bool:
-        self._move()
-        is_complete = self._automaton.configurations[self._number].is_complete
-        return is_complete or (not self._grammar.trie.is_byte_complete and self._is_stuck())
-
-    def _is_stuck(self) -> bool:
-        """Whether no token goes on from here: what the mask has then is no more than the end."""
-        mask, eos = self._grammar.mask(self._number), self._grammar.eos_token_ids
-        return not any(token_id not in eos for token_id in np.flatnonzero(mask).tolist())
-
-    def _after(self, token_id: int) -> int:
-        """The configuration after a token; DEAD for one that may not come next, or that is no text."""
-        self._move()
-        vocabulary = self._grammar.trie.vocabulary
-        if token_id >= len(vocabulary) or not vocabulary[token_id]:
-            return DEAD
-        number, following = self._number, self._automaton.next
-        for byte in vocabulary[token_id]:
-            number = following(number, byte)
-            if number == DEAD:
-                return DEAD
-        return number
-
-    def _move(self) -> None:
-        """Follow the grammar to its newest automaton."""
-        if self._automaton is not self._grammar.automaton:
-            self._number = self._grammar.automaton.adopt(self._automaton, self._number)
-            self._automaton = self._grammar.automaton
+def set_bits(row: Bits, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        row[token_id // 32] |= np.uint32(1 << (token_id % 32))

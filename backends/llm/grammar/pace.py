@@ -7,7 +7,7 @@ import threading
 import time
 from types import TracebackType
 
-from modelserver.backend import InvalidArgumentError
+from modelserver.backend import CancelledError, InvalidArgumentError
 
 # Of a turn; what a thread that wants the interpreter waits for anyway.
 _SLICE_S = 0.005
@@ -23,12 +23,13 @@ class Pace:
     Not to be entered within itself.
     """
 
-    __slots__ = ("_deadline", "_turn_end")
+    __slots__ = ("_deadline", "_is_cancelled", "_turn_end")
 
-    def __init__(self, deadline: float = float("inf")) -> None:
-        """`deadline` is a time of `time.monotonic()`."""
+    def __init__(self, deadline: float = float("inf"), is_cancelled: threading.Event | None = None) -> None:
+        """`deadline` is a time of `time.monotonic()`; `is_cancelled` is set once the grammar is no longer wanted."""
         self._deadline = deadline
-        self._turn_end = 0.0
+        self._is_cancelled = is_cancelled
+        self._turn_end = float("inf")
 
     def __enter__(self) -> Pace:
         self._take_turn()
@@ -37,11 +38,17 @@ class Pace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._turn_end = float("inf")
         _TURN.release()
 
     def look(self) -> None:
-        """InvalidArgumentError after the deadline. Lets others have their turn at the end of this one."""
+        """InvalidArgumentError after the deadline, CancelledError when the grammar is no longer wanted.
+
+        Within `with`, lets others have their turn at the end of this one.
+        """
         now = time.monotonic()
+        if self._is_cancelled is not None and self._is_cancelled.is_set():
+            raise CancelledError("structured output: the request that it was for has gone")
         if now > self._deadline:
             raise InvalidArgumentError("structured output: compiling what is asked for takes too long")
         if now > self._turn_end:

@@ -202,11 +202,6 @@ class _Negation:
             raise wrong(self._path, f"required must be a list of names, it is {value!r}")
         return [{"type": "object", "properties": {name: False}} for name in value]
 
-    def _pattern(self, value: Any) -> list[Any]:
-        if not isinstance(value, str):
-            raise wrong(self._path, f"pattern must be a string, it is {value!r}")
-        return [{"type": "string", "not": Excluded(patterns=(value,))}]
-
     def _items(self, value: Any) -> list[Any]:
         if isinstance(value, list) or "prefixItems" in self._schema:
             raise wrong(self._path, "lists by position are not supported inside of not, if or oneOf")

@@ -10,7 +10,7 @@ from modelserver.backend import InvalidArgumentError
 from .schema_conditions import has_conditions, negated, without_conditions
 from .schema_overlap import may_overlap
 from .schema_terms import CONSTRAINTS, Schema, checked, merge, wrong
-from .schema_values import is_valid
+from .schema_values import may_be_valid
 
 ALTERNATIVES = ("anyOf", "oneOf")
 # Schemas inside of each other without an object or a list between them.
@@ -103,7 +103,7 @@ class FlatSchemas:
             if "enum" in schema or "const" in schema:
                 values = schema.get("enum", [schema.get("const")])
                 is_possible = any(
-                    is_valid(value, schema, path, lambda inner: self.flat(inner, path)) for value in values
+                    may_be_valid(value, schema, path, lambda inner: self.flat(inner, path)) for value in values
                 )
                 return schema if is_possible else False
             return self._with_settled_properties(schema, path)

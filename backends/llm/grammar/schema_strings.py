@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from typing import Any
 
-from .character_automaton import CharacterAutomaton, combined
-from .character_sets import JSON_CHARACTER, written_in_json, written_plainly
-from .expression import LAST_CHARACTER, NEVER, Characters, Expression, Literal, Repeat, choice, length_bounds
-from .json_text import STRING, string_of
-from .pace import Pace
-from .pattern import parse_search
+from .patterns import library_pattern
 from .schema_terms import Excluded, Schema, count, wrong
 
 _YEAR_MONTH_DAY = (
@@ -34,37 +30,64 @@ FORMATS = {
     "email": rf"^[A-Za-z0-9_+-]{{1,32}}(\.[A-Za-z0-9_+-]{{1,16}}){{0,1}}@{_LABEL}(\.{_LABEL}){{1,2}}$",
     "uri": rf"^https?://{_LABEL}(\.{_LABEL}){{0,3}}(:[1-9]\d{{0,3}})?(/[A-Za-z0-9._~-]*)*(\?[A-Za-z0-9._~=&-]*)?$",
 }
+# Characters by which a text is kept apart from one that is excluded; what begins like a longer one is excluded, too.
+_MAX_PREFIX = 64
+_ANYTHING = "(?s:.)"
 
 
-def string_expression(
-    schema: Schema, path: str, name: str, add_rule: Callable[[str, Expression], None], pace: Pace | None = None
-) -> Expression:
-    """A string with its quotes; rules that it needs are given to `add_rule`, their names begin with `name`."""
+def string_schema(schema: Schema, path: str) -> Any:
+    """A string in llguidance's words; False if there is none."""
     least, most = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
     if most is not None and most < least:
-        return NEVER
-    patterns, excluded = _patterns(schema, path), schema.get("not")
-    length: Expression = Repeat(Characters(((0, LAST_CHARACTER),)), least, most)
-    if not patterns and excluded is None:
-        return STRING if least == 0 and most is None else string_of(Repeat(JSON_CHARACTER, least, most))
-    if len(patterns) == 1 and excluded is None and _keeps_length(patterns[0], least, most):
-        return string_of(parse_search(patterns[0], written_in_json))
-    required = [*(parse_search(pattern, written_plainly) for pattern in patterns), length]
-    barred = [] if excluded is None else _barred(excluded)
-    return string_of(combined(required, barred, written_in_json, name, add_rule, pace))
-
-
-def is_string_valid(schema: Schema, text: str, path: str) -> bool:
-    """Whether a string is what `string_expression` describes."""
-    least, most = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
-    if len(text) < least or (most is not None and len(text) > most):
         return False
+    bounds = {word: value for word, value in (("minLength", least or None), ("maxLength", most)) if value is not None}
+    patterns = _patterns(schema, path)
     excluded = schema.get("not")
-    barred = [] if excluded is None else _barred(excluded)
-    patterns = (parse_search(pattern, written_plainly) for pattern in _patterns(schema, path))
-    return all(CharacterAutomaton(pattern).matches(text) for pattern in patterns) and not any(
-        CharacterAutomaton(each).matches(text) for each in barred
-    )
+    if isinstance(excluded, Excluded):
+        patterns.append(none_of(excluded.values))
+    if len(patterns) < 2:
+        return {"type": "string", **bounds, **({"pattern": patterns[0]} if patterns else {})}
+    return {"type": "string", **bounds, "allOf": [{"type": "string", "pattern": pattern} for pattern in patterns]}
+
+
+def name_pattern(schema: Schema, path: str) -> str:
+    """What `propertyNames` says of names, as one pattern."""
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return f"^(?:{'|'.join(re.escape(value) for value in values if isinstance(value, str))})$"
+    found = string_schema({**schema, "type": "string"}, path)
+    if found is False:
+        raise wrong(path, "no text matches")
+    least, most = found.get("minLength", 0), found.get("maxLength", "")
+    has_bounds = "minLength" in found or "maxLength" in found
+    if "allOf" in found or (has_bounds and "pattern" in found):
+        raise wrong(path, "several patterns, or a pattern beside a length, are not supported here")
+    return str(found.get("pattern", f"^{_ANYTHING}{{{least},{most}}}$" if has_bounds else ""))
+
+
+def none_of(texts: tuple[str, ...]) -> str:
+    """A pattern of all texts but these."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for character in text[:_MAX_PREFIX]:
+            node = node.setdefault(character, {})
+        node[""] = len(text) > _MAX_PREFIX  # whether the text goes on
+    return f"^(?:{_not_in(tree)})$"
+
+
+def _not_in(tree: dict[str, Any]) -> str:
+    """What is not a way through the tree; a text that is cut short takes with it all that begins like it."""
+    characters = [character for character in tree if character]
+    barred = "".join(f"\\x{{{ord(character):x}}}" for character in characters)
+    options = [] if "" in tree else [""]
+    options.append(f"[^{barred}]{_ANYTHING}*" if barred else f"{_ANYTHING}+")
+    options += [
+        f"\\x{{{ord(character):x}}}(?:{_not_in(tree[character])})"
+        for character in characters
+        if tree[character].get("") is not True
+    ]
+    return "|".join(options)
 
 
 def _patterns(schema: Schema, path: str) -> list[str]:
@@ -74,16 +97,5 @@ def _patterns(schema: Schema, path: str) -> list[str]:
         if not isinstance(value, str | tuple):
             raise wrong(path, f"{keyword} must be a string, it is {value!r}")
     forms = (form,) if isinstance(form, str) else form
-    known = [FORMATS[each] for each in forms if each in FORMATS]
-    return [*((pattern,) if isinstance(pattern, str) else pattern), *known]
-
-
-def _barred(excluded: Excluded) -> list[Expression]:
-    values = [choice(Literal(value.encode()) for value in excluded.values)] if excluded.values else []
-    return values + [parse_search(pattern, written_plainly) for pattern in excluded.patterns]
-
-
-def _keeps_length(pattern: str, least: int, most: int | None) -> bool:
-    """Whether a pattern itself sees to the length."""
-    shortest, longest = length_bounds(parse_search(pattern, written_plainly))
-    return shortest >= least and (most is None or (longest is not None and longest <= most))
+    given = [*((pattern,) if isinstance(pattern, str) else pattern)]
+    return [library_pattern(each) for each in [*given, *(FORMATS[each] for each in forms if each in FORMATS)]]

@@ -39,14 +39,13 @@ _VACUOUS: tuple[tuple[str, Any], ...] = (("uniqueItems", False),)
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """The `not` that is left when all others have been said positively: strings that are none of `values` and match
-    none of `patterns`. It stands in a schema beside the type string, and no request can send it."""
+    """The `not` that is left when all others have been said positively: strings that are none of `values`. It stands
+    in a schema beside the type string, and no request can send it."""
 
     values: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = ()
 
     def __or__(self, other: Excluded) -> Excluded:
-        return Excluded(self.values + other.values, self.patterns + other.patterns)
+        return Excluded(self.values + other.values)
 
 
 def wrong(path: str, what: str) -> InvalidArgumentError:
@@ -169,7 +168,7 @@ def merge(first: Any, second: Any, path: str) -> Any:
     _check_parts(one, other, path)
     one, other = _with_additional(one, other), _with_additional(other, one)
     if _lists_values(one) and _lists_values(other):
-        one, other = _with_enum(one), _with_enum(other)
+        one, other = with_enum(one), with_enum(other)
     merged = {**one, **other}
     for keyword in one.keys() & other.keys() & (CONSTRAINTS | {"$defs"}):
         if one[keyword] != other[keyword]:
@@ -184,7 +183,7 @@ def _lists_values(schema: Schema) -> bool:
     return "const" in schema or isinstance(schema.get("enum"), list)
 
 
-def _with_enum(schema: Schema) -> Schema:
+def with_enum(schema: Schema) -> Schema:
     """The same with `enum` in place of `const`."""
     if "const" not in schema:
         return schema

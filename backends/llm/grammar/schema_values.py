@@ -1,12 +1,11 @@
-"""Whether a value that a schema lists (`enum`, `const`) is what it says besides."""
+"""Whether a value that a schema lists (`enum`, `const`) may be what it says besides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .schema_strings import is_string_valid
-from .schema_terms import CONSTRAINTS, Schema, count, has_type, is_equal, wrong
+from .schema_terms import Excluded, Schema, count, has_type, is_equal
 
 # A schema without `$ref`, `allOf` and conditions of its own.
 Flatten = Callable[[Any], Any]
@@ -17,24 +16,20 @@ _BOUNDS: dict[str, Callable[[float, float], bool]] = {
     "exclusiveMinimum": lambda value, bound: value > bound,
     "exclusiveMaximum": lambda value, bound: value < bound,
 }
-_STRING_WORDS = frozenset({"minLength", "maxLength", "pattern", "format", "not"})
-_OBJECT_WORDS = frozenset({"properties", "required", "additionalProperties", "minProperties", "maxProperties"})
-_ARRAY_WORDS = frozenset({"items", "minItems", "maxItems"})
-_KNOWN = _BOUNDS.keys() | _STRING_WORDS | _OBJECT_WORDS | _ARRAY_WORDS | {"type", "enum", "const", "anyOf", "oneOf"}
 
 
-def is_valid(value: Any, schema: Any, path: str, flatten: Flatten) -> bool:
-    """InvalidArgumentError for a keyword that we have no answer to."""
+def may_be_valid(value: Any, schema: Any, path: str, flatten: Flatten) -> bool:
+    """False only if it is not; of keywords that are not looked at, `pattern` and `contains` among them, the library
+    that makes a grammar of the schema has the last word."""
     schema = flatten(schema)
     if isinstance(schema, bool):
         return schema
-    unknown = (schema.keys() & CONSTRAINTS) - _KNOWN
-    if unknown:
-        raise wrong(path, f"keyword {min(unknown)!r} beside enum or const is not supported")
     if not _is_listed(value, schema, path, flatten):
         return False
     if isinstance(value, str):
-        return is_string_valid(schema, value, path)
+        excluded = schema.get("not")
+        is_excluded = isinstance(excluded, Excluded) and value in excluded.values
+        return not is_excluded and _is_within(len(value), schema, "minLength", "maxLength", path)
     if isinstance(value, list):
         return _is_array_valid(value, schema, path, flatten)
     if isinstance(value, Mapping):
@@ -52,9 +47,9 @@ def _is_listed(value: Any, schema: Schema, path: str, flatten: Flatten) -> bool:
         return False
     if "enum" in schema and not any(is_equal(value, each) for each in schema["enum"]):
         return False
-    if "anyOf" in schema and not any(is_valid(value, each, path, flatten) for each in schema["anyOf"]):
+    if "anyOf" in schema and not any(may_be_valid(value, each, path, flatten) for each in schema["anyOf"]):
         return False
-    return "oneOf" not in schema or sum(is_valid(value, each, path, flatten) for each in schema["oneOf"]) == 1
+    return "oneOf" not in schema or any(may_be_valid(value, each, path, flatten) for each in schema["oneOf"])
 
 
 def _is_within(length: int, schema: Schema, low: str, high: str, path: str) -> bool:
@@ -64,8 +59,10 @@ def _is_within(length: int, schema: Schema, low: str, high: str, path: str) -> b
 
 def _is_array_valid(value: list[Any], schema: Schema, path: str, flatten: Flatten) -> bool:
     items = schema.get("items", True)
+    if "prefixItems" in schema or isinstance(items, list):
+        items = True
     return _is_within(len(value), schema, "minItems", "maxItems", path) and all(
-        is_valid(each, items, path, flatten) for each in value
+        may_be_valid(each, items, path, flatten) for each in value
     )
 
 
@@ -75,4 +72,6 @@ def _is_object_valid(value: Mapping[str, Any], schema: Schema, path: str, flatte
         return False
     if not all(name in value for name in schema.get("required", ())):
         return False
-    return all(is_valid(each, properties.get(name, others), path, flatten) for name, each in value.items())
+    if "patternProperties" in schema:
+        others = True
+    return all(may_be_valid(each, properties.get(name, others), path, flatten) for name, each in value.items())

@@ -1,28 +1,26 @@
-"""xgrammar in place of our own automaton, where it is installed: masks of microseconds for the plainer schemas.
+"""xgrammar, where it is chosen or llguidance is not there: masks of microseconds for the plainer schemas.
 
 It passes over keywords that it does not know, and is generous with some that it does (strings with a length may have
-control characters), so it is given only schemas that it takes at their word. All others are given to our own engine.
+control characters), so it is given only schemas that it takes at their word. All others are left to llguidance.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
-from ..structured_outputs import COMPACT
-from .json_text import MAX_INDENT
-from .matcher import Grammar, Mask
+from ..structured_outputs import Asked
+from .guidance import MAX_INDENT
+from .matcher import Bits, Grammar, MaskBatch, set_bits
+from .pace import Pace
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
-LIBRARY = "xgrammar"
 # White space between the elements of JSON: a line break and its indentation, and not for ever.
 _MAX_WHITE_SPACE = 1 + MAX_INDENT
 # Keywords of schemas, by what their values hold: a schema, several by name, a list of them, a count, or no schema.
@@ -38,48 +36,38 @@ _MAX_COUNT = 256
 _MAX_DEPTH = 32
 
 
-def is_installed() -> bool:
-    return importlib.util.find_spec(LIBRARY) is not None
-
-
 class XgrammarCompiler:
     """Of one tokenizer; making it takes as long as reading the vocabulary does."""
 
+    LIBRARY = "xgrammar"
+
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._library: Any = importlib.import_module(LIBRARY)
+        self._library: Any = importlib.import_module(self.LIBRARY)
+        self._tokenizer = tokenizer
         self._eos_token_ids = sorted(tokenizer.eos_token_ids)
         # Tokens that end a text, and those without one, are no part of it.
         vocabulary = [
             b"" if number in tokenizer.eos_token_ids else piece for number, piece in enumerate(tokenizer.visible_bytes)
         ]
-        self._size = len(vocabulary)
         info = self._library.TokenizerInfo(
-            vocabulary, self._library.VocabType.RAW, vocab_size=self._size, stop_token_ids=self._eos_token_ids
+            vocabulary, self._library.VocabType.RAW, vocab_size=len(vocabulary), stop_token_ids=self._eos_token_ids
         )
         self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def compile(self, structured_outputs: Mapping[str, Any]) -> Grammar | None:
+    def compile(self, asked: Asked, pace: Pace) -> Grammar | None:
         """None: it has no word for this, refuses it, or would not take it at its word."""
-        schema = _schema(structured_outputs)
-        if schema is None or not _is_plain(schema):
+        schema = {"type": "object", "additionalProperties": True} if asked.kind == "json_object" else asked.what
+        if asked.kind not in ("json", "json_object") or not self._eos_token_ids or not _is_plain(schema):
             return None
+        pace.look()
         options: dict[str, Any] = {"any_whitespace": True, "max_whitespace_cnt": _MAX_WHITE_SPACE}
-        if structured_outputs.get(COMPACT):
+        if asked.is_compact:
             options = {"any_whitespace": False, "separators": (",", ":")}
         try:
             compiled = self._compiler.compile_json_schema(orjson.dumps(schema).decode(), **options)
-        except RuntimeError:  # its errors are of this class, and our own engine's say more
+        except RuntimeError:  # its errors are of this class, and llguidance's say more
             return None
-        return XgrammarGrammar(self._library, compiled, self._eos_token_ids, self._size)
-
-
-def _schema(structured_outputs: Mapping[str, Any]) -> Any:
-    for kind, what in structured_outputs.items():
-        if kind == "json_object":
-            return {"type": "object", "additionalProperties": True}
-        if kind == "json":
-            return orjson.loads(what) if isinstance(what, str) else what
-    return None
+        return XgrammarGrammar(self._library, compiled, self._tokenizer, self._eos_token_ids)
 
 
 def _is_plain(schema: Any, depth: int = 0) -> bool:
@@ -111,37 +99,51 @@ def _is_plain_member(keyword: str, value: Any, depth: int) -> bool:
 class XgrammarGrammar:
     """See `Grammar`."""
 
-    def __init__(self, library: Any, compiled: Any, eos_token_ids: list[int], size: int) -> None:
+    def __init__(self, library: Any, compiled: Any, tokenizer: Tokenizer, eos_token_ids: list[int]) -> None:
         self._library = library
         self._compiled = compiled
+        self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
-        self.size = size
 
     def matcher(self) -> XgrammarMatcher:
         return XgrammarMatcher(self._library.GrammarMatcher(self._compiled), self)
+
+    def fill(self, states: list[tuple[Any, int]], bits: Bits) -> None:
+        """Write the masks of matchers of the library to their rows."""
+        rows = bits.view(np.int32)
+        for state, row in states:
+            state.fill_next_token_bitmask(rows, row)
 
 
 class XgrammarMatcher:
     """See `Matcher`."""
 
-    __slots__ = ("_bits", "_grammar", "_has_ended", "_mask", "_state")
+    __slots__ = ("_bits", "_grammar", "_has_ended", "_state")
 
     def __init__(self, state: Any, grammar: XgrammarGrammar) -> None:
         self._state = state
         self._grammar = grammar
         self._has_ended = False
-        self._mask: Mask | None = None
-        self._bits: npt.NDArray[np.int32] = np.zeros((1, -(-grammar.size // 32)), dtype=np.int32)
+        # The mask of this state, once it is known.
+        self._bits: Bits | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self._grammar.tokenizer.vocab_size
 
     @property
     def is_terminated(self) -> bool:
         if self._has_ended:
             return True
-        mask = self.allowed_mask()
-        return int(np.count_nonzero(mask)) == int(np.count_nonzero(mask[self._grammar.eos_token_ids]))
+        rest = self._mask().copy()
+        for token_id in self._grammar.eos_token_ids:
+            rest[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+        return not rest.any()
 
     def accepts(self, token_id: int) -> bool:
-        return token_id < self._grammar.size and bool(self.allowed_mask()[token_id])
+        if token_id in self._grammar.eos_token_ids and self._has_ended:
+            return True
+        return token_id < self.vocab_size and bool(self._mask()[token_id // 32] >> np.uint32(token_id % 32) & 1)
 
     def accept(self, token_id: int) -> bool:
         if not self.accepts(token_id):
@@ -151,17 +153,31 @@ class XgrammarMatcher:
         else:
             is_taken = self._state.accept_token(token_id)
             assert is_taken, f"xgrammar allows token {token_id} and does not take it"
-        self._mask = None
+        self._bits = None
         return True
 
-    def allowed_mask(self) -> Mask:
-        if self._mask is None:
-            mask = np.zeros(self._grammar.size, dtype=np.bool_)
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens and self._has_ended:
+            self._has_ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._state.rollback(num_tokens)
+        self._bits = None
+
+    def forced_tokens(self) -> list[int]:
+        if self._has_ended:
+            return []
+        return self._grammar.tokenizer.encode(self._state.find_jump_forward_string(), add_special_tokens=False)
+
+    def fill(self, batch: MaskBatch, row: int) -> None:
+        batch.bits[row] = self._mask()
+
+    def _mask(self) -> Bits:
+        if self._bits is None:
+            batch = MaskBatch(1, self.vocab_size)
             if self._has_ended:
-                mask[self._grammar.eos_token_ids] = True
+                set_bits(batch.bits[0], self._grammar.eos_token_ids)
             else:
-                self._state.fill_next_token_bitmask(self._bits)
-                mask[:] = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")[: self._grammar.size]
-            mask.setflags(write=False)
-            self._mask = mask
-        return self._mask
+                self._grammar.fill([(self._state, 0)], batch.bits)
+            self._bits = batch.bits[0]
+        return self._bits

@@ -31,7 +31,7 @@ class SlowCompiler:
         self.error: Exception | None = None
         self.compile = grammar_package.compile_grammar
 
-    def __call__(self, structured_outputs: Any, tokenizer: Tokenizer) -> Any:
+    def __call__(self, structured_outputs: Any, tokenizer: Tokenizer, **_: Any) -> Any:
         assert self.may.wait(20)
         if self.error is not None:
             raise self.error

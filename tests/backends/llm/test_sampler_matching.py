@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from modelserver_backends.llm.grammar.matcher import MaskBatch, set_bits
 from modelserver_backends.llm.logit_rules import forbid_on_device, forbid_on_host
 from modelserver_backends.llm.sampler import Sampler
 from support.sampling import make_sequence, reference_probabilities
@@ -29,9 +30,13 @@ class SetMatcher:
     def accepts(self, token_id: int) -> bool:
         return token_id < len(self._mask) and bool(self._mask[token_id])
 
-    def allowed_mask(self) -> Any:
+    @property
+    def vocab_size(self) -> int:
+        return len(self._mask)
+
+    def fill(self, batch: MaskBatch, row: int) -> None:
         self.num_masks += 1
-        return self._mask
+        set_bits(batch.bits[row], np.flatnonzero(self._mask).tolist())
 
 
 def _logits() -> torch.Tensor:
@@ -112,6 +117,6 @@ def test_masking_is_the_same_on_host_and_device(values: list[float], expected: l
     forbid_on_host(row, mask)
     assert row.tolist() == expected
     rows = torch.tensor([values, [5.0] * len(values), values])
-    forbid_on_device(rows, [0, 2], [mask, mask[:1]])
+    forbid_on_device(rows, [0, 2], np.array([[0b101], [0b1]], dtype=np.uint32))
     assert rows[:2].tolist() == [expected, [5.0] * len(values)]
     assert rows[2, 1:].tolist() == [_NONE] * (len(values) - 1)

@@ -7,10 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from modelserver_backends.llm.grammar import Grammar
+from modelserver_backends.llm.grammar import Grammar, compile_grammar
 from modelserver_backends.llm.grammar.schema_terms import identity, is_equal
 from modelserver_backends.llm.text.tokenizer import Tokenizer
-from support.grammars import compile_builtin as compile_grammar
 from support.grammars import json_tokenizer, random_text
 from support.tiny_tokenizers import byte_fallback, byte_level
 
@@ -92,7 +91,7 @@ def test_length_and_time_are_bounded() -> None:
 
 
 def test_what_nests_too_deeply_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="nests too deeply"):
+    with pytest.raises(InvalidArgumentError, match="nest too deeply"):
         compile_grammar({"grammar": 'root ::= "a"' + "*" * 5000}, json_tokenizer())
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from modelserver_backends.llm.grammar.pace import Pace
 
-from modelserver.errors import InvalidArgumentError
+from modelserver.errors import CancelledError, InvalidArgumentError
 
 
 def test_only_one_works_at_a_time_and_all_get_their_turns() -> None:
@@ -39,4 +39,13 @@ def test_the_next_one_begins_after_an_error() -> None:
     with pytest.raises(InvalidArgumentError, match="takes too long"), Pace(0.0) as pace:
         pace.look()
     with Pace() as pace:
+        pace.look()
+
+
+def test_what_is_no_longer_wanted_ends() -> None:
+    is_cancelled = threading.Event()
+    pace = Pace(is_cancelled=is_cancelled)
+    pace.look()
+    is_cancelled.set()
+    with pytest.raises(CancelledError):
         pace.look()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from modelserver_backends.llm.grammar.json_schema import schema_rules
-from modelserver_backends.llm.grammar.program import Program
+from modelserver_backends.llm.grammar import compile_grammar
+from support.grammars import json_tokenizer
 
 from modelserver.errors import InvalidArgumentError
 
@@ -28,21 +28,20 @@ from modelserver.errors import InvalidArgumentError
         ({"dependentRequired": []}, "dependentRequired must be an object"),
         ({"dependencies": {"a": [1]}}, "must be a list of names"),
         ({"contains": {}, "uniqueItems": True}, "uniqueItems beside contains"),
-        ({"contains": {"const": 1}, "minContains": 100, "maxItems": 100}, "come to more than 1000"),
         ({"minContains": -1, "contains": {}}, "minContains must be"),
-        ({"type": "string", "pattern": "^(a|b)*a(a|b){12}$", "maxLength": 99}, "too large an automaton"),
         (
             {"allOf": [{"anyOf": [{"minimum": n}, {"title": str(n), "maximum": -n}]} for n in range(12)]},
             "come to more than 512",
         ),
-        ({"type": "array", "items": {"multipleOf": 0.5}}, "at #/items: multipleOf 0.5 is not supported"),
+        (
+            {"properties": {"a": {"type": "object", "properties": {"b": {"type": "string", "pattern": "(a"}}}}},
+            "at #/properties/a: unclosed group",
+        ),
+        ({"type": "string", "pattern": "a{2}+"}, "possessive repetitions are not supported"),
+        ({"not": {"pattern": "b"}}, "at #/not: keyword 'pattern' is not supported inside of not"),
         ({"multipleOf": 0}, "multipleOf must be a number above 0"),
-        ({"type": "integer", "multipleOf": 3, "minimum": 0, "maximum": 10_000}, "at most 1000 multiples"),
-        ({"type": "integer", "multipleOf": 3, "minimum": 9}, "at most 1000 multiples"),
-        ({"type": "integer", "multipleOf": 101}, "at most 1000 multiples"),
         ({"type": "array", "uniqueItems": True}, "'uniqueItems' is not supported"),
         ({"propertyNames": {"pattern": "a"}, "properties": {"a": True}}, "propertyNames beside properties"),
-        ({"uniqueItems": True, "items": {"enum": [1, 2]}, "minItems": 2}, "'uniqueItems' is not supported"),
         ({"type": "text"}, "type 'text' is none of"),
         ({"type": 5}, "type 5 is none of"),
         (["a"], "a schema is an object"),
@@ -58,14 +57,14 @@ from modelserver.errors import InvalidArgumentError
         ({"allOf": 3}, "allOf must be a list"),
         ({"$ref": "http://x"}, "only places in the same schema"),
         ({"$ref": "#/$defs/a"}, "leads nowhere"),
-        ({"$ref": "#"}, "begins with itself|no text matches"),
+        ({"$ref": "#"}, "in a circle"),
         ({"allOf": [{"$ref": "#"}]}, "in a circle"),
-        ({"type": "string", "pattern": "(?=a)"}, "looks around"),
+        ({"type": "string", "pattern": "(?=a)"}, "look-around"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf: alternatives 0 and 1"),
         ({"oneOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, "oneOf: alternatives"),
         ({"minProperties": 2}, "minProperties above"),
-        ({"properties": {"a": {}, "b": {}}, "maxProperties": 1}, "maxProperties below"),
-        ({"patternProperties": {"a": {}, "b": {}}}, "patternProperties is supported only alone"),
+        ({"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2}, "at #: min/maxProperties only supported"),
+        ({"patternProperties": {"a": {}, "b": {}}}, "are not disjoint"),
         (
             {"allOf": [{"additionalProperties": False}, {"patternProperties": {"b": {}}}]},
             "additionalProperties and patternProperties in two parts",
@@ -73,12 +72,12 @@ from modelserver.errors import InvalidArgumentError
         ({"allOf": [{"items": {}}, {"prefixItems": [{}]}]}, "first entries of a list in one part"),
         ({"allOf": [{"properties": 5}, {"properties": {}}]}, "properties must be"),
         ({"allOf": [{"maximum": "5"}, {"maximum": 3}]}, "maximum must be a number"),
-        ({"const": "\ud800"}, "is no JSON"),
+        ({"const": "\ud800"}, "is not JSON"),
     ],
 )
 def test_what_is_refused_by_name(schema: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        Program(schema_rules(schema))
+        compile_grammar({"json": schema}, json_tokenizer())
 
 
 @pytest.mark.parametrize(
@@ -107,4 +106,4 @@ def test_what_is_refused_by_name(schema: Any, message: str) -> None:
 )
 def test_schemas_that_no_value_satisfies(schema: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="no text matches"):
-        Program(schema_rules(schema))
+        compile_grammar({"json": schema}, json_tokenizer())

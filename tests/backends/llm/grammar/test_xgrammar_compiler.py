@@ -1,4 +1,4 @@
-"""xgrammar where it is installed: its texts are valid too, and what it would bend goes to our own engine."""
+"""xgrammar where it is installed: its texts are valid too, and what it would bend goes to llguidance."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from modelserver_backends.llm.grammar import compile_grammar
-from modelserver_backends.llm.grammar.matcher import ProgramGrammar
+from modelserver_backends.llm.grammar import allowed_mask, compile_grammar
 from modelserver_backends.llm.grammar.xgrammar_compiler import XgrammarGrammar
 from support.grammars import check_texts, json_tokenizer
 
 pytestmark = pytest.mark.tool("xgrammar")
 
-compile_with_xgrammar = functools.partial(compile_grammar, library="xgrammar")
+compile_with_xgrammar = functools.partial(compile_grammar, engine="xgrammar")
 PERSON = {
     "type": "object",
     "properties": {
@@ -50,7 +49,7 @@ def test_a_matcher_takes_what_its_mask_allows_and_ends() -> None:
     grammar = compile_with_xgrammar({"json": {"enum": ["a", "b"]}}, tokenizer)
     first, second = grammar.matcher(), grammar.matcher()
     for token_id in tokenizer.encode('"a"', add_special_tokens=False):
-        mask = first.allowed_mask()
+        mask = allowed_mask(first)
         assert mask[token_id]
         accepted = [first.accepts(each) for each in range(tokenizer.vocab_size)]
         assert accepted == mask.tolist()
@@ -58,7 +57,7 @@ def test_a_matcher_takes_what_its_mask_allows_and_ends() -> None:
         assert not first.is_terminated
         assert first.accept(token_id)
     assert first.is_terminated
-    assert np.flatnonzero(first.allowed_mask()).tolist() == [1]
+    assert np.flatnonzero(allowed_mask(first)).tolist() == [1]
     assert first.accept(1)
     assert first.is_terminated
     assert second.accept(tokenizer.encode('"', add_special_tokens=False)[0])
@@ -78,5 +77,5 @@ def test_a_matcher_takes_what_its_mask_allows_and_ends() -> None:
         {"json": {"enum": [1, 2], "allOf": [{"const": 1}]}},
     ],
 )
-def test_what_it_would_not_take_at_its_word_goes_to_our_own(wanted: dict[str, Any]) -> None:
-    assert isinstance(compile_with_xgrammar(wanted, json_tokenizer()), ProgramGrammar)
+def test_what_it_would_not_take_at_its_word_goes_to_llguidance(wanted: dict[str, Any]) -> None:
+    assert not isinstance(compile_with_xgrammar(wanted, json_tokenizer()), XgrammarGrammar)
