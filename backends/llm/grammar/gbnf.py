@@ -25,7 +25,10 @@ _MAX_DEPTH = 100
 _MAX_COUNT = 100_000
 _LAST_CHARACTER = 0x10FFFF
 # Of Lark: what is no reference to a token of the vocabulary, and what is; and what a grammar may not set.
-_LARK_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|(<)|(%llguidance)|(\[)', re.DOTALL)
+_LARK_TOKEN = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|(<)|(%llguidance)|(^[ \t]*[?!]?[\w-]+[ \t]*\[)',
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)

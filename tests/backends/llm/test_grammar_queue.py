@@ -24,14 +24,16 @@ from modelserver.backend import InternalError, InvalidArgumentError
 
 
 class SlowCompiler:
-    """Compiles when it `may`; `error` is raised instead."""
+    """Compiles when it `may`; `error` is raised instead. `cancelled` has what is set when a grammar is given up."""
 
     def __init__(self) -> None:
         self.may = threading.Event()
         self.error: Exception | None = None
         self.compile = grammar_package.compile_grammar
+        self.cancelled: list[threading.Event] = []
 
-    def __call__(self, structured_outputs: Any, tokenizer: Tokenizer, **_: Any) -> Any:
+    def __call__(self, structured_outputs: Any, tokenizer: Tokenizer, **options: Any) -> Any:
+        self.cancelled.append(options["is_cancelled"])
         assert self.may.wait(20)
         if self.error is not None:
             raise self.error
@@ -39,7 +41,7 @@ class SlowCompiler:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
+def slow(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
     compiler = SlowCompiler()
     monkeypatch.setattr(grammar_package, "compile_grammar", compiler)
     monkeypatch.setattr(grammar_queue, "PATIENCE_S", 0.0)
@@ -47,7 +49,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
 
 
 @pytest.fixture
-def engine(tmp_path: Any) -> Iterator[Engine]:
+def engine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(grammar_queue, "PATIENCE_S", 20.0)  # on a machine that is busy, too
     write_tokenizer(tmp_path)
     tokenizer = tokenizer_of(tmp_path)
     script = tokenizer.encode("yes", add_special_tokens=False)
@@ -143,6 +146,7 @@ def test_who_leaves_while_the_grammar_is_compiled_is_forgotten(
     else:
         engine.abort(asked)
     assert not engine.has_work
+    until_true(lambda: all(each.is_set() for each in slow.cancelled), "the compiler is told")
     slow.may.set()
     assert run(engine) == []
 
