@@ -6,7 +6,6 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 
 from modelserver.backend import InvalidArgumentError
@@ -94,24 +93,20 @@ class GuidanceCompiler:
             if state.is_error():
                 bits[row] = 0
                 set_bits(bits[row], self.eos_token_ids)
-            elif not self.is_byte_complete:
-                self._clear_unwritable(state, bits[row])
-
-    @staticmethod
-    def _clear_unwritable(state: Any, row: Bits) -> None:
-        """Where what must follow cannot be written, the library names a token that it does not take."""
-        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        if len(allowed) == 1 and not state.validate_tokens(allowed.tolist()) and not state.is_accepting():
-            row[:] = 0
 
     def _source(self, asked: Asked) -> str:
-        matcher = self.library.LLMatcher
         if asked.kind == "regex":
-            return str(matcher.grammar_from_regex(library_pattern(asked.what)))
+            pattern = library_pattern(asked.what).replace("/", r"\/").replace("\n", r"\n")
+            return self._lark(f"start: /{pattern}/")
         if "::=" in asked.what:
-            return str(matcher.grammar_from_lark(lark_of(asked.what)))
+            return self._lark(lark_of(asked.what))
         check_lark(asked.what)
-        return str(matcher.grammar_from_lark(asked.what))
+        return self._lark(asked.what)
+
+    def _lark(self, text: str) -> str:
+        """A grammar of the library, which asks for the tokens of what must follow unless they may not exist."""
+        options = "" if self.is_byte_complete else '%llguidance {"no_forcing": true}\n'
+        return str(self.library.LLMatcher.grammar_from_lark(options + text))
 
     def _of_schema(self, schema: Any, asked: Asked, pace: Pace) -> GuidanceGrammar:
         """Rules of which no text is are taken out until the library takes the rest: it refuses all that name them."""
@@ -134,11 +129,15 @@ class GuidanceCompiler:
         return self._checked(grammar, "JSON schema")
 
     def _schema_grammar(self, schema_rules: LoweredSchema, is_compact: bool) -> GuidanceGrammar:
-        text = orjson.dumps(schema_rules.document()).decode()
+        document = schema_rules.document()
+        text = orjson.dumps(document).decode()
         options: dict[str, Any] = dict(_COMPACT_OPTIONS if is_compact else _JSON_OPTIONS)
         if "\\u00" not in text:
             options["json_allowed_escapes"] = _ESCAPES
-        return GuidanceGrammar(self, self.library.LLMatcher.grammar_from_json_schema(text, overrides=options))
+        if self.is_byte_complete:
+            return GuidanceGrammar(self, self.library.LLMatcher.grammar_from_json_schema(text, overrides=options))
+        text = orjson.dumps({**document, "x-guidance": options}).decode()
+        return GuidanceGrammar(self, self._lark(f"start: %json {text}"))
 
     def _checked(self, grammar: GuidanceGrammar, kind: str) -> GuidanceGrammar:
         """A grammar that the library takes, and can follow for some steps."""
@@ -244,7 +243,11 @@ class GuidanceMatcher:
         if token_id in self._compiler.eos_token_ids or self._state.is_error():
             self._has_ended = self._may_end()
             return self._has_ended
-        return self.accepts(token_id) and bool(self._state.consume_token(token_id))
+        if not self.accepts(token_id):
+            return False
+        if not self._state.consume_token(token_id):
+            self._has_ended = True
+        return True
 
     def rollback(self, num_tokens: int) -> None:
         if num_tokens and self._has_ended:
@@ -272,4 +275,4 @@ class GuidanceMatcher:
             return False
         bits = MaskBatch(1, self._compiler.size).bits
         self._compiler.fill([(self._state, 0)], bits)
-        return not bits.any()
+        return bool(self._state.is_error()) or not bits.any()
