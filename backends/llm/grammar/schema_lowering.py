@@ -179,8 +179,9 @@ class _Lowering:
         properties = {
             name: self.inner(value, f"{path}/properties/{pointer_step(name)}") for name, value in given.items()
         }
-        beside = None if additional is False else self.inner(additional, f"{path}/additionalProperties")
-        others = {name: False if beside is None else beside for name in required if name not in properties}
+        beside = self.inner(additional, f"{path}/additionalProperties")
+        unnamed = beside if "additionalProperties" in schema else True
+        others = {name: unnamed for name in required if name not in properties}
         if least > max(1, len(required)):
             raise wrong(
                 path, "minProperties above 1 and the number of required properties is not supported: keys could repeat"
@@ -195,7 +196,7 @@ class _Lowering:
                 library_pattern(pattern): self.inner(value, f"{path}/patternProperties/{pointer_step(pattern)}")
                 for pattern, value in patterns.items()
             }
-        return _with_names(found, schema, False if beside is None else beside, path) | {
+        return _with_names(found, schema, beside, path) | {
             word: schema[word] for word in ("required", "minProperties", "maxProperties") if word in schema
         }
 

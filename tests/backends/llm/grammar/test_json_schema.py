@@ -189,6 +189,22 @@ SHAPES = {
             ['{"b":1}', '{"a":1,"b":1}'],
         ),
         ({"type": "object", "patternProperties": {"^x-": {"type": "integer"}}}, ['{"x-a":1}', "{}"], ['{"y":1}']),
+        (
+            {"properties": {"a": {"type": "null"}}, "required": ["b"]},
+            ['{"b":[1]}', '{"a":null,"b":2}'],
+            ['{"a":null}', '{"b":1,"c":2}'],
+        ),
+        (
+            {"items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2, "maxItems": 2},
+            ["[1,2]", "[1, 3]", "[2,3]"],
+            ["[1]", "[1,1]", "[1,2,3]"],
+        ),
+        ({"type": "number", "multipleOf": 0.25, "maximum": 1}, ["0.75", "1"], ["0.3", "1.25"]),
+        (
+            {"patternProperties": {"^x": {"type": "null"}, "^y": {"type": "integer"}}, "properties": {"a": True}},
+            ['{"a":1,"y1":2,"x":null}', "{}"],
+            ['{"x":1}', '{"b":1}'],
+        ),
         ({"type": "object", "required": ["a"]}, ['{"a":[1]}'], ["{}"]),
         (
             {"properties": {"a": True, "b": True, "c": {"type": "null"}}, "required": ["c"]},
