@@ -1,4 +1,4 @@
-"""`not`, `if`, and what depends on a property, said in terms of `allOf`, `anyOf` and keywords that automata can obey.
+"""`not`, `if`, and what depends on a property, said in terms of `allOf`, `anyOf` and keywords that grammars can obey.
 
 A schema is negated by its parts (De Morgan). What comes out may allow less than it could, never more: under a negation
 nothing is approximated, because what is negated is what the request said.

@@ -134,7 +134,7 @@ class FlatSchemas:
         if all(option is False for option in apart):
             raise wrong(
                 path,
-                f"oneOf: alternatives {clash[0]} and {clash[1]} may match the same value, which no automaton rules "
+                f"oneOf: alternatives {clash[0]} and {clash[1]} may match the same value, which no grammar rules "
                 "out; use anyOf, or a property that is required in both with a const of its own in each",
             )
         return apart

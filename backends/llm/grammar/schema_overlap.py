@@ -1,4 +1,4 @@
-"""Whether two schemas may match the same value: `oneOf` means exactly one, which an automaton cannot count."""
+"""Whether two schemas may match the same value: `oneOf` means exactly one, which a grammar cannot count."""
 
 from __future__ import annotations
 
