@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from modelserver.backend import ServerError
 from modelserver.execution.process import child_calls
 
@@ -11,15 +13,19 @@ from .pb_argument import text_of
 from .pb_call import Execution, Phase
 from .pb_error import TritonModelException
 
+_LOAD_FAILURE = "Failed to load model: "
+
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
     """Load or reload a model; returns when it serves. `config` is JSON, `files` are `{"file:1/model.py": bytes}`.
 
     Works in `--model-control-mode=explicit` only. Raises TritonModelException.
     """
+    if files is not None and not isinstance(files, dict):
+        raise TritonModelException(f"{_LOAD_FAILURE}files must be a dict, got {type(files).__name__}")
     wanted = {text_of("a key of files", path): content for path, content in (files or {}).items()}
     _ask(
-        "Failed to load model: ",
+        _LOAD_FAILURE,
         "load_model",
         name=text_of("model_name", model_name),
         config=text_of("config", config),
@@ -30,6 +36,8 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model; it finishes what it has accepted. Raises TritonModelException."""
     name = text_of("model_name", model_name)
+    if not isinstance(unload_dependents, bool | np.bool_):
+        raise TypeError(f"unload_dependents must be a bool, got {type(unload_dependents).__name__}")
     _ask("Failed to unload model: ", "unload_model", name=name, unload_dependents=bool(unload_dependents))
 
 

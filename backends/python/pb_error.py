@@ -59,12 +59,11 @@ class TritonError:
 
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str | bytes, code: int = _Code.INTERNAL) -> None:
+    def __init__(self, message: str | bytes, code: _Code = _Code.INTERNAL) -> None:
         self._message = text_of("message", message)
-        try:
-            self._code = _Code(code)
-        except ValueError:
-            raise TypeError(f"code must be one of TritonError's, got {code!r}") from None
+        if not isinstance(code, _Code):
+            raise TypeError(f"code must be one of TritonError's, got {code!r}")
+        self._code = code
 
     def message(self) -> str:
         return self._message

@@ -18,6 +18,8 @@ class LogLevel(enum.IntEnum):
     ERROR = 2
     VERBOSE = 3
 
+    __str__ = enum.Enum.__str__
+
 
 _LEVELS = {
     LogLevel.INFO: logging.INFO,
@@ -30,15 +32,18 @@ _LEVELS = {
 class Logger:
     """Writes to the server's log; VERBOSE is the server's debug level."""
 
+    LogLevel = LogLevel
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
     ERROR = LogLevel.ERROR
     VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str | bytes, level: int = LogLevel.INFO) -> None:
-        text = text_of("message", message) if isinstance(message, bytes) else str(message)
-        write_record(_LEVELS[LogLevel(level)], text)
+    def log(message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
+        """Raises TypeError for a message that is not text, and for a level that is not a LogLevel."""
+        if not isinstance(level, LogLevel):
+            raise TypeError(f"level must be one of Logger.LogLevel, got {level!r}")
+        write_record(_LEVELS[level], text_of("message", message))
 
     @staticmethod
     def log_info(message: str | bytes) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from modelserver.backend import ServerError
 from modelserver.execution.process import child_calls
 
-from .pb_argument import text_of
+from .pb_argument import number_of, text_of
 from .pb_error import TritonModelException
 
 _Result = TypeVar("_Result")
@@ -32,9 +32,11 @@ class MetricFamily:
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
 
-    def __init__(self, name: str, description: str, kind: int) -> None:
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         """Raises TritonModelException if the name is taken by another kind, or is no name of a metric."""
-        self.kind = MetricKind(kind)
+        if not isinstance(kind, MetricKind):
+            raise TypeError(f"kind must be one of MetricFamily's, got {kind!r}")
+        self.kind = kind
         wanted = {
             "name": text_of("name", name),
             "description": text_of("description", description),
@@ -84,9 +86,10 @@ class Metric:
         """Add to a counter (0 or more) or a gauge."""
         if self._kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to increment metric value: a histogram is observed, not incremented")
-        if self._kind is MetricKind.COUNTER and not value >= 0:
+        number = number_of("value", value)
+        if self._kind is MetricKind.COUNTER and not number >= 0:
             raise TritonModelException("Failed to increment metric value: a counter never falls")
-        child_calls.tell("metric_add", handle=self._handle, value=float(value))
+        child_calls.tell("metric_add", handle=self._handle, value=number)
 
     def set(self, value: float) -> None:
         """Set a gauge."""
@@ -94,7 +97,7 @@ class Metric:
             raise TritonModelException(
                 f"Failed to set metric value: only a gauge is set, this is a {self._kind.name.lower()}"
             )
-        child_calls.tell("metric_set", handle=self._handle, value=float(value))
+        child_calls.tell("metric_set", handle=self._handle, value=number_of("value", value))
 
     def observe(self, value: float) -> None:
         """Count a value in a histogram."""
@@ -102,7 +105,7 @@ class Metric:
             raise TritonModelException(
                 f"Failed to observe metric value: only a histogram observes, this is a {self._kind.name.lower()}"
             )
-        child_calls.tell("metric_observe", handle=self._handle, value=float(value))
+        child_calls.tell("metric_observe", handle=self._handle, value=number_of("value", value))
 
     def value(self) -> float:
         """The number now, with what all instances added."""

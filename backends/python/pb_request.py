@@ -9,7 +9,7 @@ from typing import Any
 
 from modelserver.backend import InferRequest
 
-from .pb_argument import integer_of, text_of
+from .pb_argument import integer_of, list_of, text_of
 from .pb_call import ResponseIterator, call, call_async
 from .pb_error import TritonModelException
 from .pb_response import InferenceResponse, check_parameters
@@ -33,12 +33,11 @@ class MemoryType(enum.IntEnum):
 class PreferredMemory:
     """Where a caller would like its outputs."""
 
-    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
-        try:
-            self._type = MemoryType(preferred_memory_type)
-        except ValueError:
-            raise TypeError(f"preferred_memory_type must be a MemoryType, got {preferred_memory_type!r}") from None
-        self._device_id = preferred_device_id
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
+            raise TypeError(f"preferred_memory_type must be a MemoryType, got {preferred_memory_type!r}")
+        self._type = preferred_memory_type
+        self._device_id = integer_of("preferred_device_id", preferred_device_id)
 
     def memory_type(self) -> int:
         return self._type
@@ -57,6 +56,10 @@ class InferenceTrace:
         """A W3C carrier as JSON (`{"traceparent": "..."}`), as OpenTelemetry reads it; None without one."""
         is_context = bool(self.trace_parent) and self.trace_parent[0] != "#"  # else only this server knows it
         return json.dumps({"traceparent": self.trace_parent}) if is_context else None
+
+
+_ANYWHERE = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
@@ -89,38 +92,53 @@ class InferenceRequest:
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        preferred_memory: PreferredMemory = _ANYWHERE,
+        trace: InferenceTrace = _NO_TRACE,
         parameters: dict[str, Any] | None = None,
     ) -> None:
         # The order is Triton's, and there these three have no default.
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("an InferenceRequest needs inputs, requested_output_names and model_name")
-        for tensor in inputs:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"inputs of an InferenceRequest must be Tensor objects, got {tensor!r}")
-        if not isinstance(correlation_id, int | str) or isinstance(correlation_id, bool):
+        if correlation_id is None:
+            raise TypeError("correlation_id must be an integer or text, got None")
+        if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
+        if not isinstance(preferred_memory, PreferredMemory):
+            raise TypeError(f"preferred_memory must be a PreferredMemory, got {type(preferred_memory).__name__}")
+        if not isinstance(trace, InferenceTrace):
+            raise TypeError(f"trace must be an InferenceTrace, got {type(trace).__name__}")
         check_parameters(parameters)
         self._request: InferRequest | None = None
         self._convert: Convert | None = None
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
-        self._inputs: list[Tensor] | None = list(inputs)
+        self._inputs: list[Tensor] | None = list_of("inputs", inputs)
         self._outputs: Sequence[str] = [
-            text_of("a name of requested_output_names", name) for name in requested_output_names
+            text_of("a name of requested_output_names", name)
+            for name in list_of("requested_output_names", requested_output_names)
         ]
         self._parameters = parameters
         self._model_name = text_of("model_name", model_name)
-        self._model_version = integer_of("model_version", model_version, lowest=-1)
+        self._model_version = integer_of("model_version", model_version, lowest=-1, num_bits=63)
         self._request_id = text_of("request_id", request_id)
         if isinstance(correlation_id, str):
             self._correlation_id: int | str = text_of("correlation_id", correlation_id)
         else:
             self._correlation_id = integer_of("correlation_id", correlation_id)
-        self._flags = integer_of("flags", flags)
+        self._flags = integer_of("flags", flags, num_bits=32)
         self._timeout = integer_of("timeout", timeout)
-        self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
-        self._trace = trace or InferenceTrace()
+        self._preferred_memory = preferred_memory
+        self._trace = trace
+        self._check_parts(self._inputs)
+
+    def _check_parts(self, inputs: Sequence[Tensor]) -> None:
+        whose = f"for request with id '{self._request_id}' and model name '{self._model_name}' should not be empty."
+        for tensor in inputs:
+            if tensor is None:
+                raise TritonModelException(f"Input tensor {whose}")
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"inputs of an InferenceRequest must be Tensor objects, got {tensor!r}")
+        if "" in self._outputs:
+            raise TritonModelException(f"Requested output name {whose}")
 
     @classmethod
     def of(cls, request: InferRequest, output_names: Sequence[str], convert: Convert | None = None) -> InferenceRequest:
@@ -164,7 +182,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = integer_of("flags", flags)
+        self._flags = integer_of("flags", flags, num_bits=32)
 
     def timeout(self) -> int:
         """The request's patience in microseconds; 0 when it gave none."""

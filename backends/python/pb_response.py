@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from .pb_argument import list_of
 from .pb_error import TritonError, TritonModelException
 from .pb_tensor import Tensor
 
@@ -17,12 +18,14 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        tensors = list(output_tensors or ())
+        tensors = list_of("output_tensors of an InferenceResponse", output_tensors)
         for tensor in tensors:
+            if tensor is None:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
             if not isinstance(tensor, Tensor):
                 raise TypeError(
                     f"output_tensors of an InferenceResponse must be pb_utils.Tensor objects, "

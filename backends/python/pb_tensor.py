@@ -42,7 +42,7 @@ class Tensor:
         datatype = _DATATYPES.get(array.dtype)
         if datatype is None:
             datatype, array = _converted(name, array)
-        self._name = name if type(name) is str else text_of("the name of a Tensor", name)
+        self._name = name if type(name) is str and name else _checked_name(name)
         self._array = array
         self._datatype = datatype
         self._device_tensor: DeviceTensor | None = None
@@ -97,6 +97,7 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor that shares memory with a DLPack capsule, or with an array of a library that speaks DLPack."""
+        name = _checked_name(name)
         is_array = hasattr(tensor, "__dlpack_device__")
         device = _number_pair(tensor.__dlpack_device__()) if is_array else _capsule_device(tensor)
         if device[0] != _DLPACK_CPU[0]:
@@ -118,7 +119,7 @@ class Tensor:
     @classmethod
     def _on_device(cls, device_tensor: DeviceTensor, name: str) -> Tensor:
         self = cls.__new__(cls)
-        self._name = text_of("the name of a Tensor", name)
+        self._name = _checked_name(name)
         self._array = np.empty(0, device_tensor.datatype.numpy)
         self._datatype = device_tensor.datatype
         self._device_tensor = device_tensor
@@ -140,6 +141,13 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _DLPACK_CPU if self._device_tensor is None else self._device_tensor.device
+
+
+def _checked_name(name: object) -> str:
+    text = text_of("the name of a Tensor", name)
+    if not text:
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    return text
 
 
 def _converted(name: str, array: Array) -> tuple[Datatype, Array]:

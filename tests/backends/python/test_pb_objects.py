@@ -95,6 +95,94 @@ def test_what_works_inside_a_model_only_says_so(call: Callable[[], object], mess
         call()
 
 
+def _made_request(**changes: object) -> object:
+    tensor = pb_utils.Tensor("x", np.zeros(1, np.int32))
+    return pb_utils.InferenceRequest(
+        **{"inputs": [tensor], "requested_output_names": ["y"], "model_name": "m", "request_id": "r", **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "inputs",
+        "requested_output_names",
+        "model_name",
+        "request_id",
+        "correlation_id",
+        "model_version",
+        "flags",
+        "timeout",
+        "preferred_memory",
+        "trace",
+    ],
+)
+def test_an_argument_of_a_request_that_is_none_is_a_type_error(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        _made_request(**{name: None})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _made_request(requested_output_names=[None]),
+        lambda: _made_request(requested_output_names="y"),
+        lambda: _made_request(flags=1 << 32),
+        lambda: _made_request(preferred_memory=1),
+        lambda: _made_request(trace="00-1-1-01"),
+        lambda: pb_utils.PreferredMemory(1),
+        lambda: pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, None),
+        lambda: pb_utils.InferenceResponse(None),
+        lambda: pb_utils.InferenceResponse(output_tensors=None, error=pb_utils.TritonError("no")),
+        lambda: pb_utils.TritonError("no", 2),
+        lambda: pb_utils.MetricFamily("n", "d", 0),
+        lambda: pb_utils.Logger.log("words", None),
+        lambda: pb_utils.Logger.log("words", 1),
+        lambda: pb_utils.Logger.log(None),
+        lambda: pb_utils.Logger.log_info(None),
+        lambda: pb_utils.Logger.log_warn(None),
+        lambda: pb_utils.Logger.log_error(None),
+        lambda: pb_utils.Logger.log_verbose(1),
+        lambda: pb_utils.unload_model("m", None),
+    ],
+)
+def test_an_argument_of_another_type_is_a_type_error(call: Callable[[], object]) -> None:
+    with pytest.raises(TypeError):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: _made_request(inputs=[None]),
+            r"^Input tensor for request with id 'r' and model name 'm' should not be empty\.$",
+        ),
+        (
+            lambda: _made_request(requested_output_names=["y", ""]),
+            r"^Requested output name for request with id 'r' and model name 'm' should not be empty\.$",
+        ),
+        (lambda: _made_request(correlation_id=1.5), r"^Correlation ID must be integer or string$"),
+        (
+            lambda: pb_utils.InferenceResponse([None]),
+            r"^Output tensor for inference response should not be empty\.$",
+        ),
+        (lambda: pb_utils.Tensor("", np.zeros(1)), r"^Tensor name cannot be an empty string\.$"),
+        (lambda: pb_utils.Tensor.from_dlpack("", None), r"^Tensor name cannot be an empty string\.$"),
+        (lambda: pb_utils.load_model("m", "", ["file:1/model.py"]), r"^Failed to load model: files must be a dict"),
+    ],
+)
+def test_an_empty_part_is_refused_in_tritons_words(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=message):
+        call()
+
+
+def test_the_levels_of_the_log_have_tritons_names() -> None:
+    levels = pb_utils.Logger.LogLevel
+    assert [str(level) for level in levels] == [f"LogLevel.{name}" for name in ("INFO", "WARNING", "ERROR", "VERBOSE")]
+    assert pb_utils.Logger.WARNING is levels.WARNING
+
+
 def test_a_response_holds_tensors_or_an_error() -> None:
     tensor = pb_utils.Tensor("y", np.zeros(1, np.int32))
     response = pb_utils.InferenceResponse([tensor], parameters={"n": 1, "f": 0.5})

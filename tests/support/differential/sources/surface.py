@@ -11,6 +11,12 @@ CONFIG = {"input": [{"name": "A", "data_type": "TYPE_FP32"}], "output": [{"name"
 def attempt(call):
     try:
         return repr(call())
+    except pb_utils.TritonModelException as error:
+        return (
+            f"raised TritonModelException: {error}"
+            if "should not be empty" in str(error)
+            else "raised TritonModelException"
+        )
     except Exception as error:
         return f"raised {type(error).__name__}"
 
@@ -131,6 +137,74 @@ def describe():
     yield "histogram", histogram
     yield "wrong metric", lambda: pb_utils.MetricFamily(name="bad", description="", kind=7)
     yield "unload nothing", lambda: pb_utils.is_model_ready("nothing")
+    yield "arguments", lambda: {name: attempt(call) for name, call in arguments()}
+
+
+def made_request(**changes):
+    arguments = {"inputs": [pb_utils.Tensor("I", np.zeros(1))], "requested_output_names": ["B"], "model_name": "m"}
+    return len(pb_utils.InferenceRequest(**{**arguments, **changes}).inputs())
+
+
+def arguments():
+    tensor = pb_utils.Tensor("T", np.zeros(1))
+    for name in ("inputs", "requested_output_names", "model_name", "model_version", "flags", "timeout", "parameters"):
+        yield f"no {name}", lambda name=name: made_request(**{name: None})
+    for name in ("request_id", "correlation_id", "preferred_memory", "trace"):
+        yield f"no {name}", lambda name=name: made_request(**{name: None})
+    yield "an input that is None", lambda: made_request(inputs=[None], request_id="r")
+    yield "an input that is an array", lambda: made_request(inputs=[np.zeros(1)])
+    yield "an output name that is None", lambda: made_request(requested_output_names=[None])
+    yield "an empty output name", lambda: made_request(requested_output_names=[""], request_id="r")
+    yield "one text as output names", lambda: made_request(requested_output_names="OUTPUT")
+    yield "a tuple of inputs", lambda: made_request(inputs=(tensor,))
+    yield "a correlation that is a float", lambda: made_request(correlation_id=1.5)
+    yield "a correlation that is a bool", lambda: made_request(correlation_id=True)
+    yield "a version that is text", lambda: made_request(model_version="1")
+    yield "a version that is a float", lambda: made_request(model_version=1.5)
+    yield "a request id that is a number", lambda: made_request(request_id=1)
+    yield "negative flags", lambda: made_request(flags=-1)
+    yield "large flags", lambda: made_request(flags=1 << 32)
+    yield "a memory that is a number", lambda: made_request(preferred_memory=1)
+    yield "a memory type that is a number", lambda: type(pb_utils.PreferredMemory(1)).__name__
+    yield "no memory type", lambda: pb_utils.PreferredMemory(None)
+    yield "no device", lambda: pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, None)
+    yield "a trace that is text", lambda: made_request(trace="00-1-1-01")
+    yield "parameters that are a list", lambda: made_request(parameters=[1])
+    yield "a response of None", lambda: pb_utils.InferenceResponse(None)
+    yield "a response of no tensor", lambda: pb_utils.InferenceResponse([None])
+    yield "a response of nothing", lambda: len(pb_utils.InferenceResponse([]).output_tensors())
+    yield "a response of a tuple", lambda: len(pb_utils.InferenceResponse((tensor,)).output_tensors())
+    yield "a response of a tensor", lambda: pb_utils.InferenceResponse(tensor)
+    yield "a response of arrays", lambda: pb_utils.InferenceResponse([np.zeros(1)])
+    yield "an error that is text", lambda: pb_utils.InferenceResponse([], "words")
+    yield "no name of a tensor", lambda: pb_utils.Tensor(None, np.zeros(1))
+    yield "an empty name of a tensor", lambda: pb_utils.Tensor("", np.zeros(1))
+    yield "no array", lambda: pb_utils.Tensor("T", None)
+    yield "no name and no array", lambda: pb_utils.Tensor("", None)
+    yield "no capsule", lambda: pb_utils.Tensor.from_dlpack("T", None)
+    yield "an empty name and no capsule", lambda: pb_utils.Tensor.from_dlpack("", None)
+    yield "an empty name of a capsule", lambda: pb_utils.Tensor.from_dlpack("", tensor.to_dlpack())
+    yield "no level", lambda: pb_utils.Logger.log("words", None)
+    yield "a level that is a number", lambda: pb_utils.Logger.log("words", 1)
+    for name in ("log", "log_info", "log_warn", "log_error", "log_verbose"):
+        yield f"{name} of None", lambda name=name: getattr(pb_utils.Logger, name)(None)
+        yield f"{name} of a number", lambda name=name: getattr(pb_utils.Logger, name)(1)
+    yield "log of bytes", lambda: pb_utils.Logger.log(b"words")
+    yield "levels of the logger", lambda: str(pb_utils.Logger.LogLevel.WARNING)
+    yield "an error without words", lambda: pb_utils.TritonError(None)
+    yield "an error of a number", lambda: pb_utils.TritonError(1)
+    yield "an error without a code", lambda: pb_utils.TritonError("words", None)
+    yield "an error of a code that is a number", lambda: type(pb_utils.TritonError("words", 2)).__name__
+    yield "no kind of a metric", lambda: pb_utils.MetricFamily("no_kind", "words", None)
+    yield "a kind that is a number", lambda: pb_utils.MetricFamily("no_kind", "words", 0)
+    yield "no name of a metric", lambda: pb_utils.MetricFamily(None, "words", pb_utils.MetricFamily.COUNTER)
+    yield "no name of a model", lambda: pb_utils.is_model_ready(None)
+    yield "no version of a model", lambda: pb_utils.is_model_ready("m", None)
+    yield "load without a name", lambda: pb_utils.load_model(None)
+    yield "load without a config", lambda: pb_utils.load_model("m", None)
+    yield "load of files that are a list", lambda: pb_utils.load_model("m", "", [1])
+    yield "unload without a name", lambda: pb_utils.unload_model(None)
+    yield "unload with dependents None", lambda: pb_utils.unload_model("nothing", None)
 
 
 def counter():
