@@ -888,15 +888,16 @@ static int put_number(Numbers *numbers, int64_t number)
 
 /* An array of any depth as a flat one: every bracket becomes a space. `out` has as many bytes as the text.
  *
- * Pieces end at commas: each is a place and the number of elements before it. -1, or where the array is not regular.
+ * Pieces end at commas: each is a place and the number of elements before it. An array whose rows differ in length or
+ * depth has one level, of all its elements; empty rows leave no comma. Returns -1, or the place of what is wrong.
  */
 static Py_ssize_t flatten(const unsigned char *text, Py_ssize_t size, unsigned char *out, Py_ssize_t piece_bytes,
                           int64_t *dims, int *num_dims, Numbers *pieces, int *is_out_of_memory)
 {
     const unsigned char *at = text, *end = text + size;
     int64_t counts[MAX_DIMS + 1];
-    int depth = 0, leaf_depth = 0, deepest = 0, is_filled = 0;
-    Py_ssize_t piece_start = 0;
+    int depth = 0, leaf_depth = 0, deepest = 0, is_filled = 0, is_regular = 1;
+    Py_ssize_t piece_start = 0, comma = 0;
     int64_t num_elements = 0;
     for (int level = 0; level <= MAX_DIMS; level++)
         dims[level] = -1;
@@ -922,7 +923,7 @@ static Py_ssize_t flatten(const unsigned char *text, Py_ssize_t size, unsigned c
                 return at - text;
             counts[depth] += is_filled;
             if (dims[depth] != -1 && dims[depth] != counts[depth])
-                return at - text;
+                is_regular = 0;
             dims[depth] = counts[depth];
             depth--;
             is_filled = 1;
@@ -933,14 +934,7 @@ static Py_ssize_t flatten(const unsigned char *text, Py_ssize_t size, unsigned c
                 return at - text;
             counts[depth]++;
             is_filled = 0;
-            out[at - text] = ',';
-            if (at - text - piece_start >= piece_bytes) {
-                piece_start = at - text;
-                if (!put_number(pieces, piece_start) || !put_number(pieces, num_elements)) {
-                    *is_out_of_memory = 1;
-                    return 0;
-                }
-            }
+            comma = at - text;
             at++;
             continue;
         case '{':
@@ -956,16 +950,30 @@ static Py_ssize_t flatten(const unsigned char *text, Py_ssize_t size, unsigned c
                    *at != '\r' && *at != '\t' && *at != '{' && *at != '}' && *at != ':')
                 at++;
         }
-        if (is_filled || depth == 0 || (leaf_depth != 0 && leaf_depth != depth))
+        if (is_filled || depth == 0)
             return start - text;
+        is_regular = is_regular && (leaf_depth == 0 || leaf_depth == depth);
         leaf_depth = depth;
         is_filled = 1;
+        if (num_elements > 0) {
+            out[comma] = ',';
+            if (comma - piece_start >= piece_bytes) {
+                piece_start = comma;
+                if (!put_number(pieces, comma) || !put_number(pieces, num_elements)) {
+                    *is_out_of_memory = 1;
+                    return 0;
+                }
+            }
+        }
         num_elements++;
         memcpy(out + (start - text), start, (size_t)(at - start));
     }
-    if (depth != 0 || !is_filled || (leaf_depth != 0 && leaf_depth != deepest))
+    if (depth != 0 || !is_filled)
         return size;
-    *num_dims = deepest;
+    is_regular = is_regular && (leaf_depth == 0 || leaf_depth == deepest);
+    if (!is_regular)
+        dims[1] = num_elements;
+    *num_dims = is_regular ? deepest : 1;
     if (!put_number(pieces, size) || !put_number(pieces, num_elements))
         *is_out_of_memory = 1;
     return -1;

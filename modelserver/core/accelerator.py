@@ -45,8 +45,9 @@ MeasureJson = Callable[[object, int], tuple[int, int]]
 # Of an infer request's text, the most levels, the most values and the most bytes that may be left of it: a state, the
 # text with "[0]", "[1]" and so on in place of the inputs' `data`, and where these are: pairs of int64.
 CutData = Callable[[object, int, int, int], tuple[int, bytes, bytes]]
-# Of an array and the size of a piece: the array with a space for each bracket, its sizes as int64, and the pieces'
-# ends, as pairs of a place and the number of elements before it; or the place where it is not regular.
+# Of an array and the size of a piece: the array with a space for each bracket, its sizes as int64 (one, of all its
+# elements, when its rows differ), and the pieces' ends, as pairs of a place and the number of elements before it; or
+# the place where it is not an array.
 FlatArray = Callable[[object, int], tuple[bytes, bytes, bytes] | int]
 # Of an array or object and the size of a piece: where members end, as int64; None for one that is not whole.
 CutMembers = Callable[[object, int], bytes | None]

@@ -87,10 +87,7 @@ def bytes_element_slices(name: str, shape: tuple[int, ...], raw: Buffer) -> Slic
     count = prod(shape)
     # Each element costs at least its length prefix: checked before a huge shape is allocated.
     if count * 4 > len(raw):
-        raise InvalidArgumentError(
-            f"input '{name}': expected {count} BYTES elements for shape {list(shape)}, but {len(raw)} bytes "
-            f"can hold at most {len(raw) // 4}"
-        )
+        yield from _refusal_slices(name, shape, raw, count)
     elements = empty_elements(count)
     split = accelerator.split_elements
     index = offset = 0
@@ -98,33 +95,69 @@ def bytes_element_slices(name: str, shape: tuple[int, ...], raw: Buffer) -> Slic
         wanted = min(count - index, SLICE_ELEMENTS)
         found = None if split is None else split(raw, offset, wanted)
         if found is None:
-            found = _split_elements(name, raw, offset, index, index + wanted, count)
+            found = _split_elements(name, shape, raw, offset, index, index + wanted, count)
         part, offset = found
         elements[index : index + len(part)] = part
         index += len(part)
         yield
     if offset != len(raw):
-        raise InvalidArgumentError(
-            f"input '{name}': {len(raw) - offset} unexpected bytes after the {count} BYTES elements "
-            f"of shape {list(shape)}"
-        )
+        if len(raw) - offset < 4:
+            raise _prefix_error(name, len(raw) - offset)
+        raise element_count_error(name, shape, count, count + 1)
     return elements.reshape(shape)
 
 
+def element_count_error(name: str, shape: tuple[int, ...], count: int, found: int) -> InvalidArgumentError:
+    """What is wrong with an input that has `found` BYTES elements, or more than `count`, where its shape says `count`.
+
+    In Triton's words, which count one element too many at most.
+    """
+    whose = f"for inference input '{name}' for the model"
+    if found < count:
+        message = f"expected {count} string elements {whose}, got {found}"
+    else:
+        message = f"unexpected number of string elements {count + 1} {whose}, expecting {count}"
+    return InvalidArgumentError(f"{message}: its shape is {list(shape)}")
+
+
+def _prefix_error(name: str, num_bytes: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"incomplete string length indicator for inference input '{name}' for the model, expecting 4 bytes but only "
+        f"{num_bytes} bytes available: every element has its length before it"
+    )
+
+
+def _refusal_slices(name: str, shape: tuple[int, ...], raw: Buffer, count: int) -> Slices[None]:
+    """Counts the elements of a tensor that cannot have enough of them. Raises InvalidArgumentError."""
+    index = offset = 0
+    while offset < len(raw):
+        end_index = index + SLICE_ELEMENTS
+        while index < end_index and offset < len(raw):
+            if offset + 4 > len(raw):
+                raise _prefix_error(name, len(raw) - offset)
+            offset += 4 + int(struct.unpack_from("<I", raw, offset)[0])
+            index += 1
+        yield
+    raise element_count_error(name, shape, count, index)
+
+
 def _split_elements(
-    name: str, raw: Buffer, offset: int, index: int, end_index: int, count: int
+    name: str, shape: tuple[int, ...], raw: Buffer, offset: int, index: int, end_index: int, count: int
 ) -> tuple[list[bytes], int]:
     """The elements from `index` to `end_index` of `count`, the first of which is at `offset`, and where they end."""
     part: list[bytes] = []
     size = len(raw)
     for place in range(index, end_index):
         start = offset + 4
+        if offset == size:
+            raise element_count_error(name, shape, count, place)
         if start > size:
-            raise InvalidArgumentError(f"input '{name}': element {place} of {count} is missing from the BYTES data")
+            raise _prefix_error(name, size - offset)
         (length,) = struct.unpack_from("<I", raw, offset)
         if start + length > size:
             raise InvalidArgumentError(
-                f"input '{name}': element {place} claims {length} bytes, but only {size - start} are left"
+                f"incomplete string data for inference input '{name}' for the model, expecting string of length "
+                f"{length} but only {size - start} bytes available: element {place} of {count}"
             )
         offset = start + length
         part.append(bytes(raw[start:offset]))

@@ -46,15 +46,25 @@ def test_text_elements_leave_as_utf8() -> None:
 @pytest.mark.parametrize(
     ("shape", "raw", "told"),
     [
-        ((2,), b"\x01\x00\x00\x00a", "2 BYTES elements"),
-        ((1,), b"\x05\x00\x00\x00ab", "claims 5 bytes, but only 2"),
-        ((1,), b"\x01\x00\x00\x00ab", "1 unexpected bytes"),
-        ((2,), b"\x04\x00\x00\x00abcd", "element 1 of 2 is missing"),
-        ((2**40,), b"", "can hold at most 0"),
+        ((2,), b"\x01\x00\x00\x00a", "expected 2 string elements for inference input 's' for the model, got 1"),
+        ((2,), b"\x04\x00\x00\x00abcd", "expected 2 string elements for inference input 's' for the model, got 1"),
+        ((2**40,), b"", f"expected {2**40} string elements for inference input 's' for the model, got 0"),
+        ((3,), bytes(8), "expected 3 string elements for inference input 's' for the model, got 2"),
+        ((20_000,), bytes(4 * 19_999), "expected 20000 string elements for inference input 's' .* got 19999"),
+        ((1,), bytes(8), "unexpected number of string elements 2 for inference input 's' for the model, expecting 1"),
+        ((0,), bytes(8), "unexpected number of string elements 1 for inference input 's' for the model, expecting 0"),
+        ((1,), bytes(6), "incomplete string length indicator for .* expecting 4 bytes but only 2 bytes available"),
+        ((2,), bytes(6), "incomplete string length indicator for .* expecting 4 bytes but only 2 bytes available"),
+        ((2,), b"\x04\x00\x00\x00abcdx", "incomplete string length indicator for .* but only 1 bytes available"),
+        (
+            (1,),
+            b"\x05\x00\x00\x00ab",
+            "incomplete string data for inference input 's' .* expecting string of length 5 but only 2 bytes available",
+        ),
     ],
 )
 def test_broken_bytes_tensors_say_what_is_wrong(shape: tuple[int, ...], raw: bytes, told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+    with pytest.raises(InvalidArgumentError, match=f"^{told}"):
         tensor_from_bytes("s", Datatype.BYTES, shape, raw)
 
 

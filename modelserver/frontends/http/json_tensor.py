@@ -16,7 +16,7 @@ from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_array
 from modelserver.core.long_work import Slices
-from modelserver.core.tensor import Tensor
+from modelserver.core.tensor import Tensor, element_count_error
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_text import has_non_finite, parse_non_finite, with_non_finite
 
@@ -30,6 +30,13 @@ _MAX_PACKED = 1024
 # Of a long `data`, what is parsed at a time: some 3 ms at worst.
 _PIECE_BYTES = 16 * 1024
 _WITH_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+# What Triton calls the elements of a kind of NumPy's, in a refusal.
+_TRITONS_KINDS = {
+    "b": ("boolean", "boolean"),
+    "f": ("number", "double"),
+    "i": ("signed-integer", "signed-integer"),
+    "u": ("unsigned-integer", "unsigned-integer"),
+}
 _N = ord("n")  # as a number: looking for it is then a tenth of the time
 # `struct`'s letters, by dtype's kind and size: NumPy's own depend on the system.
 _LETTERS = {"b1": "?", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
@@ -39,21 +46,18 @@ _LETTERS |= {"f4": "f", "f8": "d"}
 def tensor_from_json(name: str, datatype: Datatype, shape: Shape, count: int, data: msgspec.Raw | list[Any]) -> Tensor:
     """The tensor of an input's `data`: JSON text, or the list it was parsed to.
 
-    `data` is flat in row-major order, or nested exactly as `shape` (whose product is `count`) says. Raises
-    InvalidArgumentError, naming the tensor, for anything else.
+    `data` holds the elements in row-major order. As in Triton it may nest in any way: only the elements count, and
+    `count`, the product of `shape`, is their number. Raises InvalidArgumentError, naming the tensor, for anything else.
     """
     check_has_json(name, datatype)
     depth = num_levels(data)
-    if 1 < depth < len(shape):
-        raise InvalidArgumentError(
-            f"input '{name}': 'data' must be flat or nested as its shape {list(shape)} says, got {depth} levels"
-        )
     if accelerator.read_array is not None and isinstance(data, msgspec.Raw):
         kind = array_kind(datatype, shape, count, depth)
         raw = None if kind is None else accelerator.read_array(data, kind)
         if raw is not None:
             return Tensor(name, datatype, np.ndarray(shape, datatype.numpy, raw))
-    return tensor_from_values(name, datatype, shape, count, depth, _decode(name, datatype, depth, data))
+    depth, values = _decode(name, datatype, depth, data)
+    return tensor_from_values(name, datatype, shape, count, depth, values)
 
 
 def tensor_slices(name: str, datatype: Datatype, shape: Shape, count: int, data: memoryview) -> Slices[Tensor]:
@@ -67,12 +71,11 @@ def tensor_slices(name: str, datatype: Datatype, shape: Shape, count: int, data:
     if isinstance(found, int):
         near = bytes(data[max(0, found - 20) : found + 20]).decode("utf-8", "replace")
         raise InvalidArgumentError(
-            f"input '{name}': 'data' does not hold {datatype.value}, or its rows have different lengths, near byte "
-            f"{found}: '{near}'"
+            f"{_unparsable(datatype)}: input '{name}': 'data' is not an array of {datatype.value}, near byte {found}: "
+            f"'{near}'"
         )
     text, sizes, ends = found
-    dims = tuple(np.frombuffer(sizes, np.int64).tolist())
-    _check_nesting(name, shape, count, dims)
+    _check_count(name, datatype, shape, count, prod(np.frombuffer(sizes, np.int64).tolist()))
     array = empty_array(count, datatype.numpy)
     start = done = 0
     for end, total in np.frombuffer(ends, np.int64).reshape(-1, 2).tolist() if count else ():
@@ -87,25 +90,23 @@ def check_has_json(name: str, datatype: Datatype) -> None:
     """Raises InvalidArgumentError for FP16 and BF16, whose elements only binary data can hold."""
     if datatype in _BINARY_ONLY:
         raise InvalidArgumentError(
-            f"input '{name}': {datatype.value} has no JSON form; send it as binary data "
-            "(parameter 'binary_data_size' and header Inference-Header-Content-Length)"
+            f"receiving {datatype.value} data via JSON is not supported. Please use the binary data format for input "
+            f"{name} (parameter 'binary_data_size' and header Inference-Header-Content-Length)"
         )
 
 
-def _check_nesting(name: str, shape: Shape, count: int, dims: Shape) -> None:
-    """Compare how `data` nests with the tensor's shape.
-
-    As in Triton it may nest deeper: then the elements count, in their order.
-    """
-    if len(dims) == 1 or len(dims) > len(shape):
-        if prod(dims) != count:
-            raise InvalidArgumentError(
-                f"input '{name}': expected {count} elements for shape {list(shape)}, got {prod(dims)} in 'data'"
-            )
-    elif dims != shape:
-        raise InvalidArgumentError(
-            f"input '{name}': 'data' is nested as {list(dims)}, or ragged, but its shape is {list(shape)}"
-        )
+def _check_count(name: str, datatype: Datatype, shape: Shape, count: int, found: int) -> None:
+    """Raises InvalidArgumentError, in Triton's words, unless `data` has as many elements as the tensor's shape."""
+    if found == count:
+        return
+    if datatype is _BYTES:
+        raise element_count_error(name, shape, count, found)
+    failure = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+    if found < count:
+        failure = "Failed to parse 'data' field: shape does not match true shape"
+    raise InvalidArgumentError(
+        f"{failure}: input '{name}': expected {count} elements for shape {list(shape)}, got {found}"
+    )
 
 
 def tensor_from_values(
@@ -113,9 +114,10 @@ def tensor_from_values(
 ) -> Tensor:
     """As `tensor_from_json`, of a list that was parsed by `decoder` with the same datatype and depth."""
     array = _to_array(name, datatype, depth, values)
-    if depth > 1 and array.ndim != depth:
-        raise InvalidArgumentError(f"input '{name}': 'data' is ragged: its rows have different lengths")
-    _check_nesting(name, shape, count, array.shape)
+    if array is None or array.ndim != depth:
+        array = _to_array(name, datatype, 1, flat_values(values))
+        assert array is not None, "a flat list has no rows"
+    _check_count(name, datatype, shape, count, array.size)
     return Tensor(name, datatype, _encode_strings(array, shape) if datatype is Datatype.BYTES else array.reshape(shape))
 
 
@@ -226,22 +228,54 @@ def num_levels(data: msgspec.Raw | list[Any]) -> int:
     return depth
 
 
-def _decode(name: str, datatype: Datatype, depth: int, data: msgspec.Raw | list[Any]) -> list[Any]:
+def flat_values(values: list[Any]) -> list[Any]:
+    """The elements of lists that nest in any way, in their order."""
+    elements: list[Any] = []
+    open_lists = [iter(values)]
+    while open_lists:
+        for value in open_lists[-1]:
+            if isinstance(value, list):
+                open_lists.append(iter(value))
+                break
+            elements.append(value)
+        else:
+            open_lists.pop()
+    return elements
+
+
+def _decode(name: str, datatype: Datatype, depth: int, data: msgspec.Raw | list[Any]) -> tuple[int, list[Any]]:
+    """The elements and the levels of lists around them: one where `data` does not nest evenly."""
     try:
         if isinstance(data, msgspec.Raw):
             try:
-                return decoder(datatype, depth).decode(data)  # type: ignore[no-any-return]
+                return depth, decoder(datatype, depth).decode(data)
             except msgspec.DecodeError:
                 text = bytes(data)
-                if not has_non_finite(text):
-                    raise
-                data = parse_non_finite(text)
-        return msgspec.convert(data, _list_type(datatype, depth))  # type: ignore[no-any-return]
+                data = parse_non_finite(text) if has_non_finite(text) else msgspec.json.decode(text)
+        if not isinstance(data, list):
+            raise InvalidArgumentError(
+                f"Unable to parse 'data': attempt to access JSON non-array as array: input '{name}'"
+            )
+        try:
+            return depth, msgspec.convert(data, _list_type(datatype, depth))
+        except msgspec.ValidationError:
+            return 1, msgspec.convert(flat_values(data), _list_type(datatype, 1))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgumentError(f"input '{name}': 'data' does not hold {datatype.value}: {error}") from error
+        raise InvalidArgumentError(
+            f"{_unparsable(datatype)}: input '{name}': 'data' does not hold {datatype.value}: {error}"
+        ) from error
 
 
-def _to_array(name: str, datatype: Datatype, depth: int, values: list[Any]) -> np.ndarray[Any, Any]:
+def _unparsable(datatype: Datatype) -> str:
+    """Triton's sentence for elements of another kind than the datatype's."""
+    if datatype is _BYTES:
+        return "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+    there, wanted = _TRITONS_KINDS[datatype.numpy.kind]
+    return f"Unable to parse 'data': attempt to access JSON non-{there} as {wanted}"
+
+
+def _to_array(name: str, datatype: Datatype, depth: int, values: list[Any]) -> np.ndarray[Any, Any] | None:
+    """None where rows have different lengths."""
     try:
         if datatype is Datatype.FP32 and depth == 1 and 0 < len(values) <= _MAX_PACKED:
             # A third of the time that NumPy needs to watch its own conversion; the same numbers are too large.
@@ -250,8 +284,8 @@ def _to_array(name: str, datatype: Datatype, depth: int, values: list[Any]) -> n
             return np.array(values, datatype.numpy)
     except (OverflowError, FloatingPointError) as error:
         raise InvalidArgumentError(f"input '{name}': a value in 'data' is out of range for {datatype.value}") from error
-    except ValueError as error:
-        raise InvalidArgumentError(f"input '{name}': 'data' is ragged: its rows have different lengths") from error
+    except ValueError:
+        return None
 
 
 def _encode_strings(array: np.ndarray[Any, Any], shape: Shape) -> np.ndarray[Any, Any]:

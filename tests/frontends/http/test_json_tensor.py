@@ -55,35 +55,64 @@ def twin(request: pytest.FixtureRequest) -> Iterator[None]:
         (Datatype.FP32, (0, 3), "[]", np.empty((0, 3))),
         (Datatype.INT32, (2, 0), "[[], []]", np.empty((2, 0))),
         (Datatype.BYTES, (0,), "[]", []),
+        (Datatype.FP32, (3,), "[[1], [2, 3], []]", [1, 2, 3]),
+        (Datatype.FP32, (3,), "[[], [], [1, [2], 3]]", [1, 2, 3]),
+        (Datatype.FP32, (3,), "[[1, NaN], 3]", [1, np.nan, 3]),
+        (Datatype.FP32, (2, 3), "[1, 2, [3, 4, 5, 6]]", [[1, 2, 3], [4, 5, 6]]),
+        (Datatype.INT64, (2, 2), "[[1, 2, 3, 4]]", [[1, 2], [3, 4]]),
+        (Datatype.UINT64, (2,), f"[[{2**64 - 1}], 1]", [2**64 - 1, 1]),
+        (Datatype.INT32, (2, 2, 1), "[[1, 2], [3, 4]]", [[[1], [2]], [[3], [4]]]),
+        (Datatype.BOOL, (2, 1), "[[true], false]", [[True], [False]]),
+        (Datatype.BYTES, (2, 2), '[["a", "b"], ["c"], "d"]', [[b"a", b"b"], [b"c", b"d"]]),
+        (Datatype.BYTES, (3,), '[["a"], ["b", "c"], []]', [b"a", b"b", b"c"]),
     ],
 )
 def test_decodes_flat_and_nested_data(datatype: Datatype, shape: tuple[int, ...], text: str, expected: Any) -> None:
     tensor = _decode(datatype, shape, text)
     assert tensor.shape == shape
     assert tensor.data.dtype == datatype.numpy
-    assert np.array_equal(tensor.data, np.array(expected, datatype.numpy))
+    equal_nan = datatype is Datatype.FP32
+    assert np.array_equal(tensor.data, np.array(expected, datatype.numpy), equal_nan=equal_nan)
+
+
+_TOO_FEW = "^Failed to parse 'data' field: shape does not match true shape: input 'x': expected 4 elements"
+_TOO_MANY = "^Unable to parse 'data': Shape does not match true shape of 'data' field: input 'x': expected 4 elements"
 
 
 @pytest.mark.parametrize(
     ("datatype", "shape", "text", "message"),
     [
-        (Datatype.FP32, (2, 2), "[1, 2, 3]", "expected 4 elements for shape .2, 2., got 3"),
-        (Datatype.FP32, (2, 2), "[1, 2, 3, 4, 5]", "expected 4 elements for shape .2, 2., got 5"),
-        (Datatype.FP32, (2, 2), "[[1, 2], [3]]", "ragged"),
-        (Datatype.BYTES, (2, 2), '[["a", "b"], ["c"]]', "ragged"),
-        (Datatype.FP32, (2, 2), "[[1, 2, 3, 4]]", "nested as .1, 4."),
-        (Datatype.FP32, (2, 2, 1), "[[1, 2], [3, 4]]", "flat or nested"),
-        (Datatype.FP32, (4,), "[[1, 2], [3]]", "ragged"),
-        (Datatype.FP32, (4,), "[[1, 2], [3, 4], [5, 6]]", "expected 4 elements for shape .4., got 6"),
-        (Datatype.FP32, (2, 1), "[[1], 2]", r"`\$\[1\]`"),
-        (Datatype.FP32, (2,), "[1, [2]]", r"`\$\[1\]`"),
+        (Datatype.FP32, (2, 2), "[1, 2, 3]", rf"{_TOO_FEW} for shape \[2, 2\], got 3$"),
+        (Datatype.FP32, (2, 2), "[1, 2, 3, 4, 5]", rf"{_TOO_MANY} for shape \[2, 2\], got 5$"),
+        (Datatype.FP32, (2, 2), "[[1, 2], [3]]", rf"{_TOO_FEW} for shape \[2, 2\], got 3$"),
+        (Datatype.FP32, (4,), "[[1, 2], [3, 4], [5, 6]]", rf"{_TOO_MANY} for shape \[4\], got 6$"),
+        (Datatype.FP32, (4,), "[[], []]", rf"{_TOO_FEW} for shape \[4\], got 0$"),
+        (
+            Datatype.BYTES,
+            (2, 2),
+            '[["a", "b"], ["c"]]',
+            "^expected 4 string elements for inference input 'x' for the model, got 3",
+        ),
+        (
+            Datatype.BYTES,
+            (1,),
+            '["a", "b", "c"]',
+            "^unexpected number of string elements 2 for inference input 'x' for the model, expecting 1",
+        ),
+        (Datatype.FP32, (1,), '["1"]', "^Unable to parse 'data': attempt to access JSON non-number as double"),
+        (Datatype.INT8, (1,), '["1"]', "access JSON non-signed-integer as signed-integer"),
+        (Datatype.UINT8, (1,), '["1"]', "access JSON non-unsigned-integer as unsigned-integer"),
+        (Datatype.BOOL, (1,), "[1]", "access JSON non-boolean as boolean"),
+        (Datatype.BYTES, (1,), "[1]", "^Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
+        (Datatype.FP32, (1,), "1.5", "attempt to access JSON non-array as array"),
+        (Datatype.FP16, (1,), "[1]", "^receiving FP16 data via JSON is not supported.*binary data format for input x"),
+        (Datatype.FP32, (2, 1), "[[1], {}]", r"got `object`"),
         (Datatype.FP32, (1,), '["1"]', "Expected `float`, got `str`"),
         (Datatype.FP32, (1,), "[true]", "got `bool`"),
         (Datatype.FP32, (1,), "[null]", "got `null`"),
         (Datatype.FP32, (1,), "[1e39]", "out of range"),
         (Datatype.FP64, (1,), "[1e999]", "out of range"),
-        (Datatype.FP32, (1,), "1.5", "Expected `array`"),
-        (Datatype.FP32, (1,), '{"a": 1}', "Expected `array`"),
+        (Datatype.FP32, (1,), '{"a": 1}', "non-array as array"),
         (Datatype.INT32, (1,), "[1.5]", "Expected `int`"),
         (Datatype.INT32, (1,), "[true]", "Expected `int`"),
         (Datatype.INT64, (1,), "[1" + "0" * 5000 + "]", "out of range"),
@@ -100,7 +129,7 @@ def test_wrong_data_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         _decode(datatype, shape, text)
-    assert "'x'" in caught.value.message
+    assert "'x'" in caught.value.message or "input x" in caught.value.message
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
@@ -116,7 +145,7 @@ def test_integers_are_checked_against_their_range(datatype: Datatype) -> None:
 def test_data_that_was_parsed_already_is_checked_alike() -> None:
     tensor = tensor_from_json("x", Datatype.FP32, (1, 2), 2, [[float("nan"), 1]])
     assert np.array_equal(tensor.data, np.array([[np.nan, 1]], np.float32), equal_nan=True)
-    for data in ([["a", 1]], [[1], [2]], [[[1, 2, 3]]], 5, [[1, [2]]]):
+    for data in ([["a", 1]], [[1], [2], 3], [[[1, 2, 3]]], 5, [[1, {}]]):
         with pytest.raises(InvalidArgumentError, match="'x'"):
             tensor_from_json("x", Datatype.FP32, (1, 2), 2, data)
 
