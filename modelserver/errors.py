@@ -68,9 +68,12 @@ class ServerError(Exception):
         if model_name:
             self.message = self.message.replace(" for the model", f" for model '{model_name:.200}'", 1)
         names = {"model": model_name, "request id": request_id}
-        missing = [f"{what} '{name:.200}'" for what, name in names.items() if name and f"'{name}'" not in self.message]
+        missing = [f"{what} {name[:200]!r}" for what, name in names.items() if name and f"'{name}'" not in self.message]
         if missing:
             self.message = f"{self.message} ({', '.join(missing)})"
+
+    def __str__(self) -> str:
+        return self.message
 
     def __reduce__(self) -> tuple[Callable[..., ServerError], tuple[object, ...]]:
         """Whatever else a subclass is made of: a pool that cannot unpickle an error of its worker waits for ever."""

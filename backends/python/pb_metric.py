@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -54,7 +55,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One number, or one histogram. It is dropped when nobody has it any more."""
+    """One number, or one histogram, for as long as the model holds it and its family."""
 
     _handle = 0
 
@@ -65,7 +66,7 @@ class Metric:
         labels: Mapping[str, str] | None,
         buckets: Sequence[float] | None,
     ) -> None:
-        self._family = family  # outlives its metrics
+        self._family = weakref.ref(family)
         self._kind = family.kind
         if labels is not None and not isinstance(labels, Mapping):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
@@ -87,6 +88,7 @@ class Metric:
         if self._kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to increment metric value: a histogram is observed, not incremented")
         number = number_of("value", value)
+        self._check_family()
         if self._kind is MetricKind.COUNTER and not number >= 0:
             raise TritonModelException("Failed to increment metric value: a counter never falls")
         child_calls.tell("metric_add", handle=self._handle, value=number)
@@ -97,6 +99,7 @@ class Metric:
             raise TritonModelException(
                 f"Failed to set metric value: only a gauge is set, this is a {self._kind.name.lower()}"
             )
+        self._check_family()
         child_calls.tell("metric_set", handle=self._handle, value=number_of("value", value))
 
     def observe(self, value: float) -> None:
@@ -105,15 +108,24 @@ class Metric:
             raise TritonModelException(
                 f"Failed to observe metric value: only a histogram observes, this is a {self._kind.name.lower()}"
             )
+        self._check_family()
         child_calls.tell("metric_observe", handle=self._handle, value=number_of("value", value))
 
     def value(self) -> float:
         """The number now, with what all instances added."""
         if self._kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to get metric value: a histogram has no single value")
+        self._check_family()
         return float(
             _asked("Failed to get metric value: ", lambda: child_calls.ask("metric_value", handle=self._handle))
         )
+
+    def _check_family(self) -> None:
+        if self._family() is None:
+            raise TritonModelException(
+                "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' "
+                "object must be deleted after the 'Metric' object is deleted: keep it beside its metrics."
+            )
 
     def __del__(self) -> None:
         if self._handle:

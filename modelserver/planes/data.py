@@ -204,6 +204,7 @@ class DataPlane:
             self.refusals.record(error.code)
             if self._logs_requests:
                 log_refusal(request, error)
+            error.name_request("", request.id)
             raise
         if transfer is None and not self._is_observed:
             return model.submit(request)
@@ -428,6 +429,11 @@ class DataPlane:
             return self._named_models(name, version)
         except ModelAsleepError as asleep:  # numbers of a model are no reason to load it
             raise UnavailableError(asleep.message) from None
+        except ServerError as error:
+            is_served = version is not None and bool(self._repository.ready_versions(name))
+            what = f"version is not available for model '{name}'" if is_served else f"'{name}' is not available"
+            error.message = f"requested model {what}: {error.message}"
+            raise
 
     def _named_models(self, name: str, version: int | None) -> list[Model]:
         if not name:

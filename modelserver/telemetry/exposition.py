@@ -122,8 +122,13 @@ def _line(sample: Sample) -> str:
 def _labels(labels: tuple[tuple[str, str], ...]) -> str:
     """In Triton's order: a script that reads lines finds them."""
     ordered = sorted(labels, key=lambda label: _label_rank(label[0]))
-    text = ",".join(f'{name}="{_escape_value(value)}"' for name, value in ordered)
+    text = ",".join(f'{name}="{_escape_value(_label(name, value))}"' for name, value in ordered)
     return f"{{{text}}}" if text else ""
+
+
+def _label(name: str, value: str) -> str:
+    """A bucket's bound is `1`, as in Triton's text, where OpenMetrics demands `1.0`."""
+    return value.removesuffix(".0") if name == "le" else value
 
 
 def _label_rank(name: str) -> tuple[bool, str]:

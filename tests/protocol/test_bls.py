@@ -74,6 +74,7 @@ class TritonPythonModel:
     def initialize(self, args):
         kind = pb_utils.MetricFamily.COUNTER
         family = pb_utils.MetricFamily("patient_cancelled", "requests that were cancelled", kind)
+        self.family = family
         self.cancelled = family.Metric(labels={"model": "patient"})
 
     def execute(self, requests):
@@ -90,6 +91,7 @@ FLOOD = """
 class TritonPythonModel:
     def initialize(self, args):
         family = pb_utils.MetricFamily("flood_sent", "responses", pb_utils.MetricFamily.GAUGE)
+        self.family = family
         self.sent = family.Metric(labels={})
 
     def execute(self, requests):
@@ -106,6 +108,7 @@ FLOOD_METER = """
 class TritonPythonModel:
     def initialize(self, args):
         family = pb_utils.MetricFamily("flood_sent", "responses", pb_utils.MetricFamily.GAUGE)
+        self.family = family
         self.sent = family.Metric(labels={})
 
     def execute(self, requests):
@@ -224,6 +227,13 @@ class TritonPythonModel:
         pb_utils.load_model(b"adder")
         family = pb_utils.MetricFamily(name=b"as_pybind", description=b"of bytes", kind=pb_utils.MetricFamily.COUNTER)
         family.Metric(labels={"a": "b"}).increment(1)
+        lonely = pb_utils.MetricFamily("lonely", "soon gone", pb_utils.MetricFamily.GAUGE).Metric()
+        for use in (lambda: lonely.increment(1), lambda: lonely.set(1), lonely.value):
+            try:
+                use()
+                raise AssertionError("a metric without its family works")
+            except pb_utils.TritonModelException as error:
+                assert "Invalid metric operation as the corresponding 'MetricFamily' has been deleted." in str(error)
         pb_utils.Logger.log_verbose(b"of bytes")
         return respond(only(call.exec()))
 
@@ -366,8 +376,8 @@ def test_large_tensors_come_and_go(protocol: type[ProtocolClient], calling: Runn
 @pytest.mark.parametrize(
     ("do", "message"),
     [
-        ("unknown", "Failed for execute the inference request. Model 'nobody' is not ready"),
-        ("wrong_input", "FP32"),
+        ("unknown", r"Model nobody - Error when running inference: Request for unknown model: 'nobody' is not found"),
+        ("wrong_input", "Model .* - Error when running inference: .*FP32"),
         ("forgotten_decoupled", "Please use 'decoupled=True' argument"),
         ("itself", "would wait for ever: all its 1 instances wait for the answer"),
         ("circle", r"would wait for ever: .*\(caller -> other -> caller\)"),

@@ -24,12 +24,15 @@ RAISES = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+NAMES = "UNKNOWN INTERNAL NOT_FOUND INVALID_ARG UNAVAILABLE UNSUPPORTED ALREADY_EXISTS CANCELLED".split()
+
 class TritonPythonModel:
     def execute(self, requests):
         answers = []
         for request in requests:
             code = int(pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy()[0])
-            answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"code {code}", code)))
+            error = pb_utils.TritonError(f"code {code}", getattr(pb_utils.TritonError, NAMES[code]))
+            answers.append(pb_utils.InferenceResponse(error=error))
         return answers
 """
 RAISES_CONFIG = """

@@ -57,6 +57,13 @@ def test_asking_about_nobody_is_not_found(client: ProtocolClient, ask: str) -> N
     assert refused.value.code in (ErrorCode.NOT_FOUND, ErrorCode.INVALID_ARGUMENT)
 
 
+def test_statistics_of_what_is_not_there(client: ProtocolClient) -> None:
+    with pytest.raises(ClientError, match=r"requested model version is not available for model 'digits_onnx': .*ready"):
+        client.statistics("digits_onnx", "7")
+    with pytest.raises(ClientError, match="requested model 'nobody' is not available: Request for unknown model"):
+        client.statistics("nobody")
+
+
 def _statistics(client: ProtocolClient, model: str) -> dict[str, int]:
     (row,) = client.statistics(model)
     inference = row.get("inference_stats", {})

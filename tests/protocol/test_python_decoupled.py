@@ -75,6 +75,7 @@ class TritonPythonModel:
 class TritonPythonModel:
     def initialize(self, args):
         family = pb_utils.MetricFamily("endless_left", "clients that left", pb_utils.MetricFamily.COUNTER)
+        self.family = family
         self.left = family.Metric()
 
     def execute(self, requests):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modelserver.errors import ErrorCode, ServerError
+from modelserver.telemetry.exposition import render_openmetrics, render_text
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 
 ONE, TWO = object(), object()
@@ -65,6 +66,15 @@ def test_a_histogram_counts_up_to_its_bounds() -> None:
         "calls_count,model=m": 4,
         "calls_sum,model=m": 12.0,
     }
+
+
+def test_the_bounds_of_buckets_are_written_as_triton_writes_them() -> None:
+    board = ModelMetricsBoard()
+    make(board, ONE, "histogram", buckets=(0.1, 1.0, 2.5, 10.0))
+    families = board.families()
+    lines = [line for line in render_text(families).decode().splitlines() if "_bucket" in line]
+    assert lines == [f'calls_bucket{{model="m",le="{bound}"}} 0' for bound in ("0.1", "1", "2.5", "10", "+Inf")]
+    assert 'le="10.0"' in render_openmetrics(families).decode()  # which demands it
 
 
 @pytest.mark.parametrize(

@@ -218,11 +218,11 @@ def _request_of(record: RequestRecord, payload: bytearray | ByteView, origins: t
 
 
 def _refusal(name: str, error: ServerError) -> ServerError:
-    """Why a call was not accepted; where it is for the model's state, in the words that models look for."""
-    if error.code not in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE):
-        return error
-    text = f"Failed for execute the inference request. Model '{name}' is not ready: {error.message}"
-    return ServerError(text, code=error.code)
+    """Why a call was not accepted, in the words that models look for."""
+    message = error.message
+    if error.code is ErrorCode.UNAVAILABLE:
+        message = f"Failed for execute the inference request. Model '{name}' is not ready: {message}"
+    return ServerError(f"Model {name} - Error when running inference: {message}", code=error.code)
 
 
 def _decoupled_error(name: str) -> InternalError:

@@ -7,7 +7,7 @@ rule. Shapes are not said but found: by the number of elements, or by how their 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -21,8 +21,8 @@ from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Buffer, Tensor
-from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
-from modelserver.frontends.http.json_tensor import num_levels, tensor_from_json, tensor_to_json
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
+from modelserver.frontends.http.json_tensor import flat_values, num_levels, tensor_from_json, tensor_to_json
 from modelserver.frontends.http.json_text import (
     check_depth,
     has_non_finite,
@@ -42,11 +42,15 @@ def decode_generate(
     name: str, version: int | None, config: ModelConfig, body: Buffer, limits: HttpLimits
 ) -> InferRequest:
     """The request in a generate call's body. Raises InvalidArgumentError or PayloadTooLargeError."""
-    text = bytes(body)
-    document = _parse(text, limits)
-    specs = {spec.name: spec for spec in config.input}
-    _refuse_repeated(text, specs)
-    return finish(_request_slices(name, version, config, document, limits))
+    document: Mapping[str, Any] = {}
+    try:
+        text = bytes(body)
+        document = _parse(text, limits)
+        _refuse_repeated(text, {spec.name: spec for spec in config.input})
+        return finish(_request_slices(name, version, config, document, limits))
+    except ServerError as error:
+        error.name_request(name, _id_of(document))
+        raise
 
 
 def generate_slices(
@@ -56,9 +60,19 @@ def generate_slices(
     if accelerator.cut_members is None:
         yield
         return decode_generate(name, version, config, body, limits)
-    document = _checked((yield from parse_slices(body, limits)), limits)
-    yield from _repetition_slices(memoryview(body), {spec.name for spec in config.input})
-    return (yield from _request_slices(name, version, config, document, limits))
+    document: Mapping[str, Any] = {}
+    try:
+        document = _checked((yield from parse_slices(body, limits)), limits)
+        yield from _repetition_slices(memoryview(body), {spec.name for spec in config.input})
+        return (yield from _request_slices(name, version, config, document, limits))
+    except ServerError as error:
+        error.name_request(name, _id_of(document))
+        raise
+
+
+def _id_of(document: Mapping[str, Any]) -> str:
+    request_id = document.get(_ID)
+    return request_id if isinstance(request_id, str) else ""
 
 
 def _request_slices(
@@ -77,7 +91,9 @@ def _request_slices(
             inputs[key] = yield from _tensor_slices(spec, value, limits, is_batched=is_batched)
         elif key == _ID:
             if not isinstance(value, str):
-                raise InvalidArgumentError(f"'id' must be a string, got {value!r:.40}")
+                raise InvalidArgumentError(
+                    f"Unable to parse 'id': attempt to access JSON non-string as string: got {value!r:.40}"
+                )
             request_id = value
         else:
             parameters[key] = value
@@ -124,7 +140,8 @@ def _parse(text: bytes, limits: HttpLimits) -> dict[str, Any]:
 def _checked(document: Any, limits: HttpLimits) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidArgumentError(
-            f"a generate request is a JSON object of inputs and parameters, got {type(document).__name__}"
+            "attempt to get members for non-object: a generate request is a JSON object of inputs and parameters, got "
+            f"{type(document).__name__}"
         )
     if len(document) > limits.max_tensors:
         raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs and parameters")
@@ -171,7 +188,10 @@ def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> li
     for key, value in document.items():
         if key == _PARAMETERS and key not in specs:
             if not isinstance(value, dict):
-                raise InvalidArgumentError(f"Expected JSON object for keyword: 'parameters', got {value!r:.40}")
+                raise InvalidArgumentError(
+                    "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object: got "
+                    f"{value!r:.40}"
+                )
             entries.extend(value.items())
         else:
             entries.append((key, value))
@@ -181,6 +201,7 @@ def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> li
 def _tensor_slices(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Slices[Tensor]:
     assert spec.data_type is not None, "a loaded model's inputs have datatypes"
     data = value if isinstance(value, list) else [value]
+    data = _regular(data, spec.dims, is_batched=is_batched)
     if is_batched and num_levels(data) == len(spec.dims) > 1:
         data = [data]
     shape = _shape(spec, data, is_batched=is_batched)
@@ -206,20 +227,31 @@ def _shape(spec: ModelInput, data: list[Any], *, is_batched: bool) -> tuple[int,
     """The shape that the elements have in the model's eyes.
 
     Of a flat list the innermost variable dimension takes as many as there are, other variable ones are 1. Nested
-    lists say their shape.
+    lists of as many levels say their shape.
     """
     dims = (-1, *spec.dims) if is_batched else tuple(spec.dims)
     if num_levels(data) > 1:
-        nested = _nested_shape(data)
-        if len(nested) == len(dims):
-            return nested
-        raise _shape_error(spec, f"an array of {len(nested)} levels")
+        return _nested_shape(data)
     known = prod(dim for dim in dims if dim != -1)
     num_items, rest = divmod(len(data), known) if known else (0, len(data))
     variable = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
     if rest or (variable is None and num_items != 1 and known):
         raise _shape_error(spec, f"{len(data)} elements")
     return tuple(num_items if index == variable else 1 if dim == -1 else dim for index, dim in enumerate(dims))
+
+
+def _regular(data: list[Any], dims: Sequence[int], *, is_batched: bool) -> list[Any]:
+    """The data, or its elements in one list if it does not nest as the input's dimensions say.
+
+    A batch of one may leave out the level of the batch.
+    """
+    if num_levels(data) == 1 and not any(isinstance(value, list) for value in data):
+        return data
+    elements, shape = flat_values(data), _nested_shape(data)
+    if is_batched and not (len(shape) == len(dims) > 1):
+        shape = shape[1:]
+    fits = len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape, strict=True))
+    return data if fits and prod(_nested_shape(data)) == len(elements) else elements
 
 
 def _nested_shape(data: list[Any]) -> tuple[int, ...]:

@@ -70,7 +70,10 @@ def _scalar(name: str, value: Any) -> ParameterValue:
             f"Got '{name}'"
         )
     if not isinstance(value, bool | int | float | str):
-        raise InvalidArgumentError(f"parameter '{name}' must be a string, number or boolean, got {value!r:.40}")
+        raise InvalidArgumentError(
+            f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'. A 'float' may be, "
+            f"too, but not {value!r:.40}"
+        )
     if type(value) is int and not _MIN_INT64 <= value <= _MAX_UINT64:
         raise InvalidArgumentError(f"parameter '{name}' does not fit 64 bits")
     return value

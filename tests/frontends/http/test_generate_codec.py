@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from support.batching import tensor
 
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
-from modelserver.frontends.http.generate_codec import decode_generate, encode_generate
+from modelserver.frontends.http.generate_codec import decode_generate, encode_generate, generate_slices
 from modelserver.protocol.limits import HttpLimits
 
 
@@ -48,6 +50,10 @@ def decode(document: object, of: ModelConfig, limits: HttpLimits | None = None) 
         ((-1,), 4, [[1, 2], [3, 4]], (2, 2)),
         ((2, -1), 4, [[1, 2], [3, 4]], (1, 2, 2)),
         ((2, -1), 4, [[[1], [2]], [[3], [4]]], (2, 2, 1)),
+        ((-1,), 0, [[1], [2]], (2,)),
+        ((2, 2), 0, [[[1, 2], [3, 4]]], (2, 2)),
+        ((2, 2), 0, [[1, 2, 3, 4]], (2, 2)),
+        ((2, 2), 4, [[1, 2], [3, 4]], (1, 2, 2)),
     ],
 )
 def test_shapes(dims: tuple[int, ...], max_batch_size: int, value: object, shape: tuple[int, ...]) -> None:
@@ -58,11 +64,64 @@ def test_shapes(dims: tuple[int, ...], max_batch_size: int, value: object, shape
 
 @pytest.mark.parametrize(
     ("dims", "value"),
-    [((2,), [1, 2, 3]), ((2, -1), [1, 2, 3]), ((), [1, 2]), ((-1,), [[1], [2]]), ((2, 2), [[[1, 2], [3, 4]]])],
+    [((2,), [1, 2, 3]), ((2, -1), [1, 2, 3]), ((), [1, 2]), ((2,), [[1], [2, 3]]), ((2, 2), [[1, 2], [3]])],
 )
 def test_what_fits_no_shape(dims: tuple[int, ...], value: object) -> None:
     with pytest.raises(InvalidArgumentError, match="can not convert input 'IN' to tensor with proper shape"):
         decode({"IN": value}, config(*dims))
+
+
+@pytest.mark.parametrize(
+    ("dims", "value", "shape"),
+    [
+        ((-1,), [[1], 2], (2,)),
+        ((-1,), [1, [2, [3]]], (3,)),
+        ((-1,), [[], [1], [2, 3]], (3,)),
+        ((-1, -1), [[1, 2], [3]], (1, 3)),
+        ((2, 2), [[1, 2, 3], 4], (2, 2)),
+    ],
+)
+def test_uneven_lists_are_read_in_order(dims: tuple[int, ...], value: object, shape: tuple[int, ...]) -> None:
+    data = decode({"IN": value}, config(*dims)).inputs["IN"].data
+    assert (data.shape, data.ravel().tolist()) == (shape, list(range(1, data.size + 1)))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"id": "r", "IN": ["a"]}, "^Unable to parse 'data': attempt to access JSON non-number as double"),
+        ({"id": "r", "IN": 1, "k": []}, "^parameter 'k' has invalid type. It should be either 'int', 'bool', or"),
+        ({"id": "r", "IN": 1, "parameters": 1}, "^Expected JSON object for keyword: 'parameters': attempt to access"),
+        (b'{"id": "r", "IN": 1, "IN": 2}', "^input 'IN' already exists in request"),
+    ],
+)
+@pytest.mark.parametrize(
+    "decode_by",
+    [
+        lambda body: decode(body, config(-1)),
+        lambda body: finish(generate_slices("m", 3, config(-1), body, HttpLimits())),
+    ],
+    ids=["short", "long"],
+)
+def test_an_error_names_model_and_request(
+    document: object, message: str, decode_by: Callable[[bytes], InferRequest]
+) -> None:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    with pytest.raises(InvalidArgumentError, match=rf"{message}.* \(model 'm', request id 'r'\)$"):
+        decode_by(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"id": 7}', "^Unable to parse 'id': attempt to access JSON non-string as string"),
+        (b"[]", "^attempt to get members for non-object"),
+        (b'{"IN": [1', "^failed to parse the request JSON buffer"),
+    ],
+)
+def test_an_error_without_an_id_names_the_model(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"{message}.* \(model 'm'\)$"):
+        decode(body, config(-1))
 
 
 def test_names_ids_and_parameters() -> None:
