@@ -21,6 +21,8 @@ class LogLevel(enum.IntEnum):
     __str__ = enum.Enum.__str__
 
 
+_Level = LogLevel  # where the name is the logger's
+
 _LEVELS = {
     LogLevel.INFO: logging.INFO,
     LogLevel.WARNING: logging.WARNING,
@@ -39,7 +41,7 @@ class Logger:
     VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
+    def log(message: str | bytes, level: _Level = LogLevel.INFO) -> None:
         """Raises TypeError for a message that is not text, and for a level that is not a LogLevel."""
         if not isinstance(level, LogLevel):
             raise TypeError(f"level must be one of Logger.LogLevel, got {level!r}")
