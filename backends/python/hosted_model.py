@@ -208,7 +208,8 @@ class PythonInstance(BatchInstance):
         self, responses: Any, requests: Sequence[InferRequest], wrapped: Sequence[InferenceRequest]
     ) -> list[InferResponse | ServerError | None]:
         if responses is None and (
-            any(request.is_rescheduled for request in wrapped)
+            self.answers_later
+            or any(request.is_rescheduled for request in wrapped)
             or any(getattr(request, "own_line", None) is not None for request in requests)
         ):
             responses = [None] * len(requests)
@@ -234,13 +235,13 @@ class PythonInstance(BatchInstance):
                     f"'{type(response)}'."
                 )
             return RESCHEDULE
+        if response is None and self.answers_later:
+            return None  # whoever keeps the request may take its sender later; if nobody does, the request fails
         if response is None and getattr(request, "own_line", None) is not None:
-            if not self.answers_later:
-                raise _WrongReturn(
-                    "None was returned for a request that a response sender answers, but when the model was loaded no "
-                    "file of it mentioned 'get_response_sender': mention it in model.py, a comment will do."
-                )
-            return None
+            raise _WrongReturn(
+                "None was returned for a request that a response sender answers, but when the model was loaded no "
+                "file of it mentioned 'get_response_sender': mention it in model.py, a comment will do."
+            )
         if not isinstance(response, pb_utils.InferenceResponse):
             raise _WrongReturn(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "

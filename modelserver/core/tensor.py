@@ -155,9 +155,11 @@ def _split_elements(
             raise _prefix_error(name, size - offset)
         (length,) = struct.unpack_from("<I", raw, offset)
         if start + length > size:
+            if place + 1 < count:
+                raise element_count_error(name, shape, count, place + 1)
             raise InvalidArgumentError(
-                f"incomplete string data for inference input '{name}' for the model, expecting string of length "
-                f"{length} but only {size - start} bytes available: element {place} of {count}"
+                f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
+                f"{size - start} bytes available: element {place} of {count}"
             )
         offset = start + length
         part.append(bytes(raw[start:offset]))

@@ -51,6 +51,7 @@ def test_text_elements_leave_as_utf8() -> None:
         ((2**40,), b"", f"expected {2**40} string elements for inference input 's' for the model, got 0"),
         ((3,), bytes(8), "expected 3 string elements for inference input 's' for the model, got 2"),
         ((20_000,), bytes(4 * 19_999), "expected 20000 string elements for inference input 's' .* got 19999"),
+        ((2,), b"\x05\x00\x00\x00ab", "expected 2 string elements for inference input 's' for the model, got 1"),
         ((1,), bytes(8), "unexpected number of string elements 2 for inference input 's' for the model, expecting 1"),
         ((0,), bytes(8), "unexpected number of string elements 1 for inference input 's' for the model, expecting 0"),
         ((1,), bytes(6), "incomplete string length indicator for .* expecting 4 bytes but only 2 bytes available"),
@@ -59,7 +60,7 @@ def test_text_elements_leave_as_utf8() -> None:
         (
             (1,),
             b"\x05\x00\x00\x00ab",
-            "incomplete string data for inference input 's' .* expecting string of length 5 but only 2 bytes available",
+            "incomplete string data for inference input 's', expecting string of length 5 but only 2 bytes available",
         ),
     ],
 )

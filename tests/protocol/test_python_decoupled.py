@@ -133,9 +133,23 @@ class TritonPythonModel:
         time.sleep(0.01)
         sender.send(response(value), FINAL)
 """,
+    # As `later`, but the senders are taken when `execute` has returned.
+    "afterwards": """
+class TritonPythonModel:
+    async def execute(self, requests):
+        for request in requests:
+            asyncio.create_task(self.answer(request))
+        return None if number(requests[0]) % 2 else [None] * len(requests)
+
+    async def answer(self, request):
+        await asyncio.sleep(0.01)
+        if number(request) < 0:
+            return  # and the request is gone
+        request.get_response_sender().send(response(number(request)), FINAL)
+""",
 }
 WARMED = 'parameters { key: "auto_warmup" value { string_value: "true" } }'
-POLICY = {"later": "", "quiet": f"{DECOUPLED} {WARMED}"}
+POLICY = {"later": "", "afterwards": "", "quiet": f"{DECOUPLED} {WARMED}"}
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +264,15 @@ def test_a_model_with_one_answer_may_give_it_later(protocol: type[ProtocolClient
         for value in (*range(6), 101):
             answer = client.infer("later", {"N": np.array([value], np.int32)})
             assert answer["OUT"].tolist() == [value]
+
+
+def test_a_sender_may_be_taken_when_execute_has_returned(protocol: type[ProtocolClient], python: RunningServer) -> None:
+    with protocol(python) as client:
+        for value in (1, 2, 1, 2):
+            assert client.infer("afterwards", {"N": np.array([value], np.int32)})["OUT"].tolist() == [value]
+        with pytest.raises(ClientError):
+            client.infer("afterwards", {"N": np.array([-1], np.int32)})
+        assert client.infer("afterwards", {"N": np.array([3], np.int32)})["OUT"].tolist() == [3]
 
 
 def test_a_decoupled_model_that_answers_once_is_served_by_plain_calls(

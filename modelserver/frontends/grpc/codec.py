@@ -279,7 +279,8 @@ def _typed_inputs(head: RequestHead) -> dict[str, Tensor]:
 def _typed_input(tensor: InputHead) -> Tensor:
     if tensor.contents is None:
         raise InvalidArgumentError(
-            f"unable to find data for input '{tensor.name}': send it in raw_input_contents or in its contents"
+            f"unable to find data for input tensor '{tensor.name}' for the model in request. Send it in "
+            "raw_input_contents or in its contents"
         )
     return tensor_from_contents(tensor.name, tensor.datatype, tensor.shape, tensor.contents)
 

@@ -16,7 +16,7 @@ from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import empty_array
 from modelserver.core.long_work import Slices
-from modelserver.core.tensor import Tensor
+from modelserver.core.tensor import Tensor, element_count_error
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.envelope import MalformedError, read_field, varint
 from modelserver.pb import grpc_service_pb2 as pb
@@ -35,6 +35,17 @@ _FIELDS: dict[Datatype, str] = {
     Datatype.FP32: "fp32_contents",
     Datatype.FP64: "fp64_contents",
     Datatype.BYTES: "bytes_contents",
+}
+# What Triton calls the elements of a field.
+_TYPES_OF_FIELDS = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
 }
 # 8- and 16-bit integers travel in 32 bits and may be out of range there.
 _NARROW: dict[Datatype, np.dtype[Any]] = {
@@ -67,9 +78,8 @@ def tensor_slices(name: str, datatype: Datatype, shape: tuple[int, ...], views: 
     """As `tensor_from_contents`, in slices; the contents are all of `views`, which are serialized, as if joined."""
     _field_of(name, datatype)
     expected = prod(shape)
-    if expected > sum(map(len, views)):  # every element takes a byte: before a huge shape is allocated
-        raise _count_error(name, datatype, shape, f"{sum(map(len, views))} bytes")
-    data = empty_array(expected, datatype.numpy)
+    is_fillable = expected <= sum(map(len, views))  # every element takes a byte: no huge shape is allocated
+    data = empty_array(expected if is_fillable else 0, datatype.numpy)
     done = 0
     yield
     for view in views:
@@ -81,8 +91,9 @@ def tensor_slices(name: str, datatype: Datatype, shape: tuple[int, ...], views: 
                 whole = bytes(piece) if tag == 0 else b"%b%b%b" % (varint(tag), varint(len(piece)), bytes(piece))
                 part = _elements(name, datatype, _parsed(whole), done)
             if done + len(part) > expected:
-                raise _count_error(name, datatype, shape, "more")
-            data[done : done + len(part)] = part
+                raise _count_error(name, datatype, shape, None)
+            if is_fillable:
+                data[done : done + len(part)] = part
             done += len(part)
             yield
     if done != expected:
@@ -147,7 +158,11 @@ def _elements(name: str, datatype: Datatype, contents: pb.InferTensorContents, s
     field = _field_of(name, datatype)
     given = [descriptor.name for descriptor, _ in contents.ListFields()]
     if given and given != [field]:
-        raise InvalidArgumentError(f"input '{name}': {datatype.value} belongs in {field}, got {' and '.join(given)}")
+        raise InvalidArgumentError(
+            f"unexpected explicit tensor data for input tensor '{name}' for the model of type "
+            f"'{_TYPES_OF_FIELDS[given[0]]}', expected datatype '{datatype.value}': it belongs in {field}, got "
+            f"{' and '.join(given)}"
+        )
     elements = getattr(contents, field)
     if datatype is Datatype.BYTES:
         data = np.empty(len(elements), dtype=object)
@@ -157,10 +172,17 @@ def _elements(name: str, datatype: Datatype, contents: pb.InferTensorContents, s
     return _narrowed(name, datatype, wide, start) if datatype in _NARROW else wide
 
 
-def _count_error(name: str, datatype: Datatype, shape: tuple[int, ...], got: object) -> InvalidArgumentError:
-    field = _FIELDS[datatype]
+def _count_error(name: str, datatype: Datatype, shape: tuple[int, ...], got: int | None) -> InvalidArgumentError:
+    """In Triton's words, which count elements of BYTES, and bytes of all else."""
+    count = prod(shape)
+    detail = f"expected {count} elements in {_FIELDS[datatype]} for shape {list(shape)}"
+    if datatype.itemsize is None:
+        error = element_count_error(name, shape, count, count + 1 if got is None else got)
+        return InvalidArgumentError(f"{error.message}; {detail}")
+    num_bytes = "more" if got is None else got * datatype.itemsize
     return InvalidArgumentError(
-        f"input '{name}': expected {prod(shape)} elements in {field} for shape {list(shape)}, got {got}"
+        f"input byte size mismatch for input '{name}' for the model. Expected {count * datatype.itemsize}, got "
+        f"{num_bytes}: {detail}"
     )
 
 

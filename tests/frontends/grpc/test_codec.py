@@ -159,7 +159,10 @@ def test_raw_count_mismatch(num_raws: int, missing: str) -> None:
 
 
 def test_input_without_data() -> None:
-    assert "unable to find data for input 'x'" in refusal(message(inputs=[tensor()])).message
+    assert (
+        "unable to find data for input tensor 'x' for the model in request."
+        in refusal(message(inputs=[tensor()])).message
+    )
 
 
 def test_wrong_byte_size_names_the_tensor() -> None:

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import finish
+from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.grpc.contents import tensor_from_contents
+from modelserver.frontends.grpc.contents import tensor_from_contents, tensor_slices
 from modelserver.pb import grpc_service_pb2 as pb
 
 FIELDS = {
@@ -49,7 +51,9 @@ def test_half_precision_travels_raw_only(datatype: Datatype) -> None:
 def test_wrong_field_is_refused_by_name(datatype: Datatype) -> None:
     field, _ = FIELDS[datatype]
     wrong = "fp64_contents" if datatype is not Datatype.FP64 else "fp32_contents"
-    with pytest.raises(InvalidArgumentError, match=f"'x': {datatype.value} belongs in {field}, got {wrong}"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"'x' .* expected datatype '{datatype.value}': it belongs in {field}, got {wrong}"
+    ):
         tensor_from_contents("x", datatype, (1,), pb.InferTensorContents(**{wrong: [1.0]}))
 
 
@@ -61,8 +65,43 @@ def test_two_fields_are_refused() -> None:
 
 @pytest.mark.parametrize("count", [0, 5, 7])
 def test_wrong_number_of_elements_is_refused(count: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"'x': expected 6 elements .* shape \[2, 3\], got {count}"):
+    with pytest.raises(InvalidArgumentError, match=rf"'x' .* Expected 24, got {4 * count}: expected 6 elements"):
         tensor_from_contents("x", Datatype.FP32, (2, 3), pb.InferTensorContents(fp32_contents=[0] * count))
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"bytes_contents": [b"a"] * 2}, "^expected 3 string elements for inference input 'x' for the model, got 2"),
+        (
+            {"bytes_contents": [b"a"] * 5},
+            "^unexpected number of string elements 4 for inference input 'x' for the model, expecting 3",
+        ),
+        (
+            {"int_contents": [1]},
+            "^unexpected explicit tensor data for input tensor 'x' for the model of type 'INT32', expected datatype "
+            "'BYTES'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_long", [False, True])
+def test_refusals_begin_with_tritons_sentences(contents: Any, message: str, is_long: bool) -> None:
+    made = pb.InferTensorContents(**contents)
+    views = [memoryview(made.SerializeToString())]
+
+    def decode() -> Tensor:
+        if is_long:
+            return finish(tensor_slices("x", Datatype.BYTES, (3,), views))
+        return tensor_from_contents("x", Datatype.BYTES, (3,), made)
+
+    with pytest.raises(InvalidArgumentError, match=message):
+        decode()
+
+
+def test_a_shape_that_its_contents_cannot_fill_allocates_nothing() -> None:
+    views = [memoryview(pb.InferTensorContents(fp32_contents=[1, 2]).SerializeToString())]
+    with pytest.raises(InvalidArgumentError, match=f"Expected {4 << 50}, got 8"):
+        finish(tensor_slices("x", Datatype.FP32, (1 << 50,), views))
 
 
 @pytest.mark.parametrize(
