@@ -19,11 +19,10 @@ from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.events import Event
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
 from modelserver.frontends.llm.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningReader
 from modelserver.frontends.llm.requests import Listener, Requests
-from modelserver.frontends.llm.template import conversation_input
 from modelserver.frontends.llm.token_deltas import read_deltas
-from modelserver.frontends.llm.tokens import token_ids_of
 from modelserver.frontends.llm.tool_constrained import NamedToolReader, RequiredToolReader
 from modelserver.frontends.llm.tool_formats import TOOL_FORMATS, ToolFormat
 from modelserver.frontends.llm.tool_text import ToolTextReader

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelserver.frontends.llm.events import Delta, ToolDelta
-from modelserver.frontends.llm.function_call import (
+from modelserver.frontends.llm.tool_formats import (
     FunctionCall,
+    Layout,
     NotACallError,
+    ToolFormat,
     call_of,
     calls_in_python,
     loads,
     make_call,
     typed,
 )
-from modelserver.frontends.llm.tool_formats import Layout, ToolFormat
 from modelserver.frontends.llm.tools import held_back_len, make_tool_id
 
 # Longer than any name with its marks: what has no arguments by then is no call.

@@ -16,8 +16,7 @@ from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.events import Event, Finish, Text, ToolDelta
 from modelserver.frontends.llm.models import LanguageModel, find_model
-from modelserver.frontends.llm.template import conversation_input
-from modelserver.frontends.llm.tokens import token_ids_of
+from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
 from modelserver.frontends.llm.tools import ToolUse
 from modelserver.frontends.openai.answer_parts import (
     Envelope,

@@ -13,7 +13,7 @@ from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.events import Event, Finish, Text, Tokens
 from modelserver.frontends.llm.models import LanguageModel, find_model
-from modelserver.frontends.llm.tokens import token_ids_of, token_texts_of
+from modelserver.frontends.llm.prompts import token_ids_of, token_texts_of
 from modelserver.frontends.openai.answer_parts import (
     CompletionLogprobs,
     Envelope,

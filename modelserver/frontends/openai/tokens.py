@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import find_model
+from modelserver.frontends.llm.prompts import column_of, conversation_input, numbers_of, text_of, token_texts_of
 from modelserver.frontends.llm.requests import only_responses
-from modelserver.frontends.llm.template import conversation_input
-from modelserver.frontends.llm.tokens import column_of, numbers_of, text_of, token_texts_of
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID
