@@ -133,3 +133,31 @@ async def test_other_answers_in_pieces_may_be_silent() -> None:
     dialogue.wait(100)
     await asyncio.sleep(0)
     assert dialogue.take() == b""
+
+
+async def test_a_callback_is_told_when_to_wait() -> None:
+    dialogue = Dialogue(later).begin(GET)
+    writer = dialogue.exchanges[0].start(200, EVENTS)
+    assert writer.send(b"data: 1\n\n")
+    dialogue.connection.pause_writing()
+    assert not writer.send(b"data: 2\n\n")
+    waiting = asyncio.ensure_future(writer.wait_for_room())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    dialogue.connection.resume_writing()
+    await asyncio.wait_for(waiting, 60)
+    assert writer.send(b"data: 3\n\n")
+    await asyncio.sleep(0)
+    _, _, body = dialogue.take().partition(b"\r\n\r\n")
+    assert body == b"".join(b"9\r\ndata: %d\n\n\r\n" % number for number in (1, 2, 3))
+
+
+async def test_a_callback_is_told_that_the_client_has_left() -> None:
+    dialogue = Dialogue(later).begin(GET)
+    writer = dialogue.exchanges[0].start(200, EVENTS)
+    dialogue.connection.connection_lost(None)
+    with pytest.raises(ConnectionResetError):
+        writer.send(b"data: 1\n\n")
+    with pytest.raises(ConnectionResetError):
+        await writer.wait_for_room()

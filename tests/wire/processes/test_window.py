@@ -44,3 +44,18 @@ async def test_a_sender_that_gave_up_does_not_take_room() -> None:
     await asyncio.gather(waiting, return_exceptions=True)
     window.grant(1)
     await window.take()
+
+
+async def test_a_sender_may_ask_without_waiting() -> None:
+    window = Window()
+    for _ in range(WINDOW_PIECES):
+        assert window.has_room
+        assert window.try_take()
+    assert not window.has_room
+    assert not window.try_take()
+    window.grant(1)
+    await window.wait()
+    assert window.try_take()
+    window.close()
+    with pytest.raises(ConnectionResetError):
+        window.try_take()
