@@ -34,6 +34,7 @@ TENSORS = {
     "guided_decoding_guide_type": ("STRING", True),
     "guided_decoding_guide": ("STRING", True),
     "return_log_probs": ("BOOL", False),
+    "suffix": ("STRING", True),
 }
 # Answers with its input, in pieces when it streams.
 SOURCE = """
@@ -142,6 +143,11 @@ def test_sampling_parameters_are_tensors(http: httpx.Client, path: str) -> None:
     assert expected.items() <= given.items()
     assert (given["max_tokens"], given["stop_words"], given["bad_words"]) == ([5], ["a", "b"], ["c"])
     assert given["frequency_penalty"] == [1.0]
+
+
+def test_a_model_may_fill_in_the_middle(http: httpx.Client) -> None:
+    assert report(http, COMPLETIONS, model="bare", prompt="a = ", suffix="\nprint(a)")["suffix"] == ["\nprint(a)"]
+    assert "suffix" not in report(http, COMPLETIONS, model="bare", prompt="a = ", suffix="")
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,12 @@ class EventWriter(abc.ABC):
 
 async def prepare(dataplane: AnyDataPlane, model: LanguageModel, asked: GenerateCall, call: Call) -> Prepared:
     """Make the requests of a call. Raises ServerError for what the model does not have or take."""
+    if asked.suffix and "suffix" not in model.inputs:
+        raise ParameterError(
+            "'suffix' is not supported: models here continue a prompt, they do not fill in its middle",
+            "suffix",
+            Fault.UNSUPPORTED_PARAMETER,
+        )
     tool_format, reasoning = _tool_format(model, asked), _reasoning_format(model, asked)
     needed, wanted = common_inputs(_with_marks(asked, tool_format, reasoning), model.inputs)
     if reasoning is not None and asked.is_counted:

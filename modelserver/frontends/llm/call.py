@@ -19,6 +19,7 @@ class GenerateCall:
     - `conversation` is what chat templates take: `messages`, and perhaps `tools`, `documents`, `add_generation_prompt`,
       `continue_final_message` and `chat_template_kwargs`. Without one there are `prompts`.
     - `sampling` has the names of vLLM's sampling parameters; `structured_outputs` in it says what the text must be.
+    - `suffix` is what follows the text that is to be generated, for models that fill in the middle.
     - `num_choices` is how many continuations each prompt gets.
     - `tools` may be called, or must; `has_reasoning`: reasoning is told, where the model's can be told apart.
     - `has_token_ids`: the tokens of the text are told. `adds_special_tokens` None: as usual for what was given.
@@ -29,6 +30,7 @@ class GenerateCall:
     prompts: tuple[Prompt, ...] = ()
     conversation: dict[str, Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
+    suffix: str = ""
     num_choices: int = 1
     tools: Tools = field(default_factory=Tools)
     echo: str = ""
@@ -72,6 +74,8 @@ def common_inputs(call: GenerateCall, offered: Collection[str]) -> tuple[dict[st
     `offered` are the names of the model's inputs.
     """
     needed: dict[str, Any] = {}
+    if call.suffix:
+        needed["suffix"] = call.suffix
     wanted: dict[str, Any] = {
         "exclude_input_in_output": True,
         "return_finish_reason": True,

@@ -10,7 +10,7 @@ from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.openai.answer_parts import AnswerOptions, read_stream_options
 from modelserver.frontends.openai.limits import OpenAiLimits
-from modelserver.frontends.openai.sampling import TOKEN_ID, read_choices, read_sampling, unsupported
+from modelserver.frontends.openai.sampling import TOKEN_ID, read_choices, read_sampling
 from modelserver.frontends.openai.structure import read_structure
 
 _DEFAULT_MAX_TOKENS = 16
@@ -31,8 +31,6 @@ class CompletionRequest:
 
 def read_completion(fields: Fields, limits: OpenAiLimits) -> CompletionRequest:
     """Raises ParameterError for the first thing that is wrong."""
-    if fields.document.get("suffix"):
-        raise unsupported(fields, "suffix", "models here continue a prompt, they do not fill in its middle")
     prompts = read_prompts(fields, "prompt", limits)
     is_echoed = fields.flag("echo")
     is_streamed, has_usage, is_continuous = read_stream_options(fields)
@@ -59,6 +57,7 @@ def read_completion(fields: Fields, limits: OpenAiLimits) -> CompletionRequest:
         call=GenerateCall(
             prompts=tuple(prompts),
             sampling=sampling,
+            suffix=fields.text("suffix") or "",
             num_choices=num_choices,
             is_streamed=is_streamed,
             has_token_ids=fields.flag("return_token_ids"),
