@@ -109,7 +109,7 @@ def apply_settings(request: InferRequest, settings: Mapping[str, Any]) -> None:
 _SETTINGS = ("parameters", "priority", "timeout_us", "sequence_id", "sequence_start", "sequence_end", "transfer")
 
 
-class Curiosity:
+class LearnThrottle:
     """Whether to make a template of a request that was not known: seldom, once many were made in vain.
 
     Some clients send nothing twice, and templates would then cost more than they bring.

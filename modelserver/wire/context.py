@@ -12,10 +12,10 @@ from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.arena import Arena
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.bulk import BulkTurns
+from modelserver.wire.busy_poll import BusyPoll
 from modelserver.wire.http2.deadlines import DeadlineWheel
 from modelserver.wire.http2.settings import announcement
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.lookout import Lookout
 from modelserver.wire.outbox import Outbox
 
 # What a client that waits for no answer gets to ask when the server stops: a round trip, and time to write.
@@ -62,7 +62,7 @@ class WireContext:
     assembly: AssemblyBudget = field(init=False)
     bulk: BulkTurns = field(init=False)
     deadlines: DeadlineWheel = field(init=False)
-    lookout: Lookout = field(init=False)
+    busy_poll: BusyPoll = field(init=False)
     # What every HTTP/2 connection sends first.
     http2_announcement: bytes = field(init=False)
     # Of answers that nobody will be sent, since their memory was last given back to the system.
@@ -76,5 +76,5 @@ class WireContext:
         self.assembly = AssemblyBudget(self.limits.max_assembly_bytes, lambda: self.loop.time())
         self.bulk = BulkTurns(self.loop)
         self.deadlines = DeadlineWheel(self.loop)
-        self.lookout = Lookout(self.loop, self.limits.busy_poll_percent)
+        self.busy_poll = BusyPoll(self.loop, self.limits.busy_poll_percent)
         self.http2_announcement = announcement(self.limits)

@@ -15,8 +15,8 @@ from modelserver.wire.context import Connection, WireContext
 from modelserver.wire.entrance import Entrance, MakeConnection
 from modelserver.wire.large_buffers import LARGE_BUFFERS
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.opening import Opening
 from modelserver.wire.outbox import Outbox
+from modelserver.wire.protocol_detector import ProtocolDetector
 from modelserver.wire.refusal import Refusal, last_words
 from modelserver.wire.sockets.poller import Poller
 from modelserver.wire.sockets.tls_transport import TlsTerms, TlsTransport
@@ -160,11 +160,11 @@ class Port:
         if objection is not None:
             below.begin(Refusal(self.context, objection))
         elif self._tls is None:
-            below.begin(Opening(self._entrance))
+            below.begin(ProtocolDetector(self._entrance))
         else:
             transport = TlsTransport(loop, self._tls.context, self._tls_terms, self._end_handshake)
             self._shaking.add(transport)
-            transport.begin(below, Opening(self._entrance))
+            transport.begin(below, ProtocolDetector(self._entrance))
 
     def _end_handshake(self, transport: TlsTransport, error: Exception | None) -> None:
         self._shaking.remove(transport)

@@ -17,7 +17,7 @@ from modelserver.wire.entrance import Entrance
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.opening import Opening
+from modelserver.wire.protocol_detector import ProtocolDetector
 
 
 def converse(
@@ -51,7 +51,7 @@ def converse_from_start(pieces: Iterable[bytes]) -> bytes:
         asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
         context = replay_context()
         entrance = Entrance(context, "memory", http1=Http1Connection, http2=Http2Connection)
-        transport = await exchange_from_start(Opening(entrance), pieces)
+        transport = await exchange_from_start(ProtocolDetector(entrance), pieces)
         _check_nothing_left(context, failures)
         return bytes(transport.written)
 

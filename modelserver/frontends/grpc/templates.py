@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.core.template import Curiosity, RequestTemplate, TensorPlace
+from modelserver.core.template import LearnThrottle, RequestTemplate, TensorPlace
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.envelope import raw_input_head
 from modelserver.frontends.grpc.head import RequestHead
@@ -51,7 +51,7 @@ class Templates:
         self._with_id: dict[bytes, _GrpcTemplate] = {}
         # Size of a message without its id -> how many bytes follow the beginning of the first tensor.
         self._data_lens: dict[int, tuple[int, ...]] = {}
-        self._curiosity = Curiosity()
+        self._learn_throttle = LearnThrottle()
 
     def find(self, message: Buffer, stream: ResponseStream) -> InferRequest | None:
         """The request in `message`, if it is known."""
@@ -60,7 +60,7 @@ class Templates:
             offset = size - data_len
             template = self._plain.get(bytes(message[:offset]))
             if template is not None and template.data_len == data_len and _has_gaps(template, message, offset):
-                self._curiosity.num_in_vain = 0
+                self._learn_throttle.num_in_vain = 0
                 return template.fill(template.model_name, template.version, "", message, offset, stream)
         return self._find_with_id(message, stream) if self._with_id else None
 
@@ -75,7 +75,7 @@ class Templates:
                     request_id = str(message[start + 2 : end], "utf-8")
                 except UnicodeDecodeError:
                     return None
-                self._curiosity.num_in_vain = 0
+                self._learn_throttle.num_in_vain = 0
                 return template.fill(template.model_name, template.version, request_id, message, offset, stream)
         return None
 
@@ -84,7 +84,7 @@ class Templates:
 
         It has raw contents and no parameters; `serialized_head` is what it is without its id and contents.
         """
-        if len(serialized_head) > _MAX_HEAD_BYTES or not self._curiosity.wants():
+        if len(serialized_head) > _MAX_HEAD_BYTES or not self._learn_throttle.wants():
             return
         places: list[TensorPlace] = []
         gaps: list[tuple[int, bytes]] = []

@@ -18,7 +18,7 @@ from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest, RequestForm
 from modelserver.core.stream import ResponseStream
-from modelserver.core.template import Curiosity, apply_settings, settings_of
+from modelserver.core.template import LearnThrottle, apply_settings, settings_of
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.codec import OutputForm
@@ -142,7 +142,7 @@ class JsonTemplates:
 
     def __init__(self) -> None:
         self._templates: dict[tuple[str, int | None], list[_JsonTemplate]] = {}
-        self._curiosity = Curiosity()
+        self._learn_throttle = LearnThrottle()
 
     def find(self, name: str, version: int | None, body: bytes, stream: ResponseStream) -> Known | None:
         """The call in `body`, if it is known."""
@@ -150,7 +150,7 @@ class JsonTemplates:
             inputs = template.inputs(body)
             if inputs is None:
                 continue
-            self._curiosity.num_in_vain = 0
+            self._learn_throttle.num_in_vain = 0
             request = InferRequest(name, version, inputs, template.id, template.outputs, form=template, stream=stream)
             if template.settings is not None:
                 apply_settings(request, template.settings)
@@ -159,7 +159,7 @@ class JsonTemplates:
 
     def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, body: bytes) -> None:
         """Remember a call that was not known and has been decoded, if that is of use."""
-        if not head.inputs or not self._curiosity.wants():
+        if not head.inputs or not self._learn_throttle.wants():
             return
         texts: list[bytes] = []
         elements: list[_Elements] = []

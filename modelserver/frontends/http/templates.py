@@ -10,7 +10,7 @@ import re
 
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.core.template import Curiosity, RequestTemplate, TensorPlace, settings_of
+from modelserver.core.template import LearnThrottle, RequestTemplate, TensorPlace, settings_of
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.codec import OutputForm
 from modelserver.frontends.http.head import RequestHead
@@ -53,7 +53,7 @@ class BinaryTemplates:
         self._plain: dict[_Key, _Remembered] = {}
         # By what follows a leading id.
         self._with_id: dict[_Key, _Remembered] = {}
-        self._curiosity = Curiosity()
+        self._learn_throttle = LearnThrottle()
 
     def find(
         self,
@@ -73,7 +73,7 @@ class BinaryTemplates:
             found = self._plain.get((name, version, text))
         if found is None or head_len + found[0].data_len != len(body):
             return None
-        self._curiosity.num_in_vain = 0
+        self._learn_throttle.num_in_vain = 0
         template, form, request_id = found
         if match is not None:
             request_id = match[1].decode()
@@ -84,7 +84,7 @@ class BinaryTemplates:
 
     def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:
         """Remember a call that was not known and has been decoded, if that is of use; `text` is its JSON."""
-        if len(text) > _MAX_HEAD_BYTES or not self._curiosity.wants():
+        if len(text) > _MAX_HEAD_BYTES or not self._learn_throttle.wants():
             return
         places: list[TensorPlace] = []
         end = 0

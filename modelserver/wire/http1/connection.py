@@ -54,7 +54,7 @@ class Http1Connection(RequestReader):
 
     def __init__(self, context: WireContext) -> None:
         super().__init__(context)
-        self._pieces: PieceWriter | None = None  # of the turn, when its answer is sent in pieces
+        self._pieces: PieceWriter | None = None  # of the exchange, when its answer is sent in pieces
         self._is_last = False  # that answer
         self._is_finished = self._is_lost = False
         self._is_reading = True
@@ -107,18 +107,18 @@ class Http1Connection(RequestReader):
         self._context.counts.closed(Protocol.HTTP1)
         if self._incoming is not None:
             self._incoming.collector.drop()
-        lost = [self._turn, *self._waiting]
+        lost = [self._exchange, *self._waiting]
         pieces = self._pieces
-        self._incoming = self._room = self._turn = self._pieces = None
+        self._incoming = self._room = self._exchange = self._pieces = None
         self._waiting = []
         self._is_held = False
         self._rest = b""
         if pieces is not None:
             pieces.lost()
         self._outgoing.close()
-        for turn in lost:
-            if turn is not None:
-                turn.lost()
+        for exchange in lost:
+            if exchange is not None:
+                exchange.lost()
 
     # Requests in their turn.
 
@@ -126,7 +126,7 @@ class Http1Connection(RequestReader):
         """Go on after an answer: begin what waits, read what was held."""
         self._outgoing.is_collecting = True
         self._begin_waiting()
-        if self._is_held and self._turn is None and not self._waiting and not self._outgoing.is_paused:
+        if self._is_held and self._exchange is None and not self._waiting and not self._outgoing.is_paused:
             self._is_held = False
             rest, self._rest = self._rest, b""
             self._go_through(rest)
@@ -136,7 +136,7 @@ class Http1Connection(RequestReader):
         """The end of everything that begins with a read or an answer: send, and wait for the right thing."""
         outgoing = self._outgoing
         outgoing.is_collecting = False
-        if self._turn is None and not self._waiting:
+        if self._exchange is None and not self._waiting:
             if self._is_held and not outgoing.is_paused:
                 self._context.loop.call_soon(self._go_on_reading)
             incoming = self._incoming
@@ -169,7 +169,7 @@ class Http1Connection(RequestReader):
             self._head_since_s = self._context.loop.time()
         self._transport.resume_reading()
 
-    # Answers, called by the turn and its writer.
+    # Answers, called by the exchange and its writer.
 
     def answer(self, request: RequestHead, response: HttpResponse) -> None:
         """Send the whole answer to the request whose turn it is."""
@@ -180,7 +180,7 @@ class Http1Connection(RequestReader):
         if request.has_plain_answer and response.status == 200 and not self._is_draining:
             outgoing = self._outgoing
             outgoing.add(self._plain_head(response.headers, num_bytes), body, num_bytes)
-            self._turn = None
+            self._exchange = None
             if not (outgoing.is_collecting or outgoing.is_lone) and self._has_work():
                 self._advance()
             return
@@ -197,7 +197,7 @@ class Http1Connection(RequestReader):
                 head = start + (CLOSE if is_last else NO_LENGTH)
             body, num_bytes = (), 0
         self._outgoing.add(head, body, num_bytes)
-        self._turn = None
+        self._exchange = None
         if is_last:
             self._finish(lingers=True)
         elif not self._outgoing.is_collecting and self._has_work():
@@ -242,9 +242,9 @@ class Http1Connection(RequestReader):
 
     def end_pieces(self) -> None:
         """The answer is complete."""
-        assert self._turn is not None, "who answers has its turn"
-        self._turn.ended()
-        self._turn = self._pieces = None
+        assert self._exchange is not None, "only the exchange in turn answers"
+        self._exchange.ended()
+        self._exchange = self._pieces = None
         self._transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
         if self._is_last:
             self._finish(lingers=True)
@@ -266,7 +266,7 @@ class Http1Connection(RequestReader):
         return bool(self._waiting) or self._is_held or self._refusal is not None or is_asked
 
     def _is_idle(self) -> bool:
-        return self._turn is None and self._has_no_more()
+        return self._exchange is None and self._has_no_more()
 
     def _answer_refusal(self, response: HttpResponse) -> None:
         self._refusal = None
@@ -301,7 +301,7 @@ class Http1Connection(RequestReader):
             cut(self._transport, self._context)
         elif self._is_finished:
             self._check_end(now_s)
-        elif self._turn is not None or self._waiting:
+        elif self._exchange is not None or self._waiting:
             # It waits for us.
             self._is_quiet = False
             self._progress.restart()
@@ -382,11 +382,16 @@ class Http1Connection(RequestReader):
 
     def dismiss(self) -> None:
         """Answer the request whose turn it is, or that is being received, with 503; the others are lost."""
-        turn, lost = self._turn, self._waiting
-        if self._is_finished or self._is_lost or self._pieces is not None or (turn is None and self._incoming is None):
+        exchange, lost = self._exchange, self._waiting
+        if (
+            self._is_finished
+            or self._is_lost
+            or self._pieces is not None
+            or (exchange is None and self._incoming is None)
+        ):
             self._transport.abort()  # what has begun cannot be told any more; the missing end does
             return
-        path = turn.head.path if turn is not None else ""
+        path = exchange.head.path if exchange is not None else ""
         if self._incoming is not None:
             path = path or self._incoming.request.http.path
             self._incoming.collector.drop()
@@ -394,11 +399,11 @@ class Http1Connection(RequestReader):
         self._waiting, self._rest = [], b""
         self._is_held, self._is_over = False, True
         response = self._frontend.errors(path).refused(503, DISMISSAL, "unavailable")
-        if turn is None:
+        if exchange is None:
             self._answer_refusal(response)
         else:
-            on_disconnect = turn.on_disconnect
-            turn.respond(response)
+            on_disconnect = exchange.on_disconnect
+            exchange.respond(response)
             if on_disconnect is not None:
                 on_disconnect()
         for each in lost:

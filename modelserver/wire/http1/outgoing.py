@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from modelserver.core.tensor import Buffer
 from modelserver.wire.bulk import TURN_BYTES, BulkTurns
-from modelserver.wire.http1.patience import Progress
+from modelserver.wire.http1.progress import Progress
 from modelserver.wire.outbox import Outbox
 from modelserver.wire.sockets.transport import gathers
 

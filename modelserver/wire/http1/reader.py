@@ -16,14 +16,14 @@ from modelserver.protocol.http_status import message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES
+from modelserver.wire.busy_poll import HTTP1_WOKEN_NS, ReceiveSoon
 from modelserver.wire.context import WireContext
+from modelserver.wire.http1.exchange import Http1Exchange
 from modelserver.wire.http1.head import END_OF_HEAD, ForeignError, RefusedError, RequestHead, check_beginning
 from modelserver.wire.http1.incoming import Incoming
 from modelserver.wire.http1.memo import HeadMemo
 from modelserver.wire.http1.outgoing import Outgoing
-from modelserver.wire.http1.patience import Progress
-from modelserver.wire.http1.turn import Turn
-from modelserver.wire.lookout import HTTP1_WOKEN_NS, ReceiveSoon
+from modelserver.wire.http1.progress import Progress
 
 _logger = logging.getLogger(__name__)
 
@@ -42,13 +42,14 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
 
     What came goes through these in order: `_rest` are bytes of a head that is not complete, or of what is not read
     yet (`_is_held`): requests of which enough others wait, or a body that has had its turn. `_incoming` is the
-    request whose body is being received. `_waiting` are complete, `_turn` is being answered. `_refusal` is the
+    request whose body is being received. `_waiting` are complete, `_exchange` is being answered. `_refusal` is the
     answer to what was no request, which is the last one. When `_is_over`, no more requests are read.
     """
 
     __slots__ = (
         "_arena",
         "_context",
+        "_exchange",
         "_frontend",
         "_has_asked",
         "_head_since_s",
@@ -71,7 +72,6 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         "_refusal",
         "_rest",
         "_room",
-        "_turn",
         "_waiting",
     )
 
@@ -92,8 +92,8 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._rest = b""
         self._incoming: Incoming | None = None
         self._room: memoryview | None = None  # where the body of `_incoming` goes directly
-        self._waiting: list[Turn] = []
-        self._turn: Turn | None = None
+        self._waiting: list[Http1Exchange] = []
+        self._exchange: Http1Exchange | None = None
         self._refusal: HttpResponse | None = None
         self._num_dropped = 0
         self._max_dropped = _MAX_DROPPED_BYTES
@@ -110,11 +110,11 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def answer(self, request: RequestHead, response: HttpResponse) -> None:
-        """Called by the turn."""
+        """Called by the exchange."""
 
     @abc.abstractmethod
     def begin_pieces(self, request: RequestHead, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-        """Called by the turn."""
+        """Called by the exchange."""
 
     @abc.abstractmethod
     def _finish(self, *, lingers: bool = False) -> None:
@@ -137,21 +137,21 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             nbytes == self._last_size
             and request is not None
             and self._memory.startswith(self._last_data)
-            and self._turn is None
+            and self._exchange is None
             and not outgoing.is_paused
             and self._is_free()
         ):
             # Just one whole request that begins as the last one, the usual case and the hot one: as `_receive`.
-            turn: Any = Turn(self, request, self._arena[self._last_len : nbytes].tobytes())
-            self._turn = turn  # until its answer, which may be there when `handle` returns
+            exchange: Any = Http1Exchange(self, request, self._arena[self._last_len : nbytes].tobytes())
+            self._exchange = exchange  # until its answer, which may be there when `handle` returns
             self._head_since_s = None
             outgoing.is_lone = True
-            self._frontend.handle(turn)
+            self._frontend.handle(exchange)
             outgoing.is_lone = False
             if self._is_over:
                 self._settle()
-            elif self._turn is None:
-                self._context.lookout.expect(HTTP1_WOKEN_NS, self._receive_soon)
+            elif self._exchange is None:
+                self._context.busy_poll.expect(HTTP1_WOKEN_NS, self._receive_soon)
         elif self._room is not None:
             self._fill(nbytes)
         elif nbytes >= MIN_DIRECT_BYTES:
@@ -220,12 +220,12 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
                 if self._is_held:
                     break
                 continue
-            turn = Turn(self, request, data[body_at:at])
-            if self._turn is None and not self._waiting and not outgoing.is_paused:
-                self._turn = turn
-                self._frontend.handle(turn)
+            exchange = Http1Exchange(self, request, data[body_at:at])
+            if self._exchange is None and not self._waiting and not outgoing.is_paused:
+                self._exchange = exchange
+                self._frontend.handle(exchange)
             else:
-                self._waiting.append(turn)
+                self._waiting.append(exchange)
         if at >= size or (self._is_over and not self._is_held):
             self._rest = b""
             self._head_since_s = None
@@ -325,7 +325,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._refuse_body(incoming.request.http.path, error)
         elif incoming.is_complete:
             self._incoming = self._room = None
-            self._take(Turn(self, incoming.request, incoming.finish()))
+            self._take(Http1Exchange(self, incoming.request, incoming.finish()))
         else:
             self._room = incoming.collector.room()
 
@@ -364,18 +364,18 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         waiting = self._waiting
         return (
             len(waiting) >= self._context.limits.max_pipelined
-            or sum([len(turn.body) for turn in waiting]) > _MAX_WAITING_BYTES
+            or sum([len(exchange.body) for exchange in waiting]) > _MAX_WAITING_BYTES
         )
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, exchange: Http1Exchange) -> None:
         """A request is complete."""
-        self._waiting.append(turn)
+        self._waiting.append(exchange)
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        while self._waiting and self._turn is None and not self._outgoing.is_paused:
-            turn = self._turn = self._waiting.pop(0)
-            self._frontend.handle(turn)
+        while self._waiting and self._exchange is None and not self._outgoing.is_paused:
+            exchange = self._exchange = self._waiting.pop(0)
+            self._frontend.handle(exchange)
 
     # What is no request.
 

@@ -8,19 +8,19 @@ from modelserver.auth.access import Admitted
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
+from modelserver.wire.busy_poll import GRPC_WOKEN_NS
 from modelserver.wire.context import DISMISSAL, WireContext
+from modelserver.wire.http2.abuse_limits import AbuseLimits
 from modelserver.wire.http2.closing import Closing
-from modelserver.wire.http2.conduct import Conduct
 from modelserver.wire.http2.control import ControlFrames
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, goaway, rst_stream
 from modelserver.wire.http2.message import MessageAssembly
-from modelserver.wire.http2.patience import Patience
 from modelserver.wire.http2.protection import Closed, ClosedStreams
 from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.http2.sender import Sender
 from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
+from modelserver.wire.http2.timeouts import Timeouts
 from modelserver.wire.http2.unended import UnendedStreams
-from modelserver.wire.lookout import GRPC_WOKEN_NS
 from modelserver.wire.sockets.transport import receive_soon_of
 
 
@@ -28,7 +28,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     """From the first byte to the close. Everything is called on the event loop thread.
 
     This is what the halves and the streams of a connection share: `receiver` and `control` take what comes,
-    `sender` holds what goes, `closing` and `patience` end it. While it reads, a connection collects its answers
+    `sender` holds what goes, `closing` and `timeouts` end it. While it reads, a connection collects its answers
     and sends them at the end of that; else at the end of the loop's turn.
     """
 
@@ -37,9 +37,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         "_num_abandoned",
         "_num_counted",
         "_receive_soon",
+        "abuse_limits",
         "closed",
         "closing",
-        "conduct",
         "context",
         "control",
         "has_heard",
@@ -50,10 +50,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         "last_stream_id",
         "max_open",
         "num_opened",
-        "patience",
         "receiver",
         "sender",
         "streams",
+        "timeouts",
         "transport",
         "unended",
     )
@@ -65,7 +65,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.closed = ClosedStreams()
         self.unended = UnendedStreams(self)
         self.control = ControlFrames(self)
-        self.conduct = Conduct(limits)
+        self.abuse_limits = AbuseLimits(limits)
         # What each stream may receive at first.
         self.initial_window = limits.http2.initial_window_bytes
         self.num_opened = 0
@@ -90,7 +90,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.sender = Sender(self, transport)
         self._receive_soon = receive_soon_of(transport)
         self.closing = Closing(self)
-        self.patience = Patience(self, context.loop.time())
+        self.timeouts = Timeouts(self, context.loop.time())
         context.connections.add(self)
         context.counts.opened(Protocol.HTTP2)
         transport.set_write_buffer_limits(high=context.limits.write_buffer_bytes)
@@ -128,7 +128,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         else:
             self._after_reading()
             if not self.streams:
-                self.context.lookout.expect(GRPC_WOKEN_NS, self._receive_soon)
+                self.context.busy_poll.expect(GRPC_WOKEN_NS, self._receive_soon)
 
     def eof_received(self) -> None:
         """A client that has finished sending has left: the transport closes."""
@@ -152,7 +152,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     # Called by the port.
 
     def sweep(self, now_s: float) -> None:
-        self.patience.sweep(now_s)
+        self.timeouts.sweep(now_s)
         if self.sender.frames:
             self.flush()
 
@@ -221,7 +221,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if sender.flush():
             self.schedule_flush()
         if not (sender.is_paused or self.receiver.has_backlog):
-            self.conduct.forget_answers()
+            self.abuse_limits.forget_answers()
         if len(self.streams) != self._num_counted or not self.max_open:
             self._count_streams()
         if self.closing.is_due:
@@ -263,7 +263,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.sender.frames.append(rst_stream(stream_id, code))
         self.closed.add(stream_id, Closed.RESET_BY_US)
         if is_counted:
-            self.conduct.count_reset()
+            self.abuse_limits.count_reset()
 
     def end_of(self, stream: Http2Stream) -> None:
         """The client has ended its side. Raises ConnectionFault when it announced another length."""
@@ -288,7 +288,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def reset_by_peer(self, stream: Http2Stream) -> None:
         """The client has cancelled. Raises ConnectionFault when it does that too often."""
         self._leave(stream, Closed.RESET_BY_PEER)
-        self.conduct.count_reset()
+        self.abuse_limits.count_reset()
 
     def leave_streams(self) -> None:
         """The client is gone: nothing more is sent on any stream."""

@@ -70,7 +70,7 @@ class ControlFrames:
         num_free = _FREE_PER_STREAM * connection.num_opened + _FREE_PER_TURN * sender.num_turns
         num_free += (sender.num_granted - sender.window) // _BYTES_PER_FREE
         if self._num_window_updates > _FREE_WINDOW_UPDATES + num_free:
-            connection.conduct.count_glitches()
+            connection.abuse_limits.count_glitches()
         if not stream_id:
             sender.add_connection_window(increment)
             return
@@ -79,7 +79,7 @@ class ControlFrames:
             self._check_not_idle("WINDOW_UPDATE", stream_id)
         elif stream.send_window + increment > MAX_31_BITS:
             connection.reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
-            connection.conduct.count_reset()
+            connection.abuse_limits.count_reset()
         else:
             stream.send_window += increment
             sender.add_window(stream)
@@ -94,7 +94,7 @@ class ControlFrames:
             raise protocol_fault("PRIORITY on stream 0")
         _check_length("PRIORITY", payload, 5)
         check_dependency(stream_id, payload)
-        self._connection.conduct.count_glitches()
+        self._connection.abuse_limits.count_glitches()
 
     def _take_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
         _check_length("RST_STREAM", payload, 4)
@@ -103,7 +103,7 @@ class ControlFrames:
         if stream is not None:
             self._connection.reset_by_peer(stream)
         elif not self._connection.unended.end(stream_id):
-            self._connection.conduct.count_glitches()
+            self._connection.abuse_limits.count_glitches()
 
     def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -120,7 +120,7 @@ class ControlFrames:
                 sender.set_max_frame(value)
             elif identifier == settings.HEADER_TABLE_SIZE and value < settings.DEFAULT_HEADER_TABLE_BYTES:
                 sender.forget_table()
-        connection.conduct.count_answer()
+        connection.abuse_limits.count_answer()
         sender.frames.append(SETTINGS_ACK)
 
     def _take_settings_ack(self, payload: bytes) -> None:
@@ -137,9 +137,9 @@ class ControlFrames:
         if flags & ACK:
             connection.closing.ping_answered(payload)
             return
-        conduct, sender = connection.conduct, connection.sender
-        conduct.count_answer()
-        conduct.count_ping(
+        abuse_limits, sender = connection.abuse_limits, connection.sender
+        abuse_limits.count_answer()
+        abuse_limits.count_ping(
             connection.context.loop.time(), has_streams=bool(connection.streams), progress=sender.progress
         )
         sender.frames.append(ping_ack(payload))

@@ -24,11 +24,11 @@ from modelserver.wire.http2.frame import (
     too_much,
     window_update,
 )
-from modelserver.wire.http2.greeting import Greeting
 from modelserver.wire.http2.grpc_call import GrpcCall
 from modelserver.wire.http2.header_block import OpenBlock, part_of_block
 from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES
 from modelserver.wire.http2.payload import Payload
+from modelserver.wire.http2.preface import Preface
 from modelserver.wire.http2.protection import Closed
 from modelserver.wire.http2.stream import FRESH, RUNNING, Http2Stream
 from modelserver.wire.http2.usual_frame import read_usual_frame
@@ -62,7 +62,6 @@ class Receiver:
         "_carry",
         "_connection",
         "_connection_window",
-        "_greeting",
         "_is_direct",
         "_max_frame",
         "_max_inline",
@@ -70,6 +69,7 @@ class Receiver:
         "_num_left",
         "_num_openable",
         "_payload",
+        "_preface",
         "_stage",
         "_uncredited",
         "has_backlog",
@@ -89,8 +89,8 @@ class Receiver:
             PREFIX_BYTES
             + min(limits.http2.initial_window_bytes - PREFIX_BYTES, limits.max_message_bytes, MIN_BUFFER_BYTES),
         )
-        self._greeting = Greeting(connection)
-        self._stage: Stage = self._read_greeting
+        self._preface = Preface(connection)
+        self._stage: Stage = self._read_beginning
         # The beginning of something that is not complete.
         self._carry = b""
         # What is left over because the connection has had its turn.
@@ -156,7 +156,7 @@ class Receiver:
         """What must be complete soon, if anything."""
         if self._block is not None:
             return f"the rest of the header block of stream {self._block.stream_id}"
-        return self._greeting.awaited
+        return self._preface.awaited
 
     def num_missing(self, stream: Http2Stream) -> int:
         """Bytes of the stream's DATA frame whose head has come and they have not."""
@@ -182,10 +182,10 @@ class Receiver:
 
     # Stages.
 
-    def _read_greeting(self, data: Octets, view: memoryview, position: int, end: int) -> int:
+    def _read_beginning(self, data: Octets, view: memoryview, position: int, end: int) -> int:
         """The preface and the first SETTINGS."""
-        position = self._greeting.read(data, view, position, end)
-        if self._greeting.awaited is None:
+        position = self._preface.read(data, view, position, end)
+        if self._preface.awaited is None:
             self._stage = self._read_frames
         return position
 
@@ -290,7 +290,7 @@ class Receiver:
             if ended is not None:
                 self._connection.end_of(ended)
             elif num_glitches:
-                self._connection.conduct.count_glitches(num_glitches)
+                self._connection.abuse_limits.count_glitches(num_glitches)
         return position
 
     def _read_continuation(self, data: Octets, view: memoryview, position: int, end: int) -> int:
@@ -334,7 +334,7 @@ class Receiver:
             raise too_much(Violation.HEAD_TOO_LARGE)
         if kind != GOAWAY and self._connection.control.knows(kind):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
-        self._connection.conduct.count_glitches(1)
+        self._connection.abuse_limits.count_glitches(1)
         self._payload.skip(length)
         self._stage = self._read_payload
         return position + HEAD_BYTES
@@ -344,7 +344,7 @@ class Receiver:
         if control.knows(kind):
             control.take(kind, flags, stream_id, payload)
         else:
-            self._connection.conduct.count_glitches(1)
+            self._connection.abuse_limits.count_glitches(1)
 
     def _begin_payload(self, data: Octets, position: int, length: int, flags: int, stream_id: int) -> int:
         """The head of a DATA frame was read, and it is not a whole small call."""

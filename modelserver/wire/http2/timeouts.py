@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.cut import cut
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much
-from modelserver.wire.http2.greeting import FIRST_SETTINGS
 from modelserver.wire.http2.keepalive import Keepalive, Pulse
+from modelserver.wire.http2.preface import FIRST_SETTINGS
 from modelserver.wire.http2.stream import Http2Stream
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class _Progress:
         self.since_s = self.period_s = now_s
 
 
-class Patience:
+class Timeouts:
     """The clocks of one connection."""
 
     __slots__ = (

@@ -18,7 +18,7 @@ _METHOD_OF_PREFACE = PREFACE[:4]
 _TLS_HANDSHAKE = 0x16  # the first byte of a record that begins a handshake (RFC 8446, 5.1)
 
 
-class Opening(asyncio.BufferedProtocol):
+class ProtocolDetector(asyncio.BufferedProtocol):
     """A connection that has not said yet what it speaks; then another protocol takes its transport over.
 
     Everything is called on the event loop thread.

@@ -22,8 +22,8 @@ from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address
 from modelserver.wire.context import WireContext
 from modelserver.wire.limits import TimeLimits, WireLimits
-from modelserver.wire.opening import PREFACE
 from modelserver.wire.port import Port
+from modelserver.wire.protocol_detector import PREFACE
 from modelserver.wire.tls import TlsFiles
 
 HOST = "127.0.0.1"

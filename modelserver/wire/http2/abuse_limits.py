@@ -9,7 +9,7 @@ from modelserver.wire.http2.protection import TokenBucket
 from modelserver.wire.limits import WireLimits
 
 
-class Conduct:
+class AbuseLimits:
     """Keeps the accounts of one peer. All methods raise ConnectionFault when it is too much."""
 
     __slots__ = ("_glitches", "_max_answers", "_num_answers", "_progress", "_resets", "_strikes")

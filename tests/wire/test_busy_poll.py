@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from modelserver.execution.process.busy_wait import BusyWait
-from modelserver.wire.lookout import Lookout
+from modelserver.wire.busy_poll import BusyPoll
 
 TURN_NS = 2_000
 
@@ -23,7 +23,7 @@ class Loop:
         self.looked_ns = 0
         self.calls: list[Callable[[], None]] = []
         wait = BusyWait(50, num_cores=num_cores, now_ns=self.clock, let_go=lambda: None)
-        self.lookout = Lookout(cast(Any, self), percent, busy_wait=wait, now_ns=self.clock)
+        self.busy_poll = BusyPoll(cast(Any, self), percent, busy_wait=wait, now_ns=self.clock)
 
     def clock(self) -> int:
         return self.now_ns
@@ -33,7 +33,7 @@ class Loop:
 
     def answer(self, gap_ns: int) -> bool:
         """A request is answered, and the next one comes after so long; whether the loop was awake then."""
-        self.lookout.expect(self.woken_ns)
+        self.busy_poll.expect(self.woken_ns)
         end_ns = self.now_ns + gap_ns
         while self.calls and self.now_ns < end_ns:
             self.now_ns += TURN_NS
@@ -54,9 +54,9 @@ def _share_awake(loop: Loop, gap_ns: int, num_requests: int = 1000) -> float:
     num_awake = 0
     for _ in range(num_requests):
         num_awake += loop.answer(gap_ns)
-        loop.lookout.num_expected += 1  # it comes, and is answered in the next round
+        loop.busy_poll.num_expected += 1  # it comes, and is answered in the next round
         loop.turn()
-        loop.lookout.num_expected -= 1
+        loop.busy_poll.num_expected -= 1
     return num_awake / num_requests
 
 
@@ -108,20 +108,20 @@ async def test_a_loop_that_looks_does_what_comes_and_ends_by_itself() -> None:
     loop = asyncio.get_running_loop()
     clock = iter(range(0, 10**9, TURN_NS)).__next__
     wait = BusyWait(50, num_cores=2, now_ns=clock, let_go=lambda: None)
-    lookout = Lookout(loop, 100, busy_wait=wait, now_ns=clock)
+    busy_poll = BusyPoll(loop, 100, busy_wait=wait, now_ns=clock)
     done = loop.create_future()
-    lookout.expect(0)
+    busy_poll.expect(0)
     loop.call_soon(done.set_result, None)
     await done
     for _ in range(3):
-        lookout.expect(0)
+        busy_poll.expect(0)
         await asyncio.sleep(0)
     for _ in range(15):
-        assert lookout._is_looking
+        assert busy_poll._is_looking
         await asyncio.sleep(0)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert not lookout._is_looking
+    assert not busy_poll._is_looking
 
 
 def test_it_receives_from_the_client_that_was_answered_twice_in_a_row() -> None:
@@ -131,13 +131,13 @@ def test_it_receives_from_the_client_that_was_answered_twice_in_a_row() -> None:
     def come(receive_soon: Callable[[], None]) -> None:
         """A request comes after a while, is answered, and the loop looks for the next one."""
         loop.now_ns += 20_000
-        loop.lookout.expect(0, receive_soon)
+        loop.busy_poll.expect(0, receive_soon)
         loop.turn()
 
     def first() -> None:
         tried.append("first")
         if len(tried) == 3:
-            loop.lookout.expect(0, first)
+            loop.busy_poll.expect(0, first)
 
     def second() -> None:
         tried.append("second")
@@ -165,13 +165,13 @@ def test_after_a_look_in_vain_nobody_is_kept() -> None:
 
     for _ in range(2):
         loop.now_ns += 20_000
-        loop.lookout.expect(0, receive_soon)
+        loop.busy_poll.expect(0, receive_soon)
         loop.turn()
     while loop.calls:
         loop.now_ns += TURN_NS
         loop.turn()
     assert num_tried > 10
-    assert loop.lookout._last is loop.lookout._lone is None
+    assert loop.busy_poll._last is loop.busy_poll._lone is None
 
 
 def test_what_may_not_be_spent_is_not_asked_for_at_each_request() -> None:
@@ -184,7 +184,7 @@ def test_what_may_not_be_spent_is_not_asked_for_at_each_request() -> None:
         return loop.now_ns
 
     wait = BusyWait(50, num_cores=2, now_ns=loop.clock, let_go=lambda: None)
-    lookout = Lookout(cast(Any, loop), 1, busy_wait=wait, now_ns=clock)
+    busy_poll = BusyPoll(cast(Any, loop), 1, busy_wait=wait, now_ns=clock)
     for _ in range(1000):
-        lookout.expect(0)
+        busy_poll.expect(0)
     assert num_asked < 30

@@ -37,7 +37,7 @@ _ALWAYS: Final = 100
 ReceiveSoon = Callable[[], None]
 
 
-class Lookout:
+class BusyPoll:
     """Of one port, and called on its event loop. `percent` of the time is lost to looking at most; 0: never.
 
     It looks by asking for another turn of the loop: each polls the sockets, and what has come is done first.

@@ -10,7 +10,7 @@ from modelserver.wire.http1.head import RequestHead
 
 
 class Answering(Protocol):
-    """The connection, as its turns see it."""
+    """The connection, as its exchanges see it."""
 
     @property
     def peer(self) -> str:
@@ -23,10 +23,10 @@ class Answering(Protocol):
         """Send the head of the answer to the request whose turn it is."""
 
 
-class Turn(HttpExchange):
+class Http1Exchange(HttpExchange):
     """One exchange. The tie to its connection is cut when it is answered or lost.
 
-    What a handler hangs on a turn may refer to it: without the cut both would wait for the garbage collector.
+    What a handler hangs on an exchange may refer to it: without the cut both would wait for the garbage collector.
     """
 
     __slots__ = ("_connection", "request")

@@ -25,7 +25,7 @@ PREFACE_NAME: Final = "the preface"
 FIRST_SETTINGS: Final = "the first SETTINGS"
 
 
-class Greeting:
+class Preface:
     """Reads the beginning, until nothing of it is `awaited`. Raises ConnectionFault for anything else."""
 
     __slots__ = ("_connection", "awaited")
