@@ -21,7 +21,7 @@ from modelserver.errors import (
     ServerError,
     UnavailableError,
 )
-from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.errors import ParameterError, UnknownToolFormatError
 from modelserver.frontends.openai.errors import KINDS, describe, error_response, named
 
 CHAT = "/v1/chat/completions"
@@ -201,3 +201,12 @@ def test_words_of_a_model_are_laid_to_what_they_are_about(message: str, document
     error = named(InvalidArgumentError(message), document)
     assert isinstance(error, ParameterError)
     assert (error.message, error.param) == (message, param)
+
+
+def test_a_model_that_cannot_choose_tools_is_refused_in_the_words_of_the_api() -> None:
+    error = named(UnknownToolFormatError("no tool_parser"), {"tools": []})
+    assert isinstance(error, ParameterError)
+    assert error.message == "no tool_parser; use tool_choice required, a named function, or none"
+    status, document = describe(error)
+    assert status == 400
+    assert (document["error"]["param"], document["error"]["code"]) == ("tool_choice", "unsupported_parameter")

@@ -17,6 +17,7 @@ from modelserver.frontends.llm.errors import (
     ParameterError,
     Subject,
     UnknownModelError,
+    UnknownToolFormatError,
     read_refusal,
 )
 from modelserver.frontends.llm.events import Finish, Reasoning, Text, Tokens, ToolDelta, ToolEnd
@@ -54,6 +55,7 @@ __all__ = [
     "ToolUse",
     "Tools",
     "UnknownModelError",
+    "UnknownToolFormatError",
     "Usage",
     "answer",
     "find_model",

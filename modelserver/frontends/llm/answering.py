@@ -16,7 +16,7 @@ from modelserver.errors import InternalError
 from modelserver.frontends.llm.call import GenerateCall, Prompt, common_inputs
 from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownToolFormatError
 from modelserver.frontends.llm.events import Event
 from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
@@ -227,15 +227,13 @@ def _reasoning_reader(asked: GenerateCall, tags: ReasoningFormat | None) -> Reas
 
 
 def _tool_format(model: LanguageModel, asked: GenerateCall) -> ToolFormat | None:
-    """How the model writes calls. Raises ParameterError when it may call tools and its config does not say how."""
+    """How the model writes calls. Raises UnknownToolFormatError where its config does not say so."""
     if asked.tools.use is not ToolUse.AUTO:
         return None
     if not model.tool_parser:
-        raise ParameterError(
+        raise UnknownToolFormatError(
             f"model '{model.name}' cannot be asked to choose tools: its config has no parameter tool_parser "
-            f"(one of {', '.join(sorted(TOOL_FORMATS))}); use tool_choice required, a named function, or none",
-            "tool_choice",
-            Fault.UNSUPPORTED_PARAMETER,
+            f"(one of {', '.join(sorted(TOOL_FORMATS))})"
         )
     found = TOOL_FORMATS.get(model.tool_parser)
     if found is None:

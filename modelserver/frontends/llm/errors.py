@@ -47,6 +47,10 @@ class MediaTypeError(InvalidArgumentError):
     """The body is said to be something else than JSON."""
 
 
+class UnknownToolFormatError(InvalidArgumentError):
+    """The model may choose tools, and its config does not say how it writes calls. It can still be made to call one."""
+
+
 class Subject(enum.Enum):
     """What of a request a model refuses."""
 
@@ -68,7 +72,7 @@ def read_refusal(error: Exception) -> Refusal | None:
     """What of the request a model's error is about, where its words say so; None for any other error."""
     if not isinstance(error, ServerError) or error.code is not ErrorCode.INVALID_ARGUMENT:
         return None
-    if isinstance(error, ParameterError | MediaTypeError):
+    if isinstance(error, ParameterError | MediaTypeError | UnknownToolFormatError):
         return None
     match = _PARAMETER.match(error.message)
     if match is not None:

@@ -17,6 +17,7 @@ from modelserver.frontends.llm.errors import (
     ParameterError,
     Subject,
     UnknownModelError,
+    UnknownToolFormatError,
     read_refusal,
 )
 from modelserver.protocol.http_status import JSON_TYPE, error_text, retry_headers
@@ -78,6 +79,9 @@ KINDS: dict[ErrorCode, ErrorKind] = {
 
 def named(error: Exception, document: Mapping[str, Any]) -> Exception:
     """A model's refusal of a request as an error that names what of `document` is wrong, where its words say so."""
+    if isinstance(error, UnknownToolFormatError):
+        text = f"{error.message}; use tool_choice required, a named function, or none"
+        return ParameterError(text, "tool_choice", Fault.UNSUPPORTED_PARAMETER)
     refusal = read_refusal(error)
     if refusal is None:
         return error
