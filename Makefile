@@ -91,8 +91,10 @@ $(VENV)/.dev: $(RECIPE) $(VENV)/.torch
 	$(PIP) install --editable '.[$(EXTRAS),dev]'
 	@touch $@ $(VENV)/.serve
 
-$(VENV)/.docs: $(VENV)/.dev
-	$(PIP) install --editable '.[docs]'
+# The libraries of the extra alone: the package itself is installed and need not be built again.
+$(VENV)/.docs: pyproject.toml $(VENV)/.dev
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+		| xargs $(PIP) install
 	@touch $@
 
 $(VENV)/.kernels: $(VENV)/.dev

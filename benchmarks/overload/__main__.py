@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one run (3)")
     options = parser.parse_args()
     rows = [row for is_adaptive in (True, False) for row in measure(options.factors, options.seconds, is_adaptive)]
-    print("| | load | answered in time /s | refused at once /s | in vain /s | refusal, median | health, p99 |")
+    print("| | load | answered in time /s | refused at once /s | too late /s | refusal, median | health, p99 |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         name = f"{row.protocol}, admission {'on' if row.is_adaptive else 'off'}"
