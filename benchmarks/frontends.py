@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import models, requests
 from modelserver.auth.api_keys import KeyRing, Scope, create_key
 from modelserver.auth.caller_limits import NO_LIMITS
-from modelserver.execution.facilities import Facilities
+from modelserver.execution.shared_resources import SharedResources
 from modelserver.frontends.grpc.keyed import grpc_frontend
 from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.frontends.http.keyed import http_frontend
@@ -230,8 +230,8 @@ def main() -> None:
         options = RepositoryOptions(roots=(root,))
         keys, headers = _keys(root / "keys.yaml") if has_keys else (None, {})
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            facilities = Facilities(is_fair=has_keys, is_adaptive=True)
-            runner.run(run(ModelRepository(options, facilities=facilities), keys, headers))
+            resources = SharedResources(is_fair=has_keys, is_adaptive=True)
+            runner.run(run(ModelRepository(options, resources=resources), keys, headers))
 
 
 if __name__ == "__main__":

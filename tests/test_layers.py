@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.telemetry",
     ),
     ("modelserver.backend", "modelserver.repoagent", "modelserver.scheduling"),
-    ("modelserver.execution",),
+    ("modelserver.execution", "modelserver.backend.process", "modelserver.backend.child"),
     ("modelserver.repository",),
     ("modelserver.planes", "modelserver.auth.authorized_planes"),
     ("modelserver.protocol",),
@@ -39,23 +39,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 LAYER_OF = {prefix: number for number, prefixes in enumerate(LAYERS) for prefix in prefixes}
 
-# What a bundled backend may import besides the contract, its own package and its libraries; each with its reason.
-BACKEND_EXCEPTIONS = {
-    "modelserver_backends.python": {
-        "modelserver.execution.process.instance",  # its instances live in child processes, which the core supervises
-        "modelserver.execution.process.child_process",  # or starts to ask one thing,
-        "modelserver.execution.process.recipe",  # from what says how to build them
-        "modelserver.core.call_origin",  # and say whose calls of other models they make
-        "modelserver.execution.process.child_calls",  # from there
-        "modelserver.core.loop_thread",  # and, if they answer many requests at once, run a loop
-        "modelserver.core.response",
-        "modelserver.execution.process.child_log",  # and what a model raises or logs there goes home in the core's way
-        "modelserver.config.message",  # models get their config as Triton's JSON
-        "modelserver.core.datatype",  # pb_utils runs in the child and speaks of datatypes and
-        "modelserver.core.tensor",  # tensors without the rest of the contract
-        "modelserver.errors",
-    },
-}
+# What a bundled backend may import besides its own package and its libraries: the contract.
+CONTRACT = {"modelserver.backend", "modelserver.backend.process", "modelserver.backend.child"}
 
 
 def modules() -> dict[str, Path]:
@@ -129,11 +114,9 @@ def test_a_backend_imports_the_contract_and_itself(name: str) -> None:
     foreign = {
         target
         for target in imports_of(name)
-        if target != "modelserver.backend"
-        and not (target == package or target.startswith(package + "."))
-        and target not in BACKEND_EXCEPTIONS.get(package, set())
+        if target not in CONTRACT and not (target == package or target.startswith(package + "."))
     }
-    assert not foreign, f"{name} imports more than modelserver.backend: {sorted(foreign)}"
+    assert not foreign, f"{name} imports more than the contract, modelserver.backend: {sorted(foreign)}"
 
 
 @pytest.mark.parametrize("name", [name for name in CORE if name.startswith("modelserver.frontends.llm.")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -19,11 +18,18 @@ from modelserver.backend import (
     ServerError,
     parse_float,
 )
-from modelserver.config.message import config_from_json, config_to_json
-from modelserver.core.call_origin import CallOrigin
-from modelserver.execution.process.child_process import call_in_process
-from modelserver.execution.process.instance import ProcessInstance
-from modelserver.execution.process.recipe import ProcessOptions, Recipe, execute_timeout_s, output_lines_per_s
+from modelserver.backend.process import (
+    ProcessInstance,
+    ProcessOptions,
+    Recipe,
+    call_in_process,
+    config_from_json,
+    config_to_json,
+    execute_timeout_s,
+    num_instances,
+    output_lines_per_s,
+    thread_limits,
+)
 
 from .environment import PythonEnvironment, environment_of
 
@@ -88,7 +94,7 @@ class PythonBackend(Backend):
                 name,
                 recipe,
                 timeout_s=_start_timeout_s(context),
-                environment={**_thread_limits(1), **environment.variables},
+                environment={**thread_limits(1), **environment.variables},
                 interpreter=environment.interpreter,
             )
         except ServerError as error:
@@ -124,27 +130,17 @@ class PythonBackend(Backend):
                 "is_decoupled": config.is_decoupled,
             },
         )
-        num_instances = max(1, sum(max(1, group.count) for group in config.instance_group))
         options = ProcessOptions(
             start_timeout_s=_start_timeout_s(context),
             execute_timeout_s=execute_timeout_s(context),
             output_lines_per_s=output_lines_per_s(context),
-            environment={**_thread_limits(num_instances), **environment.variables},
+            environment={**thread_limits(num_instances(context)), **environment.variables},
             interpreter=environment.interpreter,
             busy_wait_us=_busy_wait_us(context),
             retries_batches=_may_retry(context),
             is_wanted=context.is_wanted,
         )
-        server = context.server
-        return ProcessInstance(
-            placement.name,
-            recipe,
-            options,
-            loop=server.loop if server is not None else None,
-            server=server,
-            origin=CallOrigin(placement.name, context.model_name, num_instances),
-            answers_later=config.is_decoupled,
-        )
+        return ProcessInstance.of_model(context, placement, recipe, options, answers_later=config.is_decoupled)
 
 
 def backend_from(source: Path) -> type[PythonBackend]:
@@ -197,10 +193,3 @@ def _busy_wait_us(context: BackendContext) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(f"--backend-config python,busy-wait-us={text}: expected a number of microseconds")
     return int(text)
-
-
-def _thread_limits(num_instances: int) -> dict[str, str]:
-    """Without a word from the operator, the instances of a model share the cores instead of each taking all."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // num_instances))}

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
-from modelserver.core.loop_thread import LoopThread
+from modelserver.backend.child import LoopThread
 
 
 class CoroutineRunner:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from modelserver.backend import (
+    RESCHEDULE,
     Answers,
     BatchInstance,
     Datatype,
@@ -24,8 +25,7 @@ from modelserver.backend import (
     ServerError,
     Tensor,
 )
-from modelserver.core.response import RESCHEDULE
-from modelserver.execution.process.child_log import describe_exception
+from modelserver.backend.child import describe_exception
 
 from . import triton_python_backend_utils as pb_utils
 from .coroutine_runner import CoroutineRunner
@@ -210,7 +210,7 @@ class PythonInstance(BatchInstance):
         if responses is None and (
             self.answers_later
             or any(request.is_rescheduled for request in wrapped)
-            or any(getattr(request, "own_line", None) is not None for request in requests)
+            or any(request.has_taken_sender for request in requests)
         ):
             responses = [None] * len(requests)
         if not isinstance(responses, list):
@@ -237,7 +237,7 @@ class PythonInstance(BatchInstance):
             return RESCHEDULE
         if response is None and self.answers_later:
             return None  # whoever keeps the request may take its sender later; if nobody does, the request fails
-        if response is None and getattr(request, "own_line", None) is not None:
+        if response is None and request.has_taken_sender:
             raise _WrongReturn(
                 "None was returned for a request that a response sender answers, but when the model was loaded no "
                 "file of it mentioned 'get_response_sender': mention it in model.py, a comment will do."

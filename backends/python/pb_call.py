@@ -7,7 +7,7 @@ import enum
 from collections.abc import AsyncIterator, Iterator
 
 from modelserver.backend import InferRequest, InferResponse, ServerError
-from modelserver.execution.process.child_calls import Responses
+from modelserver.backend.child import Responses
 
 from .pb_error import TritonError, TritonModelException
 from .pb_response import InferenceResponse

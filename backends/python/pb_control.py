@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import ServerError
-from modelserver.execution.process import child_calls
+from modelserver.backend import ServerError, child
 
 from .pb_argument import text_of
 from .pb_call import Execution, Phase
@@ -54,7 +53,7 @@ def _ask(failure: str, topic: str, **arguments: Any) -> Any:
     if Execution.phase is Phase.STARTING:
         arguments["while_loading"] = Execution.model_name
     try:
-        return child_calls.ask(topic, **arguments)
+        return child.ask(topic, **arguments)
     except ServerError as error:
         raise TritonModelException(f"{failure}{error.message}") from error
     except RuntimeError as error:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.core.datatype import Datatype
-from modelserver.core.tensor import encode_bytes_elements
+from modelserver.backend import Datatype
+from modelserver.backend.child import encode_bytes_elements
 
 from .pb_error import TritonModelException
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from modelserver.errors import ErrorCode, ServerError
+from modelserver.backend import ErrorCode, ServerError
 
 from .pb_argument import text_of
 

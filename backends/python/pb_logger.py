@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 
-from modelserver.execution.process.child_log import write_record
+from modelserver.backend.child import write_record
 
 from .pb_argument import text_of
 

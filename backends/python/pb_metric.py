@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from modelserver.backend import ServerError
-from modelserver.execution.process import child_calls
+from modelserver.backend import ServerError, child
 
 from .pb_argument import number_of, text_of
 from .pb_error import TritonModelException
@@ -43,7 +42,7 @@ class MetricFamily:
             "description": text_of("description", description),
             "kind": self.kind.name.lower(),
         }
-        self._handle = _asked("Error when creating MetricFamily: ", lambda: child_calls.ask("metric_family", **wanted))
+        self._handle = _asked("Error when creating MetricFamily: ", lambda: child.ask("metric_family", **wanted))
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
         """The metric with these labels; histograms need their buckets' upper bounds, ascending."""
@@ -51,7 +50,7 @@ class MetricFamily:
 
     def __del__(self) -> None:
         if self._handle:
-            child_calls.tell_soon("metric_drop", handle=self._handle)
+            child.tell_soon("metric_drop", handle=self._handle)
 
 
 class Metric:
@@ -81,7 +80,7 @@ class Metric:
             "labels": {str(key): str(value) for key, value in (labels or {}).items()},
             "buckets": [float(bound) for bound in buckets or ()],
         }
-        self._handle = _asked("Error when creating Metric: ", lambda: child_calls.ask("metric_new", **wanted))
+        self._handle = _asked("Error when creating Metric: ", lambda: child.ask("metric_new", **wanted))
 
     def increment(self, value: float) -> None:
         """Add to a counter (0 or more) or a gauge."""
@@ -91,7 +90,7 @@ class Metric:
         self._check_family()
         if self._kind is MetricKind.COUNTER and not number >= 0:
             raise TritonModelException("Failed to increment metric value: a counter never falls")
-        child_calls.tell("metric_add", handle=self._handle, value=number)
+        child.tell("metric_add", handle=self._handle, value=number)
 
     def set(self, value: float) -> None:
         """Set a gauge."""
@@ -100,7 +99,7 @@ class Metric:
                 f"Failed to set metric value: only a gauge is set, this is a {self._kind.name.lower()}"
             )
         self._check_family()
-        child_calls.tell("metric_set", handle=self._handle, value=number_of("value", value))
+        child.tell("metric_set", handle=self._handle, value=number_of("value", value))
 
     def observe(self, value: float) -> None:
         """Count a value in a histogram."""
@@ -109,16 +108,14 @@ class Metric:
                 f"Failed to observe metric value: only a histogram observes, this is a {self._kind.name.lower()}"
             )
         self._check_family()
-        child_calls.tell("metric_observe", handle=self._handle, value=number_of("value", value))
+        child.tell("metric_observe", handle=self._handle, value=number_of("value", value))
 
     def value(self) -> float:
         """The number now, with what all instances added."""
         if self._kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to get metric value: a histogram has no single value")
         self._check_family()
-        return float(
-            _asked("Failed to get metric value: ", lambda: child_calls.ask("metric_value", handle=self._handle))
-        )
+        return float(_asked("Failed to get metric value: ", lambda: child.ask("metric_value", handle=self._handle)))
 
     def _check_family(self) -> None:
         if self._family() is None:
@@ -129,7 +126,7 @@ class Metric:
 
     def __del__(self) -> None:
         if self._handle:
-            child_calls.tell_soon("metric_drop", handle=self._handle)
+            child.tell_soon("metric_drop", handle=self._handle)
 
 
 def _asked(failure: str, ask: Callable[[], _Result]) -> _Result:

@@ -34,9 +34,9 @@ from modelserver.app.stop_stages import StopStages
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.cache.opening import open_store
-from modelserver.execution.facilities import Facilities
 from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.host_policy import HostCores
+from modelserver.execution.shared_resources import SharedResources
 from modelserver.frontends.http.routes import EXTENSIONS
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import ineffective, ineffective_metrics_settings
@@ -78,7 +78,7 @@ class Server:
         self.keys = open_keys(options.api_keys_file, self._counts.reloads)
         self.answers = open_store(options.cache_settings)
         self.limiter = RateLimiter(options.resource_limits) if options.rate_limit == "execution_count" else None
-        self.repository = ModelRepository(repository_options(options), facilities=self._facilities())
+        self.repository = ModelRepository(repository_options(options), resources=self._shared_resources())
         self.callers = self._callers()
         self.dataplane = DataPlane(
             self.repository,
@@ -209,8 +209,8 @@ class Server:
                 self._stages.is_abandoned = True
         return 1 if self.is_abandoned else 0
 
-    def _facilities(self) -> Facilities:
-        return Facilities(
+    def _shared_resources(self) -> SharedResources:
+        return SharedResources(
             answers=self.answers,
             limiter=self.limiter,
             cores=HostCores(self.options.host_policies),

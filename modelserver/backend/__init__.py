@@ -46,6 +46,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import (
     CancelledError,
     ConfigError,
+    ErrorCode,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -71,6 +72,7 @@ __all__ = [
     "Datatype",
     "DeviceKind",
     "DeviceMemory",
+    "ErrorCode",
     "FileSignature",
     "FileTensor",
     "Finding",

@@ -96,6 +96,11 @@ class InferRequest(msgspec.Struct, eq=False):
             )
         return self.own_sender
 
+    @property
+    def has_taken_sender(self) -> bool:
+        """Whether the instance has taken `sender`. Known in a child process only; False elsewhere."""
+        return False
+
     def cancel(self) -> None:
         """The caller no longer wants the answer. Called from the event loop thread; safe to repeat.
 

@@ -9,7 +9,7 @@ from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
 
 
-class ResponseLine(Protocol):
+class ResponseTarget(Protocol):
     """What a `ResponseSender` speaks into: the server's end of one request. Called from any thread."""
 
     @property
@@ -38,10 +38,10 @@ class ResponseSender:
     reference to the sender goes before, the request fails.
     """
 
-    __slots__ = ("_line",)
+    __slots__ = ("_target",)
 
-    def __init__(self, line: ResponseLine) -> None:
-        self._line = line
+    def __init__(self, target: ResponseTarget) -> None:
+        self._target = target
 
     def send(self, response: InferResponse | ServerError, *, wait: bool = True) -> None:
         """Send a response after which more may follow; `is_final` of the response does not count.
@@ -54,24 +54,24 @@ class ResponseSender:
         the final response, also when the server ended the request, and for outputs that are not the model's:
         then the request fails.
         """
-        self._line.send(response, is_final=False, wait=wait)
+        self._target.send(response, is_final=False, wait=wait)
 
     def finish(self, response: InferResponse | ServerError | None = None) -> None:
         """End the request, with a last response or, if the model is decoupled, without. Never waits; raises as `send`.
 
         After the one response of a model that is not decoupled it does nothing more.
         """
-        self._line.send(response, is_final=True, wait=False)
+        self._target.send(response, is_final=True, wait=False)
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the client has left, gave up or was told of an error: what is still sent is sent in vain."""
-        return self._line.is_cancelled
+        return self._target.is_cancelled
 
     @property
     def has_room(self) -> bool:
         """Whether `send` would return at once."""
-        return self._line.has_room
+        return self._target.has_room
 
     def watch(self, *, on_cancel: Callable[[], None] | None = None, on_room: Callable[[], None] | None = None) -> None:
         """Be called back, from some thread and without delay: callbacks must be short and must not block.
@@ -79,14 +79,14 @@ class ResponseSender:
         `on_cancel` is called once when `is_cancelled` becomes true (at once if it is), `on_room` each time when
         `has_room` becomes true again.
         """
-        self._line.watch(on_cancel=on_cancel, on_room=on_room)
+        self._target.watch(on_cancel=on_cancel, on_room=on_room)
 
     def note(self, event: str, time_ns: int) -> None:
         """Have the request's trace, if there is one, tell when (monotonic) a phase of its own began or ended.
 
         To be called before the final response. Of `PREFILL_START`, `FIRST_TOKEN` and `LAST_TOKEN` spans are made.
         """
-        self._line.note(event, time_ns)
+        self._target.note(event, time_ns)
 
     def __del__(self) -> None:
-        self._line.drop()
+        self._target.drop()

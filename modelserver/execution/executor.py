@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from modelserver.backend import AnyInstance, BatchInstance, StepInstance, TensorInstance
 from modelserver.core.clock import Clock
 from modelserver.core.request import InferRequest
@@ -19,128 +21,109 @@ from modelserver.telemetry.statistics import BatchTiming
 logger = logging.getLogger(__name__)
 
 
+class Outcome(msgspec.Struct):
+    """What became of a batch: one entry for each request, in order, and the times (ns) at which its phases ended.
+
+    An entry is a response. Where the instance answers later, it is whatever `OpenResponse.settle` understands.
+    `has_failed`: the batch failed as a whole, and there are no times.
+    """
+
+    entries: Sequence[Any]
+    prepared_ns: int = 0
+    called_ns: int = 0
+    done_ns: int = 0
+    has_failed: bool = False
+
+    def timing(self, taken_ns: int) -> BatchTiming:
+        """The durations of the phases of a batch that was taken from its queue at that time."""
+        return BatchTiming(
+            self.prepared_ns - taken_ns, self.called_ns - self.prepared_ns, self.done_ns - self.called_ns
+        )
+
+
 class Executor:
     """One instance with what it needs around it. Called from one thread at a time."""
 
     def __init__(self, instance: AnyInstance, assembler: Assembler, *, instance_name: str, clock: Clock) -> None:
-        self.instance = instance
         self.assembler = assembler
-        self.answers_later = isinstance(instance, StepInstance) or (
-            isinstance(instance, BatchInstance) and instance.answers_later
-        )
-        self._instance_name = instance_name
+        self.answers_later = False
+        # Whether `run_together` may be used.
+        self.takes_several_batches = False
         self.now_ns = clock.now_ns
-        self._prepare: Callable[[Sequence[InferRequest]], Any]
+        self._instance_name = instance_name
+        self._prepare: Callable[[Sequence[InferRequest]], Any] = assembler.shape_inputs
         self._call: Callable[[Any], Any]
-        self._finish: Callable[[Sequence[InferRequest], Any], Any]
-        # There for instances that can be told to stop.
+        self._call_together: Callable[[Any], Sequence[Any]]
+        self._finish: Callable[[Sequence[InferRequest], Any], Any] = assembler.collect
+        # The instance, if it can be told to stop.
+        self._interruptible: TensorInstance | None = None
         self._interruption: Interruption | None = None
-        self.set_interruptible(True)
         if isinstance(instance, TensorInstance):
             self._prepare, self._call, self._finish = assembler.gather, instance.run, assembler.scatter
-        elif isinstance(instance, StepInstance):
-            self._prepare, self._call = assembler.shape_inputs, partial(_step_to_end, instance)
+            self._interruptible = instance if instance.can_be_interrupted else None
+        elif isinstance(instance, BatchInstance):
+            self._call, self._call_together = instance.execute, instance.execute_batches
+            self.answers_later, self.takes_several_batches = instance.answers_later, instance.takes_several_batches
         else:
-            self._prepare, self._call, self._finish = assembler.shape_inputs, instance.execute, assembler.collect
+            self._call, self.answers_later = partial(_step_to_end, instance), True
         if self.answers_later:
-            # Then `responses` below are entries that `Line.settle` understands.
             self._finish = assembler.collect_later
+        self.set_interruptible(True)
 
     def set_interruptible(self, is_wanted: bool) -> None:
         """Whether a batch is ended when all of its clients have left meanwhile, if the instance can be told to stop."""
-        instance = self.instance
-        if is_wanted and isinstance(instance, TensorInstance) and instance.can_be_interrupted:
-            self._interruption = Interruption(instance)
-        else:
-            self._interruption = None
+        instance = self._interruptible
+        self._interruption = Interruption(instance) if is_wanted and instance is not None else None
 
-    def execute(
-        self, requests: Sequence[InferRequest], start_ns: int
-    ) -> tuple[list[InferResponse], BatchTiming | None]:
-        """One response for each request, in order, and the timing; None when the batch failed as a whole.
-
-        Never raises: what an instance raises becomes the response of every request of the batch.
-        """
-        try:
-            inputs = self._prepare(requests)
-            prepared_ns = self.now_ns()
-            outputs = self._call(inputs) if self._interruption is None else self._interruption.run(requests, inputs)
-            called_ns = self.now_ns()
-            responses = self._finish(requests, outputs)
-        except ServerError as error:
-            return [InferResponse(error=error) for _ in requests], None
-        except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
-            return self._failed(error, requests), None
-        return responses, BatchTiming(prepared_ns - start_ns, called_ns - prepared_ns, self.now_ns() - called_ns)
-
-    def execute_lone(self, request: InferRequest) -> tuple[InferResponse, tuple[int, int, int] | None]:
-        """As `execute`, for a batch of one request: its response, and when it was prepared, called and finished.
-
-        No times when the batch failed as a whole.
-        """
-        requests = [request]
-        try:
-            inputs = self._prepare(requests)
-            prepared_ns = self.now_ns()
-            outputs = self._call(inputs) if self._interruption is None else self._interruption.run(requests, inputs)
-            called_ns = self.now_ns()
-            [response] = self._finish(requests, outputs)
-        except ServerError as error:
-            return InferResponse(error=error), None
-        except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
-            return self._failed(error, requests)[0], None
-        return response, (prepared_ns, called_ns, self.now_ns())
+    def interrupt(self) -> None:
+        """End the run in progress, if the instance can be told to stop. From any thread."""
+        if self._interruptible is not None:
+            self._interruptible.interrupt(True)
 
     def prepare(self, requests: Sequence[InferRequest]) -> Any:
         """What the instance gets for these requests. Raises ServerError."""
         return self._prepare(requests)
 
-    @property
-    def takes_several_batches(self) -> bool:
-        """Whether `execute_batches` may be used."""
-        return isinstance(self.instance, BatchInstance) and self.instance.takes_several_batches
+    def run(self, requests: Sequence[InferRequest]) -> Outcome:
+        """Execute a batch. Never raises: what an instance raises becomes the response of every request."""
+        try:
+            inputs = self._prepare(requests)
+            prepared_ns = self.now_ns()
+            outputs = self._call(inputs) if self._interruption is None else self._interruption.run(requests, inputs)
+            called_ns = self.now_ns()
+            return Outcome(self._finish(requests, outputs), prepared_ns, called_ns, self.now_ns())
+        except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
+            return self.failure(requests, error)
 
-    def execute_batches(
-        self, batches: Sequence[Sequence[InferRequest]], start_ns: int
-    ) -> list[tuple[list[InferResponse], BatchTiming | None]]:
-        """As `execute`, for several batches that travel together; each is timed with its share of the whole."""
-        assert isinstance(self.instance, BatchInstance), "the caller asked takes_several_batches"
+    def run_together(self, batches: Sequence[Sequence[InferRequest]]) -> list[Outcome]:
+        """As `run`, for several batches that travel together; each is timed with its share of the whole."""
         try:
             prepared = [self._prepare(requests) for requests in batches]
             prepared_ns = self.now_ns()
-            results = self.instance.execute_batches(prepared)
-            infer_ns = (self.now_ns() - prepared_ns) // len(batches)
-        except ServerError as error:
-            return [([InferResponse(error=error) for _ in requests], None) for requests in batches]
+            results = self._call_together(prepared)
         except (Exception, SystemExit) as error:
-            return [(self._failed(error, requests), None) for requests in batches]
-        input_ns = (prepared_ns - start_ns) // len(batches)
-        return [
-            self.finished(requests, result, input_ns, infer_ns)
-            for requests, result in zip(batches, results, strict=True)
-        ]
+            return [self.failure(requests, error) for requests in batches]
+        infer_ns = (self.now_ns() - prepared_ns) // len(batches)
+        return [self.conclude(requests, result, infer_ns) for requests, result in zip(batches, results, strict=True)]
 
-    def finished(
-        self, requests: Sequence[InferRequest], result: Any, input_ns: int, infer_ns: int
-    ) -> tuple[list[InferResponse], BatchTiming | None]:
-        """What `execute` returns, for a batch whose instance has answered `result`."""
+    def conclude(self, requests: Sequence[InferRequest], result: Any, infer_ns: int) -> Outcome:
+        """The outcome of a batch that the instance has answered with `result`, perhaps an error, after `infer_ns`."""
         called_ns = self.now_ns()
         try:
             if isinstance(result, ServerError):
                 raise result
-            responses = self._finish(requests, result)
-        except ServerError as error:
-            return [InferResponse(error=error) for _ in requests], None
+            return Outcome(self._finish(requests, result), called_ns - infer_ns, called_ns, self.now_ns())
         except Exception as error:
-            return self._failed(error, requests), None
-        return responses, BatchTiming(input_ns, infer_ns, self.now_ns() - called_ns)
+            return self.failure(requests, error)
 
-    def _failed(self, error: BaseException, requests: Sequence[InferRequest]) -> list[InferResponse]:
-        logger.error(
-            "instance '%s' failed on a batch of %d requests", self._instance_name, len(requests), exc_info=error
-        )
-        failure = InternalError(f"instance '{self._instance_name}' failed: {type(error).__name__}: {error}")
-        return [InferResponse(error=failure) for _ in requests]
+    def failure(self, requests: Sequence[InferRequest], error: BaseException) -> Outcome:
+        """The outcome of a batch that failed as a whole. An error that is not the server's own is logged."""
+        if not isinstance(error, ServerError):
+            logger.error(
+                "instance '%s' failed on a batch of %d requests", self._instance_name, len(requests), exc_info=error
+            )
+            error = InternalError(f"instance '{self._instance_name}' failed: {type(error).__name__}: {error}")
+        return Outcome([InferResponse(error=error) for _ in requests], has_failed=True)
 
 
 def _step_to_end(instance: StepInstance, requests: Sequence[InferRequest]) -> None:

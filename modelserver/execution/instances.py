@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from modelserver.backend import AnyInstance, Backend
+from modelserver.backend import AnyInstance, Backend, StepInstance
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
 from modelserver.errors import InternalError, ServerError
@@ -18,6 +18,7 @@ from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.executor import Executor
 from modelserver.execution.host_policy import HostCores, on_cores
 from modelserver.execution.placement import InstancePlan
+from modelserver.execution.process.instance import ProcessInstance
 from modelserver.execution.sequence_inputs import SequenceInputs
 from modelserver.execution.warmup import warm_up
 
@@ -31,11 +32,21 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class LoadedInstance:
-    """An instance, warm, and what executes batches on it."""
+    """An instance, warm, and what executes batches on it.
+
+    `steps` is the instance if it goes in steps here, and `process` if it lives in a child process.
+    """
 
     plan: InstancePlan
     instance: AnyInstance
     executor: Executor
+    steps: StepInstance | None = None
+    process: ProcessInstance | None = None
+
+    @property
+    def goes_in_steps(self) -> bool:
+        """Whether it works on many requests at all times, here or in its process."""
+        return self.steps is not None or (self.process is not None and self.process.is_stepped)
 
     @property
     def name(self) -> str:
@@ -97,7 +108,13 @@ class InstanceFactory:
         context = self._backend.context
         instance = guard(lambda: self._backend.create_instance(plan.placement), f"creating instance '{name}' failed")
         executor = Executor(instance, self._assembler, instance_name=name, clock=self._clock)
-        loaded = LoadedInstance(plan, instance, executor)
+        loaded = LoadedInstance(
+            plan,
+            instance,
+            executor,
+            steps=instance if isinstance(instance, StepInstance) else None,
+            process=instance if isinstance(instance, ProcessInstance) else None,
+        )
         try:
             began_s = time.monotonic()
             warm_up(executor, context.config, self._signature, context.model_directory, instance_name=name)

@@ -22,18 +22,17 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InferRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError
-from modelserver.execution.ensemble_staff import EnsembleStaff
-from modelserver.execution.facilities import Facilities
+from modelserver.execution.engine import Engine
+from modelserver.execution.ensemble_engine import EnsembleEngine
 from modelserver.execution.generation import make_generation
-from modelserver.execution.hosted_worker import HostedElsewhere
+from modelserver.execution.instance_pool import InstancePool
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
+from modelserver.execution.pooled_instance import InstanceInfo, stop_instances
 from modelserver.execution.process.hosted_backend import make_backend
 from modelserver.execution.response_cache import ResponseCache
-from modelserver.execution.staff import Staff
-from modelserver.execution.staffed_instance import InstanceInfo, dismiss
-from modelserver.scheduling.batcher import Batcher
+from modelserver.execution.shared_resources import SharedResources
 from modelserver.scheduling.ensemble import FindHolder
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.memory import MemoryUsage, process_memory
@@ -49,7 +48,12 @@ class Model:
     """Made by `load`. The event loop thread submits, stops and drains; load-pool threads load, update and close."""
 
     def __init__(
-        self, backend: Backend, staff: Staff | EnsembleStaff, *, signature: ModelSignature, statistics: ModelStatistics
+        self,
+        backend: Backend,
+        engine: Engine,
+        *,
+        signature: ModelSignature,
+        statistics: ModelStatistics,
     ) -> None:
         context = backend.context
         self.name = context.model_name
@@ -64,7 +68,7 @@ class Model:
         # By output: the names of its classes.
         self.labels: Labels = {}
         self._backend = backend
-        self._staff = staff
+        self._engine = engine
         self._is_closed = False
         self._idle = asyncio.Event()
         self._num_holders = 0
@@ -87,7 +91,7 @@ class Model:
         loop: asyncio.AbstractEventLoop,
         clock: Clock | None = None,
         default_max_queue_size: int = 0,
-        facilities: Facilities | None = None,
+        resources: SharedResources | None = None,
         server: ServerCalls | None = None,
     ) -> Model:
         """Load, create and warm up; the model answers from here on. Blocking, called from a load-pool thread.
@@ -98,10 +102,10 @@ class Model:
         context = replace(context, server=server)
         started_s = time.monotonic()
         clock = clock or SystemClock()
-        facilities = facilities or Facilities()
+        resources = resources or SharedResources()
         config = context.config
         plans = () if config.is_ensemble else plan_instances(config)
-        facilities.gpu_limits.check(config.name or context.model_name, plans)
+        resources.gpu_limits.check(config.name or context.model_name, plans)
         what = f"model '{context.model_name}' version {context.version}"
         labels = read_labels(config, context.model_directory)
         backend = guard(lambda: make_backend(backend_class, context), f"loading {what} failed")
@@ -111,30 +115,30 @@ class Model:
             statistics = ModelStatistics(
                 first_response_bounds_ms=first_response_bounds_ms(config),
                 is_decoupled=config.is_decoupled,
-                summary_quantiles=facilities.summary_quantiles,
+                summary_quantiles=resources.summary_quantiles,
             )
-            staff: Staff | EnsembleStaff
+            engine: Engine
             if config.is_ensemble:
-                staff = EnsembleStaff(backend, loop=loop, statistics=statistics, clock=clock)
+                engine = EnsembleEngine(backend, loop=loop, statistics=statistics, clock=clock)
             else:
-                staff = Staff(
+                engine = InstancePool(
                     backend,
-                    InstanceFactory(backend, signature, clock, facilities.cores),
+                    InstanceFactory(backend, signature, clock, resources.cores),
                     plans,
                     signature=signature,
                     statistics=statistics,
                     loop=loop,
                     clock=clock,
                     default_max_queue_size=default_max_queue_size,
-                    facilities=facilities,
+                    resources=resources,
                 )
         except BaseException:
             _unload(backend)
             raise
-        model = cls(backend, staff, signature=signature, statistics=statistics)
+        model = cls(backend, engine, signature=signature, statistics=statistics)
         model.load_duration_s = time.monotonic() - started_s
         model.labels = labels
-        model._open_cache(facilities.answers, loop, clock)
+        model._open_cache(resources.answers, loop, clock)
         logger.info("%s is loaded, %d instances, %.3f s", what, len(plans), model.load_duration_s)
         return model
 
@@ -147,7 +151,7 @@ class Model:
     def inflight(self) -> int:
         """Requests that are queued or executing. Read on the event loop thread."""
         num_waiting = self._cache.num_waiting if self._cache is not None else 0
-        return self._staff.scheduler.inflight + num_waiting
+        return self._engine.scheduler.inflight + num_waiting
 
     @property
     def is_idle(self) -> bool:
@@ -157,16 +161,16 @@ class Model:
     @property
     def num_sequences(self) -> int:
         """Sequences that have not ended. Read on the event loop thread."""
-        return self._staff.scheduler.num_sequences
+        return self._engine.scheduler.num_sequences
 
     def has_sequence(self, sequence_id: int | str) -> bool:
         """Whether a sequence of this id is under way here, and goes on. Read on the event loop thread."""
-        return self._staff.scheduler.has_sequence(sequence_id)
+        return self._engine.scheduler.has_sequence(sequence_id)
 
     @property
     def queue_depth(self) -> int:
         """Requests that no instance has taken yet."""
-        return self._staff.scheduler.queue_depth
+        return self._engine.scheduler.queue_depth
 
     def submit(self, request: InferRequest) -> ResponseStream:
         """Accept a checked request, and answer it exactly once on its stream. Event loop thread.
@@ -174,7 +178,7 @@ class Model:
         Raises UnavailableError (stopped, or queue full) or CancelledError: then the caller answers.
         """
         cache = self._cache
-        return self._staff.scheduler.submit(request) if cache is None else cache.submit(request)
+        return self._engine.scheduler.submit(request) if cache is None else cache.submit(request)
 
     def infer(self, request: InferRequest) -> ResponseStream:
         """Check and submit a request that comes from within the server: an ensemble's step. Raises ServerError."""
@@ -186,15 +190,15 @@ class Model:
         """Whether every instance can execute now, or if it is an ensemble, those of its models."""
         if self.fault or not all(model.is_ready() for model in self.composing):
             return False
-        return all(member.is_ready for member in self._staff.members)
+        return all(member.is_ready for member in self._engine.members)
 
     def measure(self) -> list[Sequence[Measurement]]:
         """What each instance says of itself for the metrics page, in the order of the config. Event loop thread."""
-        return self._staff.measure()
+        return self._engine.measure()
 
     def instances(self) -> list[InstanceInfo]:
         """The instances that serve now, in the order of the config."""
-        return [member.info() for member in self._staff.members]
+        return [member.info() for member in self._engine.members]
 
     def memory_usage(self) -> tuple[MemoryUsage, ...]:
         """What can be told of its memory: that of processes of its own; nothing of what lives in the server's."""
@@ -203,7 +207,7 @@ class Model:
     @property
     def is_ensemble(self) -> bool:
         """Whether requests go through the steps of an ensemble, and need `bind` first."""
-        return isinstance(self._staff, EnsembleStaff)
+        return self._engine.calls_models
 
     def bind(self, models: Sequence[Model] | None, fault: str = "", *, find_holder: FindHolder | None = None) -> None:
         """Let the steps of an ensemble call these models from now on; until then it takes no requests.
@@ -211,11 +215,10 @@ class Model:
         Without models it is not ready, and `fault` says why. `find_holder` knows on which model a sequence goes on.
         Event loop thread.
         """
-        assert isinstance(self._staff, EnsembleStaff), "only ensembles have steps"
         self.composing = tuple(models or ())
         self.labels = composed_labels(self.config, self.labels, [model.labels for model in self.composing])
         self.fault = fault
-        self.is_decoupled = self._staff.bind(models, fault, find_holder)
+        self.is_decoupled = self._engine.bind(models, fault, find_holder)
         written = self._backend.context.config
         policy = ModelTransactionPolicy(decoupled=True) if self.is_decoupled else written.model_transaction_policy
         self.config = replace(written, model_transaction_policy=policy)
@@ -234,7 +237,7 @@ class Model:
 
     def hurry(self) -> None:
         """No request waits for company in its batch any more. Event loop thread; safe to repeat."""
-        self._staff.scheduler.hurry()
+        self._engine.scheduler.hurry()
 
     def stop(self) -> None:
         """Refuse new requests, but for those of who holds the model, and finish the accepted ones.
@@ -247,9 +250,9 @@ class Model:
 
     def _stop(self) -> None:
         if self._cache is None:
-            self._staff.stop()
+            self._engine.stop()
         else:
-            self._cache.stop(then=self._staff.stop)
+            self._cache.stop(then=self._engine.stop)
 
     async def drain(self, timeout_s: float | None) -> bool:
         """Wait until every accepted request is answered, and nobody holds the model; False when time is up first."""
@@ -257,7 +260,7 @@ class Model:
             async with asyncio.timeout(timeout_s):
                 while self.inflight or self.num_sequences or self._num_holders:
                     self._idle.clear()
-                    self._staff.scheduler.on_idle = self._idle.set
+                    self._engine.scheduler.on_idle = self._idle.set
                     if self._cache is not None:
                         self._cache.on_idle = self._idle.set
                     await self._idle.wait()
@@ -282,7 +285,7 @@ class Model:
         self._cache = ResponseCache(
             store,
             lambda: self.generation,
-            lambda request: self._staff.scheduler.submit(request),
+            lambda request: self._engine.scheduler.submit(request),
             model_name=self.name,
             statistics=self.statistics,
             loop=loop,
@@ -309,23 +312,14 @@ class Model:
         New instances are made before old ones go, and unchanged ones stay, so traffic goes on. Raises
         ServerError, with nothing changed, when an instance cannot be made.
         """
-        if isinstance(self._staff, EnsembleStaff):  # there are none: what differs is said only
-            self._backend.context = replace(self._backend.context, config=config)
-            self.config = replace(config, model_transaction_policy=self.config.model_transaction_policy)
-            return
-        with self._staff.lock:
+        engine = self._engine
+        with engine.lock:
             if self._is_closed:
                 raise UnavailableError(f"model '{self.name}' version {self.version} is unloaded")
-            plans = plan_instances(config)
-            old_context = self._backend.context
-            self._backend.context = replace(old_context, config=config)
-            try:
-                num_added, removed = self._staff.update(plans)
-            except BaseException:
-                self._backend.context = old_context
-                raise
-            self.config = config
-            dismiss(removed, CLOSE_TIMEOUT_S)
+            num_added, removed = engine.update(config)
+            # What an ensemble may answer depends on its models too.
+            self.config = replace(config, model_transaction_policy=self.config.model_transaction_policy)
+            stop_instances(removed, CLOSE_TIMEOUT_S)
         logger.info(
             "model '%s' version %d: %d instances added, %d removed", self.name, self.version, num_added, len(removed)
         )
@@ -335,20 +329,18 @@ class Model:
 
         What is queued stays queued. Event loop thread.
         """
-        scheduler = self._staff.scheduler
-        if isinstance(scheduler, Batcher) and config.dynamic_batching is not None:
-            scheduler.reconfigure(config)
+        self._engine.scheduler.reconfigure(config)
 
     def kill_processes(self, why: str) -> bool:
         """Kill the child processes of its instances, and fail what they have, without waiting for it.
 
         False, with nothing done, when it has none. `why` goes on after the name of an instance. From any thread.
         """
-        hosted = [each for member in self._staff.members if isinstance(each := member.loaded.instance, HostedElsewhere)]
+        hosted = [member.loaded.process for member in self._engine.members if member.loaded.process is not None]
         if not hosted:
             return False
         what = f"model '{self.name}' version {self.version}"
-        self._staff.scheduler.abort(UnavailableError(f"{what} {why}; the request was not executed"))
+        self._engine.scheduler.abort(UnavailableError(f"{what} {why}; the request was not executed"))
         for instance in hosted:
             instance.kill(why)
         return True
@@ -359,13 +351,15 @@ class Model:
         Requests still queued get UNAVAILABLE. An instance that is still executing after `timeout_s` is
         abandoned, and with it the backend: they cannot be freed under its feet.
         """
-        staff = self._staff
-        with staff.lock:
+        engine = self._engine
+        with engine.lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            staff.scheduler.abort(UnavailableError(f"model '{self.name}' was unloaded before the request was executed"))
-            if staff.close(timeout_s):
+            engine.scheduler.abort(
+                UnavailableError(f"model '{self.name}' was unloaded before the request was executed")
+            )
+            if engine.close(timeout_s):
                 _unload(self._backend)
 
 

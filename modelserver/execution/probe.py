@@ -21,25 +21,25 @@ def execute_probe(executor: Executor, request: InferRequest) -> int:
     if executor.answers_later:
         _execute_to_end(executor, request)
     else:
-        response = executor.execute_lone(request)[0]
+        response: InferResponse = executor.run([request]).entries[0]
         if response.error is not None:
             raise response.error
     return executor.now_ns() - began_ns
 
 
 def _execute_to_end(executor: Executor, request: InferRequest) -> None:
-    line = _ProbeLine(executor, request)
-    request.own_sender = ResponseSender(line)
-    entries, _ = executor.execute([request], executor.now_ns())
+    target = _ProbeTarget(executor, request)
+    request.own_sender = ResponseSender(target)
+    entry = executor.run([request]).entries[0]
     # Kept until its answer is there: a sender that is gone without one has dropped the request.
     sender, request.own_sender = request.own_sender, None
-    if entries[0] is not None:
-        line.send(entries[0], is_final=True, wait=False)
+    if entry is not None:
+        target.send(entry, is_final=True, wait=False)
     del sender
-    line.wait()
+    target.wait()
 
 
-class _ProbeLine:
+class _ProbeTarget:
     """Takes the responses of a probe and keeps the first error."""
 
     is_cancelled = False

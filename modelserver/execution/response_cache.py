@@ -23,7 +23,8 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, ErrorCode, QueueTimeoutError, ServerError
 from modelserver.scheduling.refusal import refuse
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 logger = logging.getLogger(__name__)
 

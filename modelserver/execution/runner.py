@@ -1,4 +1,8 @@
-"""Runs batches on an instance, and records what came of them: the same for all kinds of worker."""
+"""Runs batches on an instance, and records and answers them: the same wherever the instance executes.
+
+With a `ResponseDispatcher` the instance answers later or many times, and what it returns goes the same way as what it
+sends. Without one the answers are what it returns.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,46 @@ from collections.abc import Sequence
 
 from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InferRequest
-from modelserver.core.response import InferResponse
+from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.errors import CancelledError
-from modelserver.execution.executor import Executor
+from modelserver.execution.executor import Executor, Outcome
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
+from modelserver.execution.response_dispatcher import OpenResponse, ResponseDispatcher
 from modelserver.scheduling.batch import Batch
-from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
-# Batches that travel to an instance together: so many at most, and so long by what the last ones took,
-# because the answers of the first wait for the last.
-_MAX_TOGETHER = 16
-_TOGETHER_BUDGET_NS = 1_000_000
-# A batch may keep the event loop for as long as its requests alone would, up to so many: a millisecond in all.
+# At most this many batches travel to an instance together, and only as many as it executes within the budget by what
+# the last ones took, because the answers of the first wait for the last.
+MAX_TOGETHER = 16
+TOGETHER_BUDGET_NS = 1_000_000
+# A batch may keep the event loop for as long as its requests alone would, for at most this many of them.
 _MAX_BUDGETS = 5
 
 
-class BatchRunner:
+class Runner:
     """Runs batches on one instance. Called from one thread at a time.
 
+    `run` is `begin`, the execution, and `end`. A worker whose instance executes elsewhere calls the outer two.
     `is_busy` and `num_executions` may be read from any thread.
     """
 
-    def __init__(self, executor: Executor, statistics: ModelStatistics, clock: Clock) -> None:
+    # An instance that goes in steps may be out of order. From any thread.
+    is_broken = False
+
+    def __init__(
+        self,
+        executor: Executor,
+        statistics: ModelStatistics,
+        clock: Clock,
+        dispatcher: ResponseDispatcher | None = None,
+    ) -> None:
+        self.executor = executor
+        self.dispatcher = dispatcher
         self.is_busy = False
         self.num_executions = 0
         self._guard: InlineGuard | None = None
-        self._mean_ns = float(_TOGETHER_BUDGET_NS)
-        self._takes_several = executor.takes_several_batches
-        self._executor = executor
+        self._mean_ns = float(TOGETHER_BUDGET_NS)
         self._statistics = statistics
         self._now_ns = clock.now_ns
 
@@ -46,43 +62,112 @@ class BatchRunner:
     def guard(self, guard: InlineGuard | None) -> None:
         self._guard = guard
         # A client that leaves is noticed by the event loop, which does nothing else while it executes a batch.
-        self._executor.set_interruptible(guard is None)
+        self.executor.set_interruptible(guard is None)
 
     def run(self, batch: Batch) -> list[Delivery]:
         """Execute the batch, record it, and return what is to be delivered."""
-        if len(batch.requests) == 1:
-            request = batch.requests[0]
-            return [(request, self.run_lone(request, batch.enqueue_ns[0], batch.taken_ns))]
         guard = self._guard
         if guard is not None and guard.is_worried:
             guard.begin()
-        self.is_busy = True
-        self.num_executions += 1
-        responses, timing = self._executor.execute(batch.requests, batch.taken_ns)
-        self._record(batch, responses, timing)
+        open_responses = self.begin(batch)
+        deliveries = self.end(batch, open_responses, self.executor.run(batch.requests))
         self.is_busy = False
         if guard is not None:
-            guard.note((self._now_ns() - batch.taken_ns) // min(len(batch.requests), _MAX_BUDGETS))
-        return list(zip(batch.requests, responses, strict=True))
+            duration_ns = (self._now_ns() - batch.taken_ns) // min(len(batch.requests), _MAX_BUDGETS)
+            if duration_ns > INLINE_BUDGET_NS or guard.is_worried:
+                guard.note(duration_ns)
+        return deliveries
 
     def run_lone(self, request: InferRequest, enqueue_ns: int, taken_ns: int) -> InferResponse:
-        """As `run`, for a batch of one request, with less around it."""
+        """As `run`, for one request without a batch, of an instance that answers at once."""
         guard = self._guard
         if guard is not None and guard.is_worried:
             guard.begin()
         self.is_busy = True
         self.num_executions += 1
-        response, times = self._executor.execute_lone(request)
-        if times is None:
-            done_ns = self._now_ns()
+        outcome = self.executor.run([request])
+        done_ns = self._record_lone(request, outcome, enqueue_ns, taken_ns)
+        self.is_busy = False
+        if guard is not None and (done_ns - taken_ns > INLINE_BUDGET_NS or guard.is_worried):
+            guard.note(done_ns - taken_ns)
+        response: InferResponse = outcome.entries[0]
+        return response
+
+    def begin(self, batch: Batch) -> Sequence[OpenResponse]:
+        """The batch is about to be executed; its open responses, if the instance answers later."""
+        self.is_busy = True
+        self.num_executions += 1
+        dispatcher = self.dispatcher
+        return () if dispatcher is None else dispatcher.open(batch.requests, batch.enqueue_ns, batch.taken_ns)
+
+    def end(self, batch: Batch, open_responses: Sequence[OpenResponse], outcome: Outcome) -> list[Delivery]:
+        """The batch has been executed: record it, and return what is to be delivered."""
+        if self.dispatcher is not None:
+            self._settle(batch, open_responses, outcome, self.dispatcher)
+            return []
+        if batch.has_slots:
+            batch, outcome = _answered(batch, outcome, self._statistics)
+        elif len(batch.requests) == 1:
+            request = batch.requests[0]
+            self._record_lone(request, outcome, batch.enqueue_ns[0], batch.taken_ns)
+            return [(request, outcome.entries[0])]
+        self._record(batch, outcome)
+        return list(zip(batch.requests, outcome.entries, strict=True))
+
+    def close(self, deadline_s: float) -> None:
+        """Wait until nothing is left to be answered, at most until then (monotonic). Blocking; called at the end."""
+        if self.dispatcher is not None:
+            self.dispatcher.close(deadline_s)
+
+    @property
+    def num_further(self) -> int:
+        """Batches that may be run together with another one; 0 where that brings nothing or takes too long."""
+        if not self.executor.takes_several_batches:
+            return 0
+        return max(1, min(MAX_TOGETHER, int(TOGETHER_BUDGET_NS / self._mean_ns))) - 1
+
+    def run_together(self, batches: Sequence[Batch]) -> list[Delivery]:
+        """As `run`, for batches that travel to the instance together."""
+        begun = [self.begin(batch) for batch in batches]
+        outcomes = self.executor.run_together([batch.requests for batch in batches])
+        deliveries: list[Delivery] = []
+        for batch, open_responses, outcome in zip(batches, begun, outcomes, strict=True):
+            deliveries += self.end(batch, open_responses, outcome)
+        self.is_busy = False
+        return deliveries
+
+    def _settle(
+        self, batch: Batch, open_responses: Sequence[OpenResponse], outcome: Outcome, dispatcher: ResponseDispatcher
+    ) -> None:
+        """Let what `execute` returned go its way, and record the batch."""
+        for opened, entry in zip(open_responses, outcome.entries, strict=True):
+            opened.settle(entry, has_failed=outcome.has_failed)
+        if batch.has_slots:
+            _answered(batch, outcome, self._statistics)
+        if outcome.has_failed:
             self._statistics.record_failed_execution()
+            return
+        timing = outcome.timing(batch.taken_ns)
+        if self._statistics.is_traced:
+            _note_traces(batch, outcome)
+        self._remember(timing.compute_infer_ns)
+        if not dispatcher.is_stepped:
+            self._statistics.record_batch(batch.rows, timing, queue_ns=(), request_ns=())
+
+    def _record_lone(self, request: InferRequest, outcome: Outcome, enqueue_ns: int, taken_ns: int) -> int:
+        """Record a batch of one request; when it was done."""
+        response: InferResponse = outcome.entries[0]
+        statistics = self._statistics
+        if outcome.has_failed:
+            done_ns = self._now_ns()
+            statistics.record_failed_execution()
         else:
-            prepared_ns, called_ns, done_ns = times
+            prepared_ns, called_ns, done_ns = outcome.prepared_ns, outcome.called_ns, outcome.done_ns
             if request.trace is not None:
                 request.trace.note_compute(taken_ns, prepared_ns, called_ns, done_ns)
             infer_ns = called_ns - prepared_ns
             if response.error is None:
-                self._statistics.record_lone(
+                statistics.record_lone(
                     request.rows,
                     prepared_ns - taken_ns,
                     infer_ns,
@@ -91,44 +176,19 @@ class BatchRunner:
                     done_ns - request.arrival_ns,
                 )
             else:
-                timing = BatchTiming(prepared_ns - taken_ns, infer_ns, done_ns - called_ns)
-                self._statistics.record_batch(request.rows, timing, queue_ns=(), request_ns=())
-            if self._takes_several:
+                statistics.record_batch(request.rows, outcome.timing(taken_ns), queue_ns=(), request_ns=())
+            if self.executor.takes_several_batches:
                 self._remember(infer_ns)
         if response.error is not None:
-            self._statistics.record_failures(_reason_of(response), (done_ns - request.arrival_ns,))
-        self.is_busy = False
-        if guard is not None and (done_ns - taken_ns > INLINE_BUDGET_NS or guard.is_worried):
-            guard.note(done_ns - taken_ns)
-        return response
+            statistics.record_failures(_reason_of(response), (done_ns - request.arrival_ns,))
+        return done_ns
 
-    def close(self, deadline_s: float) -> None:
-        """Wait until nothing is left to be answered, at most until then (monotonic). Blocking; called at the end."""
-
-    @property
-    def num_further(self) -> int:
-        """Batches that may be run together with another one; 0 where that brings nothing or takes too long."""
-        if not self._takes_several:
-            return 0
-        return max(1, min(_MAX_TOGETHER, int(_TOGETHER_BUDGET_NS / self._mean_ns))) - 1
-
-    def run_together(self, batches: Sequence[Batch]) -> list[Delivery]:
-        """As `run`, for batches that travel to the instance together."""
-        self.is_busy = True
-        self.num_executions += len(batches)
-        results = self._executor.execute_batches([batch.requests for batch in batches], batches[0].taken_ns)
-        deliveries: list[Delivery] = []
-        for batch, (responses, timing) in zip(batches, results, strict=True):
-            self._record(batch, responses, timing)
-            deliveries += zip(batch.requests, responses, strict=True)
-        self.is_busy = False
-        return deliveries
-
-    def _record(self, batch: Batch, responses: Sequence[InferResponse], timing: BatchTiming | None) -> None:
+    def _record(self, batch: Batch, outcome: Outcome) -> None:
         taken_ns = batch.taken_ns
-        now_ns = self._now_ns() if timing is None else taken_ns + timing.total_ns
-        if timing is not None and self._statistics.is_traced:
-            note_traces(batch, timing)
+        responses: Sequence[InferResponse] = outcome.entries
+        now_ns = self._now_ns() if outcome.has_failed else outcome.done_ns
+        if not outcome.has_failed and self._statistics.is_traced:
+            _note_traces(batch, outcome)
         request_ns = [now_ns - request.arrival_ns for request in batch.requests]
         queue_ns = [taken_ns - enqueue_ns for enqueue_ns in batch.enqueue_ns]
         failed = [position for position, response in enumerate(responses) if response.error is not None]
@@ -138,9 +198,10 @@ class BatchRunner:
             succeeded = [position for position, response in enumerate(responses) if response.error is None]
             request_ns = [request_ns[position] for position in succeeded]
             queue_ns = [queue_ns[position] for position in succeeded]
-        if timing is None:
+        if outcome.has_failed:
             self._statistics.record_failed_execution()
         else:
+            timing = outcome.timing(taken_ns)
             self._remember(timing.compute_infer_ns)
             self._statistics.record_batch(batch.rows, timing, queue_ns=queue_ns, request_ns=request_ns)
 
@@ -149,16 +210,44 @@ class BatchRunner:
         self._mean_ns = max(1, infer_ns, self._mean_ns + (infer_ns - self._mean_ns) / 8)
 
 
+def _answered(batch: Batch, outcome: Outcome, statistics: ModelStatistics) -> tuple[Batch, Outcome]:
+    """What a batch of sequences has answered: padding has no answer, and what is to run again is no answer yet."""
+    responses = outcome.entries
+    batch.rescheduled += [
+        request for request, response in zip(batch.requests, responses, strict=True) if response is RESCHEDULE
+    ]
+    if batch.num_padding and not outcome.has_failed:
+        statistics.record_padding(batch.num_padding)
+    if not batch.num_padding and not batch.rescheduled:
+        return batch, outcome
+    real = [
+        position
+        for position, request in enumerate(batch.requests)
+        if not request.is_padding and responses[position] is not RESCHEDULE
+    ]
+    answered = Batch(
+        [batch.requests[position] for position in real],
+        [batch.enqueue_ns[position] for position in real],
+        batch.rows,
+        batch.taken_ns,
+    )
+    of_answered = Outcome(
+        [responses[position] for position in real],
+        outcome.prepared_ns,
+        outcome.called_ns,
+        outcome.done_ns,
+        outcome.has_failed,
+    )
+    return answered, of_answered
+
+
 def _reason_of(response: InferResponse) -> FailureReason:
     """Why a response is an error: its client left while it was executed, or the instance failed."""
     return FailureReason.CANCELED if isinstance(response.error, CancelledError) else FailureReason.BACKEND
 
 
-def note_traces(batch: Batch, timing: BatchTiming) -> None:
-    """Tell the traces of a batch's requests, of the few that have one, when it was computed."""
-    taken_ns = batch.taken_ns
-    prepared_ns = taken_ns + timing.compute_input_ns
-    called_ns = prepared_ns + timing.compute_infer_ns
+def _note_traces(batch: Batch, outcome: Outcome) -> None:
+    """Tell the traces of a batch's requests when it was computed. Only few requests have one."""
     for request in batch.requests:
         if request.trace is not None:
-            request.trace.note_compute(taken_ns, prepared_ns, called_ns, taken_ns + timing.total_ns)
+            request.trace.note_compute(batch.taken_ns, outcome.prepared_ns, outcome.called_ns, outcome.done_ns)

@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
-from collections.abc import Callable
 
 from modelserver.backend import StepInstance
 from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InferRequest
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
 from modelserver.execution.executor import Executor
-from modelserver.execution.runner import BatchRunner
-from modelserver.execution.sending import Line, SenderDesk
+from modelserver.execution.response_dispatcher import OpenResponse, ResponseDispatcher
+from modelserver.execution.runner import Runner
 from modelserver.scheduling.batch import Batch
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
 
 
-class StepRunner(BatchRunner):
-    """Called from the worker's thread; `wake` is called from the event loop's, when a request was cancelled.
+class StepRunner(Runner):
+    """Called from the worker's thread. Its signal is set from the event loop's when a request is cancelled.
 
-    The desk knows which requests have not ended, and records each when it has. `is_broken` may be read from any thread.
+    The dispatcher knows which requests have not ended, and records each when it has. `is_broken` may be read from any
+    thread. `signal` is that of the worker.
     """
 
     def __init__(
         self,
         executor: Executor,
         instance: StepInstance,
-        desk: SenderDesk,
+        dispatcher: ResponseDispatcher,
         *,
         name: str,
         statistics: ModelStatistics,
         clock: Clock,
     ) -> None:
-        super().__init__(executor, statistics, clock)
-        self.desk = desk
-        self.is_broken = False
-        self.wake: Callable[[], None] = _do_nothing
+        super().__init__(executor, statistics, clock, dispatcher)
+        self.model_name = dispatcher.model_name
+        self.signal: threading.Event | None = None
+        self._dispatcher = dispatcher
         self._instance = instance
         self._name = name
         self._fault = ""
         # Their clients have left, and the instance does not know it yet. Appended to from the event loop thread.
-        self._cancelled: deque[Line] = deque()
+        self._cancelled: deque[OpenResponse] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -55,50 +56,47 @@ class StepRunner(BatchRunner):
 
     def run(self, batch: Batch) -> list[Delivery]:
         """Give the instance these requests; it answers them in its steps."""
-        for line in self.desk.open(batch.requests, batch.enqueue_ns, batch.taken_ns):
-            refusal = self._add(line.request)
-            line.settle(refusal, has_failed=refusal is not None)
+        for open_response in self._dispatcher.open(batch.requests, batch.enqueue_ns, batch.taken_ns):
+            refusal = self._add(open_response.request)
+            open_response.settle(refusal, has_failed=refusal is not None)
             if refusal is None:
-                self._watch(line)
+                self._watch(open_response)
         return []
 
     def abort_cancelled(self) -> None:
         """Let the instance forget the requests whose clients have left since the last call, and end them."""
         while self._cancelled:
-            line = self._cancelled.popleft()
-            if line.is_ended:
+            open_response = self._cancelled.popleft()
+            if open_response.is_ended:
                 continue
-            self._abort(line)
-            line.end(CancelledError(f"request to model '{self.desk.model_name}' was cancelled"))
+            self._abort(open_response)
+            open_response.end(CancelledError(f"request to model '{self._dispatcher.model_name}' was cancelled"))
 
     def step(self) -> None:
         """One step of the instance. What it sends goes to the event loop together, when it is done."""
         self.is_busy = True
-        self.desk.hold()
+        self._dispatcher.hold()
         try:
             self._instance.step()
         except ServerError as error:
             logger.error("instance '%s' failed in a step: %s", self._name, error.message)
             self.fail_all(error)
         except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
-            logger.exception("instance '%s' failed in a step with %d requests", self._name, self.desk.num_open)
+            logger.exception("instance '%s' failed in a step with %d requests", self._name, self._dispatcher.num_open)
             self.fail_all(InternalError(f"instance '{self._name}' failed: {type(error).__name__}: {error}"))
         finally:
-            self.desk.release()
+            self._dispatcher.release()
         self.is_busy = False
 
     def fail_all(self, error: ServerError) -> None:
         """End every request with this error; an instance that then still has work is not called again."""
-        lines = self.desk.lines()
-        for line in lines:
-            self._abort(line)
+        open_responses = self._dispatcher.open_responses()
+        for open_response in open_responses:
+            self._abort(open_response)
         if not self.is_broken and self._has_work_left():
             self._break(f"it still has work after all its requests were aborted because of: {error.message}")
-        for line in lines:
-            line.end(error)
-
-    def close(self, deadline_s: float) -> None:
-        self.desk.close(deadline_s)
+        for open_response in open_responses:
+            open_response.end(error)
 
     def _add(self, request: InferRequest) -> ServerError | None:
         """Why the instance does not take the request on; None if it does."""
@@ -106,7 +104,7 @@ class StepRunner(BatchRunner):
             return UnavailableError(f"instance '{self._name}' is out of order, load the model again: {self._fault}")
         self.num_executions += 1
         try:
-            self._executor.prepare([request])
+            self.executor.prepare([request])
             self._instance.add(request)
         except ServerError as error:
             return error
@@ -115,28 +113,29 @@ class StepRunner(BatchRunner):
             return InternalError(f"instance '{self._name}' failed: {type(error).__name__}: {error}")
         return None
 
-    def _watch(self, line: Line) -> None:
+    def _watch(self, open_response: OpenResponse) -> None:
         """From here on a cancel of the request is seen before the next step."""
-        request = line.request
+        request = open_response.request
         request.on_cancel = self._on_cancel
         if request.is_cancelled:  # just before
-            self._cancelled.append(line)
+            self._cancelled.append(open_response)
 
     def _on_cancel(self, request: InferRequest) -> None:
-        # Looked for only now: a request that knew its line, and with it the instance, would keep a model that is
-        # unloaded until the garbage collector comes by.
-        line = self.desk.line_of(request)
-        if line is not None:
-            line.reading.cancel()
-            self._cancelled.append(line)
-            self.wake()
+        # Looked for only now: a request that knew its open response, and with it the instance, would keep a model
+        # that is unloaded until the garbage collector comes by.
+        open_response = self._dispatcher.open_response_of(request)
+        if open_response is not None:
+            open_response.reading.cancel()
+            self._cancelled.append(open_response)
+            if self.signal is not None:
+                self.signal.set()
 
-    def _abort(self, line: Line) -> None:
-        line.abandon()
+    def _abort(self, open_response: OpenResponse) -> None:
+        open_response.abandon()
         if self.is_broken:
             return
         try:
-            self._instance.abort(line.request)
+            self._instance.abort(open_response.request)
         except (Exception, SystemExit) as error:
             logger.exception("instance '%s' failed to abort a request", self._name)
             self._break(f"it failed to abort a request: {type(error).__name__}: {error}")
@@ -152,7 +151,3 @@ class StepRunner(BatchRunner):
         logger.error("instance '%s' is out of order: %s", self._name, fault)
         self.is_broken = True
         self._fault = fault
-
-
-def _do_nothing() -> None:
-    """There is no worker yet."""

@@ -31,8 +31,7 @@ from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 from modelserver.telemetry.trace_settings import Changes
-from modelserver.telemetry.traced_stream import TracedStream
-from modelserver.telemetry.tracer import Tracer
+from modelserver.telemetry.tracer import TracedStream, Tracer
 
 
 @dataclass(frozen=True, slots=True)

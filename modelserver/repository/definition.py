@@ -26,7 +26,7 @@ from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
-from modelserver.execution.ensemble_staff import EnsembleBackend
+from modelserver.execution.ensemble_engine import EnsembleBackend
 from modelserver.execution.process.hosted_backend import complete_config
 from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint, fingerprint_tree

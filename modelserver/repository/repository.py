@@ -19,8 +19,8 @@ from modelserver.errors import (
     ServerError,
     UnavailableError,
 )
-from modelserver.execution.facilities import Facilities
 from modelserver.execution.model import Model
+from modelserver.execution.shared_resources import SharedResources
 from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.definition import read_residences, read_unloaded, size_on_disk
@@ -77,10 +77,10 @@ class ModelRepository:
         options: RepositoryOptions,
         *,
         load_model: LoadModel | None = None,
-        facilities: Facilities | None = None,
+        resources: SharedResources | None = None,
     ) -> None:
         self._options = options
-        self._facilities = facilities
+        self._resources = resources
         self._load_model = load_model
         self._table = ModelTable(Namespaces())
         self._lifecycles = self._table.lifecycles
@@ -437,7 +437,7 @@ class ModelRepository:
             Model.load,
             loop=asyncio.get_running_loop(),
             default_max_queue_size=self._options.default_max_queue_size,
-            facilities=self._facilities,
+            resources=self._resources,
             server=server,
         )
 

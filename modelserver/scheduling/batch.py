@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from modelserver.core.request import InferRequest
 from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
@@ -13,6 +14,12 @@ class Batch:
     """Requests to execute together, best first, and when each was queued; now in the hands of one worker."""
 
     __slots__ = ("enqueue_ns", "requests", "rows", "taken_ns")
+
+    # Whether the batch is of sequences: then `requests` may hold `num_padding` requests of idle slots, and whoever
+    # executes the batch adds to `rescheduled` those that are to run again.
+    has_slots: ClassVar[bool] = False
+    num_padding: int
+    rescheduled: list[InferRequest]
 
     def __init__(self, requests: list[InferRequest], enqueue_ns: list[int], rows: int, taken_ns: int) -> None:
         self.requests = requests

@@ -26,27 +26,31 @@ from modelserver.scheduling.expiry import ExpiryTimes
 from modelserver.scheduling.fair_queue import FairQueue
 from modelserver.scheduling.limits import PriorityLevels, QueuePolicy
 from modelserver.scheduling.loop_calls import LoopCalls
+from modelserver.scheduling.parked_workers import ParkedWorkers, WaitingWorker
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.response_order import ResponseOrder
-from modelserver.scheduling.seat import IdleSeats, Seat, ThreadSeat
-from modelserver.scheduling.source import wait_for_batch
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+from modelserver.scheduling.scheduler import Scheduler
+from modelserver.scheduling.sequence import EndHook
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 logger = logging.getLogger(__name__)
 
 
-class Batcher:
-    """Queue, policy and workers' seats of one loaded model version.
+class Batcher(Scheduler):
+    """Queue and policy of one loaded model version, and its parked workers.
 
     From `submit` on, every request is answered exactly once: by whoever removes its entry from the queue
     under `_lock` (a worker, a cancel, an expiry, `abort`). `_lock` guards the queue, the expiry times and
-    the seats; nothing is answered while it is held. `inflight` and the order of responses belong to the
+    the workers; nothing is answered while it is held. `inflight` and the order of responses belong to the
     event loop thread.
     """
 
-    num_sequences = 0
+    inflight: int = 0
+    is_shared = True
+    takes_ahead = True
 
     def __init__(
         self,
@@ -64,8 +68,6 @@ class Batcher:
 
         `is_fair`: callers share the queue by weight. `is_adaptive`: who would wait too long is refused at once.
         """
-        self.inflight = 0
-        self.on_idle: Callable[[], None] | None = None
         self._model_name = config.name
         self._loop = loop
         self._form = form
@@ -82,7 +84,7 @@ class Batcher:
         self._rate = DrainRate()
         self._queue = self._make_queue()
         self._expiry = ExpiryTimes()
-        self._idle = IdleSeats()
+        self._idle = ParkedWorkers()
         self._is_stopped = False
         self._is_wake_due = False
         self._alarm = Alarm(loop)
@@ -94,9 +96,12 @@ class Batcher:
         """Requests that no worker has taken yet."""
         return len(self._queue)
 
-    def has_sequence(self, _sequence_id: int | str) -> bool:
-        """There are no sequences here."""
-        return False
+    def source(self, on_end: EndHook | None = None) -> Batcher:  # noqa: ARG002  # there are no sequences
+        """The batcher itself: all workers share its queue."""
+        return self
+
+    def give_up(self) -> None:
+        """No worker waits for particular requests."""
 
     # One function, because this is what a request costs here.
     def submit(self, request: InferRequest) -> ResponseStream:  # noqa: C901
@@ -140,7 +145,7 @@ class Batcher:
                 if expires_ns is not None:
                     self._expiry.add(entry, expires_ns)
                 if not self._is_wake_due and self._idle.can_wake and self._is_worth_a_wake(entry, now_ns):
-                    wakes_thread = self._idle.is_thread
+                    wakes_thread = self._idle.wakes_after_turn
                     if not wakes_thread:
                         self._idle.wake_one()
         if wakes_thread:
@@ -169,21 +174,21 @@ class Batcher:
             if self._queue and self._idle.can_wake:
                 self._idle.wake_one()
 
-    def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
-        """The next batch; or None, and the clock time at which to look again if nobody wakes the seat before.
+    def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
+        """The next batch; or None, and the clock time at which to look again if nobody wakes the worker before.
 
-        Without a batch the seat is parked or, once it is closed, left. Called by the seat's worker.
+        Without a batch the worker is parked or, once it is closed, left. Called by the worker.
         """
         with self._lock:
-            self._idle.unpark(seat)
+            self._idle.unpark(worker)
             now_ns = self._now_ns()
             expired = self._remove_expired(now_ns) if self._expiry else []
-            batch, wait_until_ns = (None, None) if seat.is_closed else self._form(self._queue, self._rules, now_ns)
-            seat.is_left = seat.is_closed
+            batch, wait_until_ns = (None, None) if worker.is_closed else self._form(self._queue, self._rules, now_ns)
+            worker.is_left = worker.is_closed
             if batch is not None:
                 self._rate.note(len(batch.requests), len(self._queue), now_ns)
-            if batch is None and not seat.is_left:
-                wait_until_ns = self._idle.park(seat, wait_until_ns)
+            if batch is None and not worker.is_left:
+                wait_until_ns = self._idle.park(worker, wait_until_ns)
             elif self._queue and self._idle.can_wake:
                 # Others sleep: let one of them see to what remains.
                 self._idle.wake_one()
@@ -191,24 +196,20 @@ class Batcher:
             self.post(self._answer_expired, expired, now_ns)
         return batch, wait_until_ns
 
-    def take(self, seat: ThreadSeat) -> Batch | None:
-        """Wait for the next batch; None once the seat is closed. Called from the seat's worker thread."""
-        return wait_for_batch(self, seat, self._now_ns)
-
-    def pass_on(self, seat: Seat) -> None:
+    def pass_on(self, worker: WaitingWorker) -> None:
         """The worker takes nothing for a while: nobody is to wake it, and what it was woken for is another's."""
         with self._lock:
-            self._idle.unpark(seat)
-            seat.is_left = seat.is_closed
+            self._idle.unpark(worker)
+            worker.is_left = worker.is_closed
             if self._queue and self._idle.can_wake:
                 self._idle.wake_one()
 
-    def take_more(self, seat: Seat, limit: int) -> list[Batch]:
+    def take_more(self, worker: WaitingWorker, limit: int) -> list[Batch]:
         """Batches that could run now, while no other worker sleeps that could run them. Called as `try_take`."""
         batches: list[Batch] = []
         with self._lock:
             now_ns = self._now_ns()
-            while len(batches) < limit and self._queue and not self._idle.can_wake and not seat.is_closed:
+            while len(batches) < limit and self._queue and not self._idle.can_wake and not worker.is_closed:
                 batch, _ = self._form(self._queue, self._rules, now_ns)
                 if batch is None:
                     break
@@ -241,12 +242,12 @@ class Batcher:
         except RuntimeError:
             logger.debug("model '%s': the event loop is closed, responses are dropped", self._model_name)
 
-    def close_seat(self, seat: Seat) -> None:
-        """The seat gets no batch after the one it has; its worker's `take` returns None. From any thread."""
+    def close_worker(self, worker: WaitingWorker) -> None:
+        """The worker gets no batch after the one it has; its `take` returns None. From any thread."""
         with self._lock:
-            seat.is_closed = True
-            if seat.is_parked:
-                self._idle.wake(seat)
+            worker.is_closed = True
+            if worker.is_parked:
+                self._idle.wake(worker)
 
     def hurry(self) -> None:
         """No request waits for company in its batch any more. Called from the event loop thread."""
@@ -276,11 +277,13 @@ class Batcher:
             self.post(self._answer, [(entry.request, error) for entry in entries])
 
     def reconfigure(self, config: ModelConfig) -> None:
-        """Follow another `dynamic_batching` that preserves the same order. Called from the event loop thread.
+        """Follow another `dynamic_batching` that preserves the same order. Without one nothing changes. Loop thread.
 
         What waits stays: it is batched by the new rules, at the level that it would get now, and keeps the
         timeout that it came with. Queue sizes count for what comes.
         """
+        if config.dynamic_batching is None:
+            return
         levels = PriorityLevels(config, default_max_queue_size=self._default_max_queue_size)
         rules = BatchingRules.from_config(config)
         assert rules.keep_order == self._rules.keep_order, "the order of responses in flight cannot be changed"
@@ -298,7 +301,7 @@ class Batcher:
                 self._idle.wake_one()
 
     def check_integrity(self) -> None:
-        """Assert that queue and seats agree. For tests."""
+        """Assert that queue and workers agree. For tests."""
         with self._lock:
             self._queue.check_integrity()
             self._idle.check_integrity(has_requests=len(self._queue) > 0)

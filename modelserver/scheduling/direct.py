@@ -14,24 +14,23 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.refusal import refuse
+from modelserver.scheduling.scheduler import Scheduler
 from modelserver.telemetry.statistics import ModelStatistics
 
 # Executes a request, given when it was queued and taken (ns): at the same time, here.
 Run = Callable[[InferRequest, int, int], InferResponse]
 
 
-class DirectScheduler:
+class DirectScheduler(Scheduler):
     """Executes each request within `submit`; in all else as `Batcher`. Instances take turns.
 
     Everything belongs to the event loop thread, unless it says otherwise.
     """
 
-    queue_depth = 0
-    num_sequences = 0
+    runs_directly = True
+    inflight = 0
 
     def __init__(self, model_name: str, *, statistics: ModelStatistics, clock: Clock | None = None) -> None:
-        self.inflight = 0
-        self.on_idle: Callable[[], None] | None = None
         self._model_name = model_name
         self._statistics = statistics
         self._now_ns = (clock or SystemClock()).now_ns
@@ -71,17 +70,10 @@ class DirectScheduler:
         stream.deliver(run(request, now_ns, now_ns))
         return stream
 
-    def has_sequence(self, _sequence_id: int | str) -> bool:
-        """There are no sequences here."""
-        return False
-
-    def hurry(self) -> None:
-        """No request waits here."""
-
     def stop(self) -> None:
         """Refuse new requests."""
         self._is_stopped = True
 
-    def abort(self, _error: ServerError) -> None:
+    def abort(self, error: ServerError) -> None:  # noqa: ARG002
         """As `stop`: there is no queue whose requests could be answered with the error. From any thread."""
         self._is_stopped = True

@@ -15,7 +15,9 @@ from modelserver.scheduling.ensemble_attempts import StepCounts
 from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, plan_ensemble
 from modelserver.scheduling.ensemble_run import EnsembleRun
 from modelserver.scheduling.refusal import refuse
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics, ResponseKind
+from modelserver.scheduling.scheduler import Scheduler
+from modelserver.telemetry.statistics import ModelStatistics, ResponseKind
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 # The model that a sequence is under way on, if that is not the one that serves now.
 FindHolder = Callable[[StepModel, int | str], StepModel | None]
@@ -59,11 +61,8 @@ class Binding:
                 model.release()
 
 
-class EnsembleScheduler:
-    """Everything belongs to the event loop thread, unless it says otherwise."""
-
-    queue_depth = 0
-    num_sequences = 0
+class EnsembleScheduler(Scheduler):
+    """Sequences are under way on the models of the steps, and so are queues."""
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class EnsembleScheduler:
         statistics: ModelStatistics,
         clock: Clock | None = None,
     ) -> None:
-        self.on_idle: Callable[[], None] | None = None
         self.now_ns = (clock or SystemClock()).now_ns
         self._name = config.name
         self._config = config
@@ -88,10 +86,6 @@ class EnsembleScheduler:
     @property
     def inflight(self) -> int:
         return len(self._runs)
-
-    def has_sequence(self, _sequence_id: int | str) -> bool:
-        """Never: sequences are under way on the models of the steps."""
-        return False
 
     def bind(self, binding: Binding | None, fault: str = "") -> None:
         """Use these models for requests from now on; those that run keep theirs. None: refuse them, with the reason."""
@@ -123,9 +117,6 @@ class EnsembleScheduler:
         self._runs.add(run)
         run.start()
         return request.stream
-
-    def hurry(self) -> None:
-        """No request waits here."""
 
     def stop(self) -> None:
         """Refuse new requests; those that run go on, with the models that they began with."""

@@ -21,7 +21,8 @@ from modelserver.scheduling.ensemble_attempts import Attempts, AttemptsOwner
 from modelserver.scheduling.ensemble_iteration import DecoupledCall, Iteration, StepCall
 from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, StepPlan
 from modelserver.scheduling.ensemble_shapes import adapt
-from modelserver.telemetry.statistics import FailureReason, ResponseKind
+from modelserver.telemetry.statistics import ResponseKind
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 _NS_PER_US = 1000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from modelserver.core.request import InferRequest
 from modelserver.scheduling.drain_rate import DrainRate
 from modelserver.scheduling.fair_queue import FairQueue
+from modelserver.scheduling.parked_workers import WaitingWorker
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 from modelserver.scheduling.sequence import SequenceEnd, SequenceEntry, SequenceSlot
 from modelserver.scheduling.sequence_rules import SequenceRules
@@ -25,6 +26,7 @@ class InstanceSlots:
         self.num_sequences = 0
         self.taken: list[SequenceEntry] = []
         self.ended: list[tuple[int | str, SequenceEnd]] = []
+        self.parked: WaitingWorker | None = None  # the instance's worker, while it sleeps
         self.is_closed = False
         self.rate = DrainRate()
         self.queue: RequestQueue | None = None
@@ -33,6 +35,14 @@ class InstanceSlots:
             self.queue = make(
                 max_rows=oldest.max_rows, ripe_rows=oldest.preferred_rows[0], keep_order=oldest.keep_order
             )
+
+    def wake(self) -> None:
+        """Let the worker look for something to do. Called with the batcher's lock held."""
+        worker, self.parked = self.parked, None
+        if worker is not None:
+            worker.is_parked = False
+            worker.is_woken = True
+            worker.wake()
 
     def num_before(self, request: InferRequest) -> int:
         """The requests that are executed before this one, if it may be executed now."""

@@ -8,57 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery
 from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.parked_workers import WaitingWorker
 from modelserver.scheduling.rate_limit import Claim, RateLimiter
-from modelserver.scheduling.seat import Seat, ThreadSeat
-from modelserver.scheduling.source import BatchSource, wait_for_batch
+from modelserver.scheduling.source import BatchSource
 
 
 class LimitedSource:
-    """Stands before the source of one worker, which has one seat."""
+    """Stands before the source of one worker."""
 
-    def __init__(self, source: BatchSource, limiter: RateLimiter, claim: Claim, clock: Clock) -> None:
+    takes_ahead = False  # resources are granted for one execution
+
+    def __init__(self, source: BatchSource, limiter: RateLimiter, claim: Claim) -> None:
         self._source = source
         self._limiter = limiter
         self._claim = claim
-        self._now_ns = clock.now_ns
         self._is_executing = False
+        self.is_shared = source.is_shared
 
-    def take(self, seat: ThreadSeat) -> Batch | None:
-        """As `BatchSource.take`."""
-        return wait_for_batch(self, seat, self._now_ns)
+    def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
+        """As `BatchSource.try_take`; None and None while the instance waits for resources: these wake the worker.
 
-    def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
-        """As `BatchSource.try_take`; None and None while the instance waits for resources, whose coming wakes the seat.
-
-        A seat that is closed needs none: it only ends, or ends its sequences.
+        A worker that is closed needs none: it only ends, or ends its sequences.
         """
         has_executed, self._is_executing = self._is_executing, False
-        if seat.is_closed:
+        if worker.is_closed:
             self._limiter.release(self._claim, has_executed=has_executed)
         elif not self._limiter.acquire(self._claim, _ignore, has_executed=has_executed):
-            # Passed on first: that may take back a signal to the seat, which must not be the limiter's.
-            self._source.pass_on(seat)
-            if not self._limiter.acquire(self._claim, seat.wake):
-                if _is_closed(seat):
-                    # In between, when nobody thought that the seat sleeps.
+            # Passed on first: that may take back a signal to the worker, which must not be the limiter's.
+            self._source.pass_on(worker)
+            if not self._limiter.acquire(self._claim, worker.wake):
+                if _is_closed(worker):
+                    # It was closed in between, when it did not count as asleep.
                     self._limiter.nudge(self._claim)
                 return None, None
-        batch, wait_until_ns = self._source.try_take(seat)
+        batch, wait_until_ns = self._source.try_take(worker)
         self._is_executing = batch is not None
         if batch is None:
             self._limiter.release(self._claim, has_executed=False)
         return batch, wait_until_ns
 
-    def pass_on(self, seat: Seat) -> None:
+    def pass_on(self, worker: WaitingWorker) -> None:
         """As `BatchSource.pass_on`; nothing is held meanwhile."""
         has_executed, self._is_executing = self._is_executing, False
         self._limiter.release(self._claim, has_executed=has_executed)
-        self._source.pass_on(seat)
+        self._source.pass_on(worker)
 
-    def take_more(self, seat: Seat, limit: int) -> list[Batch]:  # noqa: ARG002
+    def take_more(self, worker: WaitingWorker, limit: int) -> list[Batch]:  # noqa: ARG002
         """Nothing: what was granted is for one execution."""
         return []
 
@@ -68,14 +65,17 @@ class LimitedSource:
     def post(self, callback: Callable[..., object], *args: object) -> None:
         self._source.post(callback, *args)
 
-    def close_seat(self, seat: Seat) -> None:
-        self._source.close_seat(seat)
+    def give_up(self) -> None:
+        self._source.give_up()
+
+    def close_worker(self, worker: WaitingWorker) -> None:
+        self._source.close_worker(worker)
         self._limiter.nudge(self._claim)
 
 
-def _is_closed(seat: Seat) -> bool:
+def _is_closed(worker: WaitingWorker) -> bool:
     """As it is now: another thread may have closed it since it was looked at."""
-    return seat.is_closed
+    return worker.is_closed
 
 
 def _ignore() -> None:

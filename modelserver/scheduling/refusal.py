@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from modelserver.core.request import InferRequest
 from modelserver.errors import CancelledError, QueueTimeoutError, ServerError, UnavailableError
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 def refuse(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from modelserver.core.request import InferRequest
 from modelserver.core.sequence_state import SequenceState
@@ -19,6 +19,10 @@ class SequenceEnd(enum.Enum):
     CANCELLED = "cancelled"  # a client gave up one of its requests
     RESTARTED = "restarted"  # a START came before the END; the next request is the first of another sequence
     UNLOADED = "unloaded"  # the model goes
+
+
+# Called with the correlation id and the reason of a sequence of which the instance sees no more.
+EndHook = Callable[[int | str, SequenceEnd], None]
 
 
 class SequenceEntry(QueueEntry):

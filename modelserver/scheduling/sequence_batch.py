@@ -10,8 +10,9 @@ from modelserver.scheduling.sequence import SequenceEntry
 
 
 class SequenceBatch(Batch):
-    """`requests` may hold padding. Whoever executes the batch adds to `rescheduled` those that are to run again."""
+    """One request of each sequence."""
 
+    has_slots = True
     __slots__ = ("num_padding", "rescheduled")
 
     def __init__(self, requests: list[InferRequest], enqueue_ns: list[int], taken_ns: int, num_padding: int) -> None:

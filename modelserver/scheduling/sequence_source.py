@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from modelserver.core.request import Delivery
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.instance_slots import InstanceSlots
-from modelserver.scheduling.seat import Seat, ThreadSeat
+from modelserver.scheduling.parked_workers import WaitingWorker
+from modelserver.scheduling.sequence import EndHook
 from modelserver.scheduling.sequence_batch import SequenceBatch
-from modelserver.scheduling.sequence_table import EndHook
-
-if TYPE_CHECKING:
-    from modelserver.scheduling.sequence_batcher import SequenceBatcher
+from modelserver.scheduling.sequence_queue import SequenceQueue
 
 
 class InstanceSource:
     """A `BatchSource` for one worker. When the worker comes back for more, it is done with what it took."""
 
-    def __init__(self, batcher: SequenceBatcher, slots: InstanceSlots, on_end: EndHook | None) -> None:
+    is_shared = False
+    takes_ahead = False  # the next requests of the sequences in a batch must wait for it
+
+    def __init__(self, batcher: SequenceQueue, slots: InstanceSlots, on_end: EndHook | None) -> None:
         self.slots = slots
         self._batcher = batcher
         self._on_end = on_end
-        self._seat: Seat | None = None  # the worker's, while it sleeps
         self._batch: SequenceBatch | None = None
 
-    def take(self, seat: ThreadSeat) -> Batch | None:
-        """Wait for the next batch; None once the seat is closed and its sequences are over. Worker's thread."""
-        while True:
-            batch, wait_until_ns = self.try_take(seat)
-            if batch is not None or seat.is_left:
-                return batch
-            seat.sleep(None if wait_until_ns is None else wait_until_ns - self._batcher.now_ns())
-
-    def try_take(self, seat: Seat) -> tuple[Batch | None, int | None]:
-        """The next batch; or None, and when to look again if nobody wakes the seat. Called by the seat's worker.
+    def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
+        """The next batch; or None, and when to look again if nobody wakes the worker. Called by the worker.
 
         Tells the instance of sequences that ended, before it sees what comes after them.
         """
         batcher, slots = self._batcher, self.slots
         with batcher.lock:
-            self._sit_up(seat)
+            self._sit_up(worker)
             now_ns = batcher.now_ns()
             expired = batcher.drop_expired(now_ns)
             rescheduled = self._batch.rescheduled if self._batch is not None else ()
             given_up = batcher.table.finish(slots, rescheduled, now_ns)
-            if seat.is_closed:
+            if worker.is_closed:
                 batcher.table.close_instance(slots)
             self._batch, wait_until_ns = self._form(now_ns)
             if batcher.admission.is_adaptive:
@@ -55,8 +46,8 @@ class InstanceSource:
                     slots.rate.note(len(slots.taken), len(slots.queue), now_ns)
             ended, slots.ended = slots.ended, []
             if self._batch is None and not ended:
-                seat.is_left = seat.is_closed and slots.num_sequences == 0
-                self._rest(seat)
+                worker.is_left = worker.is_closed and slots.num_sequences == 0
+                self._rest(worker)
             batcher.table.touched.discard(slots)
             batcher.wake_touched()
             has_drained = batcher.is_stopped and batcher.table.num_sequences == 0
@@ -70,7 +61,7 @@ class InstanceSource:
             for sequence_id, end in ended:
                 self._on_end(sequence_id, end)
             if self._batch is None:
-                return self.try_take(seat)
+                return self.try_take(worker)
         return self._batch, wait_until_ns
 
     def _form(self, now_ns: int) -> tuple[SequenceBatch | None, int | None]:
@@ -83,36 +74,28 @@ class InstanceSource:
         num_rows = 1 + max(slot.index for slot in slots.slots if slot.sequence is not None)
         return SequenceBatch.slotted(entries, num_rows, now_ns), None
 
-    def _sit_up(self, seat: Seat) -> None:
+    def _sit_up(self, worker: WaitingWorker) -> None:
         """The worker is back, woken or by itself. Called with the lock held."""
-        seat.is_parked = False
-        self._seat = None
-        if seat.is_woken:
-            seat.is_woken = False
-            seat.settle()
+        worker.is_parked = False
+        self.slots.parked = None
+        if worker.is_woken:
+            worker.is_woken = False
+            worker.settle()
 
-    def _rest(self, seat: Seat) -> None:
-        if seat.is_left:
-            self._batcher.remove_instance(self)
+    def _rest(self, worker: WaitingWorker) -> None:
+        batcher = self._batcher
+        if worker.is_left:
+            batcher.instances = tuple(other for other in batcher.instances if other is not self.slots)
         else:
-            seat.is_parked = True
-            self._seat = seat
+            worker.is_parked = True
+            self.slots.parked = worker
 
-    def wake(self) -> None:
-        """Let the worker look. Called with the lock held."""
-        seat = self._seat
-        if seat is not None:
-            self._seat = None
-            seat.is_parked = False
-            seat.is_woken = True
-            seat.wake()
-
-    def pass_on(self, seat: Seat) -> None:
+    def pass_on(self, worker: WaitingWorker) -> None:
         """The worker does not look for a while: nobody is to wake it."""
         with self._batcher.lock:
-            self._sit_up(seat)
+            self._sit_up(worker)
 
-    def take_more(self, seat: Seat, limit: int) -> list[Batch]:  # noqa: ARG002
+    def take_more(self, worker: WaitingWorker, limit: int) -> list[Batch]:  # noqa: ARG002
         """Nothing: the next requests of the sequences in a batch must wait for it."""
         return []
 
@@ -122,9 +105,13 @@ class InstanceSource:
     def post(self, callback: Callable[..., object], *args: object) -> None:
         self._batcher.post(callback, *args)
 
-    def close_seat(self, seat: Seat) -> None:
+    def give_up(self) -> None:
+        """End the sequences of the instance, which is to go and has waited long enough for them. From any thread."""
+        self._batcher.give_up(self.slots)
+
+    def close_worker(self, worker: WaitingWorker) -> None:
         """The instance gets no further sequences, and its worker ends with the last one. From any thread."""
         with self._batcher.lock:
-            seat.is_closed = True
+            worker.is_closed = True
             self._batcher.table.close_instance(self.slots)
-            self.wake()
+            self.slots.wake()

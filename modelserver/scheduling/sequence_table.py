@@ -7,7 +7,7 @@ request -> its sequence -> a slot of an instance (or the backlog)
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -411,7 +411,3 @@ def _chosen(owner: InstanceSlots, slots: Iterable[int]) -> Iterator[SequenceSlot
 
 def _entries(queue: RequestQueue) -> list[object]:
     return list(queue)
-
-
-# What is told of a sequence's end: correlation id and reason.
-EndHook = Callable[[int | str, SequenceEnd], None]

@@ -18,7 +18,13 @@ import numpy as np
 
 from modelserver.telemetry.histogram import Histogram, Numbers
 from modelserver.telemetry.process_restarts import ProcessRestarts
-from modelserver.telemetry.statistics_snapshot import BatchStat, DurationStat, ResponseStat, StatisticsSnapshot
+from modelserver.telemetry.statistics_snapshot import (
+    BatchStat,
+    DurationStat,
+    FailureReason,
+    ResponseStat,
+    StatisticsSnapshot,
+)
 from modelserver.telemetry.summary import DurationSummaries
 
 _NS_PER_S = 1_000_000_000
@@ -36,15 +42,6 @@ _MAX_NOTED_LONE = _MAX_NOTED * _LONE_COLUMNS
 # Positions of responses that have numbers of their own: a stream may be endless.
 MAX_RESPONSE_POSITIONS = 1024
 ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-class FailureReason(enum.Enum):
-    """Why a request failed; the values are the `reason` labels of Triton's failure metric."""
-
-    REJECTED = "REJECTED"  # by a queue policy: queue full, queue timeout, deadline
-    CANCELED = "CANCELED"
-    BACKEND = "BACKEND"
-    OTHER = "OTHER"
 
 
 class ResponseKind(enum.Enum):

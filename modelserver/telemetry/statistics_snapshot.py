@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from modelserver.telemetry.histogram import HistogramSnapshot
 from modelserver.telemetry.summary import SummarySnapshot
 
-if TYPE_CHECKING:
-    from modelserver.telemetry.statistics import FailureReason
+
+class FailureReason(enum.Enum):
+    """Why a request failed; the values are the `reason` labels of Triton's failure metric."""
+
+    REJECTED = "REJECTED"  # by a queue policy: queue full, queue timeout, deadline
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
 
 
 @dataclass(frozen=True, slots=True)

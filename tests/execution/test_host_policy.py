@@ -18,8 +18,8 @@ from support.serving import running_server
 from modelserver.backend import DeviceKind, Placement
 from modelserver.config.host_policies import HostPolicy
 from modelserver.errors import InvalidArgumentError
-from modelserver.execution.facilities import Facilities
 from modelserver.execution.host_policy import HostCores, on_cores
+from modelserver.execution.shared_resources import SharedResources
 
 AVAILABLE = frozenset(os.sched_getaffinity(0))
 ONE = frozenset({max(AVAILABLE)})
@@ -112,7 +112,7 @@ async def test_instances_are_made_and_executed_on_their_cores() -> None:
         backend_of(Noting),
         replace(config, instance_group=(group,)),
         asyncio.get_running_loop(),
-        facilities=Facilities(cores=HostCores([HostPolicy("narrow", ONE)])),
+        resources=SharedResources(cores=HostCores([HostPolicy("narrow", ONE)])),
     )
     try:
         await model.submit(request()).only()

@@ -393,7 +393,7 @@ async def test_a_passive_instance_is_not_measured() -> None:
 async def test_a_stopped_model_stays_where_it_is() -> None:
     async with _served(Moody, _config("auto"), can_run_inline=True) as model:
         model.stop()
-        model._staff.leave_loop()
+        model._engine.leave_loop()
         assert _is_inline(model)
         with pytest.raises(UnavailableError, match="being unloaded"):
             model.submit(request())
@@ -403,7 +403,7 @@ async def test_while_instances_change_a_slow_model_waits_for_its_turn() -> None:
     instance = Moody()
     async with _served(lambda _: instance, _config("auto"), can_run_inline=True) as model:
         instance.delay_s = 0.002
-        with model._staff.lock:
+        with model._engine.lock:
             assert await _double(model, 1, 2, 3, 4) == [2, 4, 6, 8]
             assert _is_inline(model)
         await _left(model)
@@ -438,7 +438,7 @@ async def test_each_request_of_a_batch_brings_its_budget() -> None:
 
     instance = Moody()
     async with _served(lambda _: instance, _config("always", batching=DYNAMIC), can_run_inline=True) as model:
-        worker = model._staff.members[0].worker
+        worker = model._engine.members[0].worker
         assert worker is not None
         worker.runner.guard = Noting(lambda: None)
         instance.delay_s = 0.01

@@ -21,9 +21,10 @@ from modelserver.errors import CancelledError
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.executor import Executor
 from modelserver.execution.inline_guard import InlineGuard
-from modelserver.execution.runner import BatchRunner
+from modelserver.execution.runner import Runner
 from modelserver.scheduling.batch import Batch
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 CONFIG = 'name: "m" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'  # noqa: E501
 
@@ -58,7 +59,7 @@ def request() -> InferRequest:
 def executed(instance: Waiting, requests: list[InferRequest], statistics: ModelStatistics) -> threading.Thread:
     assembler = Assembler(ModelSignature(parse_pbtxt(CONFIG, "config.pbtxt").config))
     executor = Executor(instance, assembler, instance_name="m_0", clock=SystemClock())
-    runner = BatchRunner(executor, statistics, SystemClock())
+    runner = Runner(executor, statistics, SystemClock())
     answers: list[object] = []
 
     def run() -> None:
@@ -166,7 +167,7 @@ def test_on_the_event_loop_nobody_can_leave_meanwhile_and_nobody_is_watched(num_
 
     assembler = Assembler(ModelSignature(parse_pbtxt(CONFIG, "config.pbtxt").config))
     executor = Executor(Looking(), assembler, instance_name="m_0", clock=SystemClock())
-    runner = BatchRunner(executor, ModelStatistics(), SystemClock())
+    runner = Runner(executor, ModelStatistics(), SystemClock())
     for guard in (None, InlineGuard(lambda: None), None):
         runner.guard = guard
         runner.run(Batch(requests, [0] * num_requests, num_requests, 0))

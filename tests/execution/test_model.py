@@ -22,7 +22,7 @@ from modelserver.config.schema import (
 )
 from modelserver.errors import CancelledError, ConfigError, ErrorCode, ServerError, UnavailableError, UnsupportedError
 from modelserver.execution.model import Model
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 DYNAMIC = ModelDynamicBatching()
 
@@ -113,7 +113,7 @@ async def test_deadline_leaves_batchmates_alone_while_the_worker_is_busy(positio
         first = asyncio.create_task(infer(model))
         await asyncio.to_thread(instance.entered.wait, 10)
         sent = [request(value=value) for value in range(5)]
-        sent[position].deadline_ns = model._staff._clock.now_ns() + 5_000_000
+        sent[position].deadline_ns = model._engine._clock.now_ns() + 5_000_000
         streams = [model.submit(each) for each in sent]
         with pytest.raises(UnavailableError, match="Request timeout expired"):
             await streams.pop(position).only()

@@ -122,8 +122,8 @@ async def _change_instances(model: Model, config: Any, stop: asyncio.Event, seed
 
 
 def _check_integrity(model: Model) -> None:
-    if isinstance(model._staff.scheduler, Batcher):  # the other kind has nothing to hold
-        model._staff.scheduler.check_integrity()
+    if isinstance(model._engine.scheduler, Batcher):  # the other kind has nothing to hold
+        model._engine.scheduler.check_integrity()
 
 
 @pytest.mark.stress

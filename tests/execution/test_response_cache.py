@@ -23,7 +23,8 @@ from modelserver.core.tensor import Tensor
 from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import CancelledError, ErrorCode, InternalError, ServerError, UnavailableError
 from modelserver.execution.response_cache import ResponseCache
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 class Desk:
@@ -75,11 +76,11 @@ async def turns(count: int = 3) -> None:
 class Read:
     """What came for one request, read where its client reads."""
 
-    def __init__(self, desk: Desk, value: float = 1.0, **fields: object) -> None:
+    def __init__(self, dispatcher: Desk, value: float = 1.0, **fields: object) -> None:
         self.request = request(value=value, **fields)
         self.responses: list[InferResponse] = []
         self.request.stream.subscribe(self.responses.append)
-        desk.cache.submit(self.request)
+        dispatcher.cache.submit(self.request)
 
     @property
     def result(self) -> float:
@@ -95,124 +96,124 @@ class Read:
 
 
 async def test_what_was_answered_is_answered_again() -> None:
-    desk = Desk()
-    first = Read(desk)
-    desk.answer()
-    second = Read(desk)
+    dispatcher = Desk()
+    first = Read(dispatcher)
+    dispatcher.answer()
+    second = Read(dispatcher)
     assert first.result == second.result == 2.0
-    assert len(desk.taken) == 1
-    assert desk.hits_and_misses == (1, 1)
-    assert desk.cache.num_waiting == 0
+    assert len(dispatcher.taken) == 1
+    assert dispatcher.hits_and_misses == (1, 1)
+    assert dispatcher.cache.num_waiting == 0
 
 
 async def test_equal_requests_wait_for_the_first() -> None:
-    desk = Desk()
-    reads = [Read(desk) for _ in range(4)]
-    other = Read(desk, 5.0)
-    assert len(desk.taken) == 2
-    assert desk.cache.num_waiting == 3
-    desk.answer(0)
+    dispatcher = Desk()
+    reads = [Read(dispatcher) for _ in range(4)]
+    other = Read(dispatcher, 5.0)
+    assert len(dispatcher.taken) == 2
+    assert dispatcher.cache.num_waiting == 3
+    dispatcher.answer(0)
     assert [read.result for read in reads] == [2.0] * 4
     assert other.responses == []
-    assert desk.hits_and_misses == (3, 1)
-    assert desk.cache.num_waiting == 0
+    assert dispatcher.hits_and_misses == (3, 1)
+    assert dispatcher.cache.num_waiting == 0
 
 
 async def test_when_the_first_is_cancelled_another_leads() -> None:
-    desk = Desk()
-    reads = [Read(desk) for _ in range(3)]
-    desk.fail(CancelledError("gone"))
+    dispatcher = Desk()
+    reads = [Read(dispatcher) for _ in range(3)]
+    dispatcher.fail(CancelledError("gone"))
     await turns()
-    assert len(desk.taken) == 2
+    assert len(dispatcher.taken) == 2
     assert reads[1].responses == reads[2].responses == []
-    late = Read(desk)
-    desk.answer()
+    late = Read(dispatcher)
+    dispatcher.answer()
     assert [read.result for read in (*reads[1:], late)] == [2.0] * 3
     assert reads[0].error is ErrorCode.CANCELLED
-    assert desk.cache.num_waiting == 0
+    assert dispatcher.cache.num_waiting == 0
 
 
 async def test_when_the_first_fails_all_that_waited_are_executed() -> None:
-    desk = Desk()
-    reads = [Read(desk) for _ in range(3)]
-    desk.fail(InternalError("bad luck"))
+    dispatcher = Desk()
+    reads = [Read(dispatcher) for _ in range(3)]
+    dispatcher.fail(InternalError("bad luck"))
     await turns()
-    assert len(desk.taken) == 3
-    desk.answer(1)
-    desk.fail(InternalError("again"), 2)
+    assert len(dispatcher.taken) == 3
+    dispatcher.answer(1)
+    dispatcher.fail(InternalError("again"), 2)
     assert reads[0].error is reads[2].error is ErrorCode.INTERNAL
     assert reads[1].result == 2.0
-    assert desk.cache.num_waiting == 0
-    assert Read(desk).result == 2.0
+    assert dispatcher.cache.num_waiting == 0
+    assert Read(dispatcher).result == 2.0
 
 
 async def test_a_failure_is_never_kept() -> None:
-    desk = Desk()
-    Read(desk)
-    desk.fail(InternalError("bad luck"))
-    Read(desk)
-    assert len(desk.taken) == 2
-    assert desk.store.counts.num_entries == 0
-    assert desk.hits_and_misses == (0, 1)
+    dispatcher = Desk()
+    Read(dispatcher)
+    dispatcher.fail(InternalError("bad luck"))
+    Read(dispatcher)
+    assert len(dispatcher.taken) == 2
+    assert dispatcher.store.counts.num_entries == 0
+    assert dispatcher.hits_and_misses == (0, 1)
 
 
 async def test_a_refusal_is_the_answer_of_that_request_only() -> None:
-    desk = Desk()
-    desk.refusal = UnavailableError("the queue is full")
-    refused = Read(desk)
+    dispatcher = Desk()
+    dispatcher.refusal = UnavailableError("the queue is full")
+    refused = Read(dispatcher)
     assert refused.error is ErrorCode.UNAVAILABLE
-    desk.refusal = None
-    Read(desk)
-    assert len(desk.taken) == 1
-    assert desk.cache.num_waiting == 0
+    dispatcher.refusal = None
+    Read(dispatcher)
+    assert len(dispatcher.taken) == 1
+    assert dispatcher.cache.num_waiting == 0
 
 
 @pytest.mark.parametrize("position", [1, 2, 3])
 async def test_who_waits_may_leave(position: int) -> None:
-    desk = Desk()
-    reads = [Read(desk) for _ in range(4)]
+    dispatcher = Desk()
+    reads = [Read(dispatcher) for _ in range(4)]
     reads[position].request.cancel()
     assert reads[position].error is ErrorCode.CANCELLED
-    assert desk.cache.num_waiting == 2
-    desk.answer()
+    assert dispatcher.cache.num_waiting == 2
+    dispatcher.answer()
     assert [read.result for number, read in enumerate(reads) if number != position] == [2.0] * 3
     assert len(reads[position].responses) == 1
-    assert desk.statistics.snapshot().failures[FailureReason.CANCELED] == 1
+    assert dispatcher.statistics.snapshot().failures[FailureReason.CANCELED] == 1
 
 
 @pytest.mark.parametrize("error", [CancelledError("gone"), InternalError("bad luck")])
 async def test_who_leaves_while_another_takes_over_is_answered_once(error: ServerError) -> None:
-    desk = Desk()
-    reads = [Read(desk) for _ in range(3)]
-    desk.fail(error)
+    dispatcher = Desk()
+    reads = [Read(dispatcher) for _ in range(3)]
+    dispatcher.fail(error)
     for read in reads[1:]:
         read.request.cancel()
     await turns(6)
     assert [read.error for read in reads[1:]] == [ErrorCode.CANCELLED] * 2
-    assert desk.cache.num_waiting == 0
-    assert len(desk.taken) == 1
+    assert dispatcher.cache.num_waiting == 0
+    assert len(dispatcher.taken) == 1
 
 
 async def test_who_waits_has_a_deadline() -> None:
-    desk = Desk()
-    Read(desk)
-    waiting = Read(desk, deadline_ns=time.monotonic_ns() + 10_000_000)
+    dispatcher = Desk()
+    Read(dispatcher)
+    waiting = Read(dispatcher, deadline_ns=time.monotonic_ns() + 10_000_000)
     await until(lambda: bool(waiting.responses), "it was told")
     assert waiting.error is ErrorCode.UNAVAILABLE
-    assert desk.statistics.snapshot().failures[FailureReason.REJECTED] == 1
-    desk.answer()
+    assert dispatcher.statistics.snapshot().failures[FailureReason.REJECTED] == 1
+    dispatcher.answer()
     assert len(waiting.responses) == 1
 
 
 async def test_another_priority_does_not_wait() -> None:
-    desk = Desk()
-    Read(desk, priority=2)
-    urgent = Read(desk, priority=1)
-    assert len(desk.taken) == 2
-    desk.answer(1)
+    dispatcher = Desk()
+    Read(dispatcher, priority=2)
+    urgent = Read(dispatcher, priority=1)
+    assert len(dispatcher.taken) == 2
+    dispatcher.answer(1)
     assert urgent.result == 2.0
-    desk.answer(0)
-    assert desk.cache.num_waiting == 0
+    dispatcher.answer(0)
+    assert dispatcher.cache.num_waiting == 0
 
 
 @pytest.mark.parametrize(
@@ -229,89 +230,89 @@ async def test_another_priority_does_not_wait() -> None:
     ids=["opted out", "decoupled", "in shared memory"],
 )
 async def test_some_requests_pass_by(fields: dict[str, object]) -> None:
-    desk = Desk()
+    dispatcher = Desk()
     for _ in range(2):
-        Read(desk, **fields)
-        desk.answer()
-    assert len(desk.taken) == 2
-    assert desk.hits_and_misses == (0, 0)
-    assert desk.store.counts.lookups == 0
+        Read(dispatcher, **fields)
+        dispatcher.answer()
+    assert len(dispatcher.taken) == 2
+    assert dispatcher.hits_and_misses == (0, 0)
+    assert dispatcher.store.counts.lookups == 0
 
 
 async def test_large_requests_are_hashed_beside_the_loop() -> None:
-    desk = Desk()
+    dispatcher = Desk()
     width = 1 << 18
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))  # its work is done in order
-    reads = [Read(desk, width=width) for _ in range(2)]
-    assert desk.cache.num_waiting == 2
+    reads = [Read(dispatcher, width=width) for _ in range(2)]
+    assert dispatcher.cache.num_waiting == 2
     await loop.run_in_executor(None, int)
-    assert (len(desk.taken), desk.cache.num_waiting) == (1, 1)
-    desk.answer()
+    assert (len(dispatcher.taken), dispatcher.cache.num_waiting) == (1, 1)
+    dispatcher.answer()
     assert [read.result for read in reads] == [2.0, 2.0]
-    await until(lambda: desk.store.counts.num_entries == 1, "the answer is kept")
-    again = Read(desk, width=width)
+    await until(lambda: dispatcher.store.counts.num_entries == 1, "the answer is kept")
+    again = Read(dispatcher, width=width)
     await until(lambda: bool(again.responses), "it was answered")
     assert again.result == 2.0
     np.testing.assert_array_equal(again.responses[0].outputs[0].data, np.full((1, width), 2.0, np.float32))
-    assert len(desk.taken) == 1
-    assert desk.hits_and_misses == (2, 1)
+    assert len(dispatcher.taken) == 1
+    assert dispatcher.hits_and_misses == (2, 1)
 
 
 async def test_a_large_request_that_is_cancelled_meanwhile_is_refused() -> None:
-    desk = Desk()
-    read = Read(desk, width=1 << 18)
+    dispatcher = Desk()
+    read = Read(dispatcher, width=1 << 18)
     read.request.cancel()
     await until(lambda: bool(read.responses), "it was answered")
     assert read.error is ErrorCode.CANCELLED
-    assert desk.taken == []
+    assert dispatcher.taken == []
 
 
 async def test_stopping_hands_on_what_was_accepted_and_refuses_the_rest() -> None:
-    desk = Desk()
-    reads = [Read(desk) for _ in range(3)]
+    dispatcher = Desk()
+    reads = [Read(dispatcher) for _ in range(3)]
     stopped: list[bool] = []
-    desk.cache.stop(lambda: stopped.append(True))
+    dispatcher.cache.stop(lambda: stopped.append(True))
     with pytest.raises(UnavailableError, match="being unloaded"):
-        desk.cache.submit(request())
-    desk.fail(InternalError("bad luck"))
+        dispatcher.cache.submit(request())
+    dispatcher.fail(InternalError("bad luck"))
     assert stopped == []
     await turns()
     assert stopped == [True]
     for position in (1, 2):
-        desk.answer(position)
+        dispatcher.answer(position)
     assert [read.result for read in reads[1:]] == [2.0, 2.0]
-    assert desk.store.counts.num_entries == 0
+    assert dispatcher.store.counts.num_entries == 0
 
 
 async def test_stopping_forgets_what_was_kept() -> None:
-    desk = Desk()
-    Read(desk)
-    desk.answer()
-    assert desk.store.counts.num_entries == 1
+    dispatcher = Desk()
+    Read(dispatcher)
+    dispatcher.answer()
+    assert dispatcher.store.counts.num_entries == 1
     stopped: list[bool] = []
-    desk.cache.stop(lambda: stopped.append(True))
+    dispatcher.cache.stop(lambda: stopped.append(True))
     assert stopped == [True]
-    assert desk.store.counts.num_entries == 0
+    assert dispatcher.store.counts.num_entries == 0
 
 
 async def test_another_generation_begins_anew() -> None:
-    desk = Desk()
-    Read(desk)
-    desk.answer()
-    desk.generation = b"2"
-    Read(desk)
-    assert len(desk.taken) == 2
-    assert desk.store.counts.num_entries == 0
+    dispatcher = Desk()
+    Read(dispatcher)
+    dispatcher.answer()
+    dispatcher.generation = b"2"
+    Read(dispatcher)
+    assert len(dispatcher.taken) == 2
+    assert dispatcher.store.counts.num_entries == 0
 
 
 async def test_the_end_of_waiting_is_told() -> None:
-    desk = Desk()
+    dispatcher = Desk()
     told: list[int] = []
-    Read(desk)
-    Read(desk)
-    desk.cache.on_idle = lambda: told.append(desk.cache.num_waiting)
-    desk.answer()
+    Read(dispatcher)
+    Read(dispatcher)
+    dispatcher.cache.on_idle = lambda: told.append(dispatcher.cache.num_waiting)
+    dispatcher.answer()
     assert told == [0]
 
 
@@ -328,15 +329,15 @@ class SlowStore(LocalStore):
 
 async def test_equal_requests_wait_for_a_lookup_that_takes_its_time() -> None:
     store = SlowStore()
-    desk = Desk(store)
-    reads = [Read(desk) for _ in range(3)]
+    dispatcher = Desk(store)
+    reads = [Read(dispatcher) for _ in range(3)]
     assert len(store.asked) == 1
-    assert desk.cache.num_waiting == 3
+    assert dispatcher.cache.num_waiting == 3
     store.asked.pop()()
-    assert desk.cache.num_waiting == 2
-    desk.answer()
-    found = [Read(desk) for _ in range(2)]
+    assert dispatcher.cache.num_waiting == 2
+    dispatcher.answer()
+    found = [Read(dispatcher) for _ in range(2)]
     store.asked.pop()()
     assert [read.result for read in reads + found] == [2.0] * 5
-    assert len(desk.taken) == 1
-    assert desk.hits_and_misses == (4, 1)
+    assert len(dispatcher.taken) == 1
+    assert dispatcher.hits_and_misses == (4, 1)

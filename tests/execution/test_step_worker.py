@@ -27,7 +27,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, ConfigError, InternalError, ServerError, UnavailableError
 from modelserver.execution.model import Model
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 DECOUPLED = ModelTransactionPolicy(decoupled=True)
 

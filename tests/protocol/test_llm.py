@@ -29,7 +29,7 @@ from support.tiny_checkpoints import write_checkpoint
 from support.waiting import until_true
 
 from modelserver.errors import ErrorCode
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 PROMPT = "the model of a server"
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}

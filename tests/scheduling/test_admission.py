@@ -11,8 +11,9 @@ from modelserver.core.clock import ManualClock
 from modelserver.core.request import InferRequest
 from modelserver.errors import QueueFullError
 from modelserver.scheduling.batcher import Batcher
-from modelserver.scheduling.seat import ThreadSeat
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+from modelserver.scheduling.parked_workers import WaitingThread
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 MS = 1_000_000
 
@@ -31,7 +32,7 @@ class Model:
             is_fair=is_fair,
             is_adaptive=is_adaptive,
         )
-        self.seat = ThreadSeat()
+        self.worker = WaitingThread()
 
     def submit(self, *, deadline_ms: int | None = None, caller: str = "") -> InferRequest:
         made = request()
@@ -43,7 +44,7 @@ class Model:
 
     def serve(self, number: int) -> None:
         for _ in range(number):
-            batch, _ = self.batcher.try_take(self.seat)
+            batch, _ = self.batcher.try_take(self.worker)
             assert batch is not None
             self.batcher.check_integrity()
             self.clock.advance_us(10_000)

@@ -1,8 +1,6 @@
-"""Who is woken when, and what only several seats show; the rest is in the traces."""
+"""Who is woken when, and what only several workers show; the rest is in the traces."""
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.batching import batching_config, request
@@ -14,12 +12,13 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import CancelledError, UnavailableError
 from modelserver.scheduling.batcher import Batcher
-from modelserver.scheduling.seat import ThreadSeat
-from modelserver.telemetry.statistics import FailureReason, ModelStatistics
+from modelserver.scheduling.parked_workers import WaitingThread
+from modelserver.telemetry.statistics import ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 class Scene:
-    """A batcher with some parked seats."""
+    """A batcher with some parked workers."""
 
     def __init__(self, num_seats: int = 2, max_batch_size: int = 4, **fields: int) -> None:
         self.clock = ManualClock(1000)
@@ -29,9 +28,9 @@ class Scene:
         self.batcher = Batcher(
             config, loop=self.loop, statistics=self.statistics, clock=self.clock, default_max_queue_size=50
         )
-        self.seats = [ThreadSeat() for _ in range(num_seats)]
-        for seat in self.seats:
-            self.take(seat)
+        self.workers = [WaitingThread() for _ in range(num_seats)]
+        for worker in self.workers:
+            self.take(worker)
 
     def submit(self, num_requests: int = 1) -> list[InferRequest]:
         requests = [request() for _ in range(num_requests)]
@@ -39,25 +38,25 @@ class Scene:
             self.batcher.submit(each)
         return requests
 
-    def take(self, seat: ThreadSeat) -> int:
-        """Requests in the batch that the seat gets."""
-        batch, _ = self.batcher.try_take(seat)
+    def take(self, worker: WaitingThread) -> int:
+        """Requests in the batch that the worker gets."""
+        batch, _ = self.batcher.try_take(worker)
         self.batcher.check_integrity()
         return len(batch.requests) if batch is not None else 0
 
     @property
     def woken(self) -> list[bool]:
         self.batcher.check_integrity()
-        return [seat.is_woken for seat in self.seats]
+        return [worker.is_woken for worker in self.workers]
 
 
 def test_a_burst_wakes_one_worker_and_that_one_the_next() -> None:
     scene = Scene(num_seats=3)
     scene.submit(6)
     assert scene.woken == [False, False, True]
-    assert scene.take(scene.seats[2]) == 4
+    assert scene.take(scene.workers[2]) == 4
     assert scene.woken == [False, True, False]
-    assert scene.take(scene.seats[1]) == 2
+    assert scene.take(scene.workers[1]) == 2
     assert scene.woken == [False, False, False]
 
 
@@ -66,17 +65,17 @@ def test_a_thread_is_woken_once_after_the_turn_and_takes_all_that_it_brought() -
     scene.loop.turn = []
     scene.submit(3)
     assert len(scene.loop.turn) == 1
-    assert not any(seat.is_woken for seat in scene.seats)
+    assert not any(worker.is_woken for worker in scene.workers)
     scene.loop.end_turn()
     assert scene.woken == [False, True]
-    assert scene.take(scene.seats[1]) == 3
+    assert scene.take(scene.workers[1]) == 3
 
 
 def test_nobody_is_woken_for_what_another_worker_has_taken_before_the_turn_ended() -> None:
     scene = Scene()
     scene.loop.turn = []
     scene.submit()
-    assert scene.take(scene.seats[0]) == 1
+    assert scene.take(scene.workers[0]) == 1
     scene.loop.end_turn()
     assert scene.woken == [False, False]
     scene.submit()
@@ -87,41 +86,41 @@ def test_during_a_queue_delay_one_worker_watches_and_only_a_full_batch_wakes_it(
     scene = Scene(max_queue_delay_microseconds=100)
     scene.submit()
     assert scene.woken == [False, True]
-    assert scene.take(scene.seats[1]) == 0
+    assert scene.take(scene.workers[1]) == 0
     scene.submit(2)
     assert scene.woken == [False, False]
     scene.submit()
     assert scene.woken == [False, True]
-    assert scene.take(scene.seats[1]) == 4
+    assert scene.take(scene.workers[1]) == 4
 
 
 def test_another_worker_watches_what_the_watcher_leaves() -> None:
     scene = Scene(max_queue_delay_microseconds=100)
     scene.submit()
-    scene.take(scene.seats[1])
+    scene.take(scene.workers[1])
     scene.submit(5)
-    assert scene.take(scene.seats[1]) == 4
+    assert scene.take(scene.workers[1]) == 4
     assert scene.woken == [True, False]
-    assert scene.take(scene.seats[0]) == 0
+    assert scene.take(scene.workers[0]) == 0
     scene.clock.advance_us(100)
-    assert scene.take(scene.seats[0]) == 2
+    assert scene.take(scene.workers[0]) == 2
 
 
 def test_a_woken_seat_that_closes_wakes_another() -> None:
     scene = Scene()
     scene.submit()
-    scene.batcher.close_seat(scene.seats[1])
-    assert scene.take(scene.seats[1]) == 0
-    assert scene.seats[1].is_left
+    scene.batcher.close_worker(scene.workers[1])
+    assert scene.take(scene.workers[1]) == 0
+    assert scene.workers[1].is_left
     assert scene.woken == [True, False]
-    assert scene.take(scene.seats[0]) == 1
+    assert scene.take(scene.workers[0]) == 1
 
 
 def test_closing_a_sleeping_seat_wakes_it_and_no_one_else_is_kept_from_waking() -> None:
     scene = Scene()
-    scene.batcher.close_seat(scene.seats[0])
-    assert scene.seats[0].is_woken
-    assert scene.take(scene.seats[0]) == 0
+    scene.batcher.close_worker(scene.workers[0])
+    assert scene.workers[0].is_woken
+    assert scene.take(scene.workers[0]) == 0
     scene.submit()
     assert scene.woken == [False, True]
 
@@ -172,25 +171,25 @@ def test_idle_is_told_when_the_last_answer_is_delivered() -> None:
 
 def test_a_worker_that_may_not_take_passes_its_wake_on() -> None:
     scene = Scene(num_seats=1)
-    away = ThreadSeat(may_take=lambda: False)
+    away = WaitingThread()
     scene.take(away)  # parked, before what it works for failed
     scene.submit()
     assert away.is_woken
-    with ThreadPoolExecutor(1) as thread:
-        taken = thread.submit(scene.batcher.take, away)
-        scene.seats[0].sleep(10 * 10**9)
-        assert scene.take(scene.seats[0]) == 1
-        assert scene.submit()
-        assert not away.is_parked
-        scene.batcher.close_seat(away)
-        assert taken.result(10) is None
+    scene.batcher.pass_on(away)
+    assert scene.workers[0].is_woken
+    assert scene.take(scene.workers[0]) == 1
+    assert scene.submit()
+    assert not away.is_parked
+    scene.batcher.close_worker(away)
+    scene.batcher.pass_on(away)
+    assert away.is_left
 
 
 def test_queue_and_compute_start_count_from_the_clock() -> None:
     scene = Scene(num_seats=0)
     [sent] = scene.submit()
     scene.clock.advance_us(5)
-    batch, _ = scene.batcher.try_take(ThreadSeat())
+    batch, _ = scene.batcher.try_take(WaitingThread())
     assert batch is not None
     assert sent.arrival_ns == batch.enqueue_ns[0] == 1000
     assert batch.taken_ns == 6000

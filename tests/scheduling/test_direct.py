@@ -14,7 +14,7 @@ from support.instances import Doubling, backend_of
 from modelserver.config.schema import InstanceGroupKind, ModelInstanceGroup
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
 from modelserver.execution.model import Model
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, InternalError, InvalidArgumentError, ServerError, UnavailableError
 from modelserver.scheduling.ensemble import Binding
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 def chain(**options: Any) -> Ensemble:

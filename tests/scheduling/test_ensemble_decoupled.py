@@ -8,7 +8,7 @@ import pytest
 from support.ensembles import Ensemble, SlowReader, StepDouble, ensemble_config, model_config, step
 
 from modelserver.errors import CancelledError, InternalError
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 def source_and_sink(**options: Any) -> Ensemble:

@@ -9,7 +9,7 @@ from modelserver.core.clock import ManualClock
 from modelserver.scheduling.batch import form_batch
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.hold import Hold, held_form, hold_from
-from modelserver.scheduling.seat import ThreadSeat
+from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
 
 
@@ -38,14 +38,14 @@ def test_nothing_is_taken_until_so_many_wait_and_then_as_ever() -> None:
         clock=clock,
         form=held_form(Hold(3), form_batch),
     )
-    seat = ThreadSeat()
+    worker = WaitingThread()
     taken = []
     for _ in range(3):
-        assert batcher.try_take(seat) == (None, None)
+        assert batcher.try_take(worker) == (None, None)
         batcher.submit(request())
-        assert seat.is_woken, "each request is looked at"
+        assert worker.is_woken, "each request is looked at"
     for _ in range(2):
-        batch, _ = batcher.try_take(seat)
+        batch, _ = batcher.try_take(worker)
         assert batch is not None
         taken.append(batch.rows)
         batcher.submit(request())

@@ -13,7 +13,7 @@ from modelserver.core.clock import ManualClock
 from modelserver.core.request import InferRequest
 from modelserver.errors import UnavailableError
 from modelserver.scheduling.batcher import Batcher
-from modelserver.scheduling.seat import ThreadSeat
+from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
 
 US = 1000
@@ -24,30 +24,30 @@ def config_of(max_batch_size: int = 4, **fields: Any) -> ModelConfig:
 
 
 class Scene:
-    """A batcher with two parked seats at time 0."""
+    """A batcher with two parked workers at time 0."""
 
     def __init__(self, **fields: Any) -> None:
         self.clock = ManualClock(0)
         self.batcher = Batcher(
             config_of(**fields), loop=ManualLoop(self.clock), statistics=ModelStatistics(), clock=self.clock
         )
-        self.seats = [ThreadSeat(), ThreadSeat()]
-        for seat in self.seats:
-            self.take(seat)
+        self.workers = [WaitingThread(), WaitingThread()]
+        for worker in self.workers:
+            self.take(worker)
 
     def submit(self, *requests: InferRequest) -> None:
         for each in requests:
             self.batcher.submit(each)
 
-    def take(self, seat: ThreadSeat) -> tuple[list[InferRequest], int | None]:
-        batch, wait_until_ns = self.batcher.try_take(seat)
+    def take(self, worker: WaitingThread) -> tuple[list[InferRequest], int | None]:
+        batch, wait_until_ns = self.batcher.try_take(worker)
         self.batcher.check_integrity()
         return (list(batch.requests) if batch is not None else []), wait_until_ns
 
     def take_woken(self) -> tuple[list[InferRequest], int | None]:
-        """What the one seat that is awake gets."""
-        (seat,) = (seat for seat in self.seats if seat.is_woken)
-        return self.take(seat)
+        """What the one worker that is awake gets."""
+        (worker,) = (worker for worker in self.workers if worker.is_woken)
+        return self.take(worker)
 
     def reconfigure(self, **fields: Any) -> None:
         self.batcher.reconfigure(config_of(**fields))
@@ -124,10 +124,10 @@ def test_what_waits_keeps_the_timeout_that_it_came_with() -> None:
     scene.reconfigure(max_queue_delay_microseconds=100)
     scene.submit(later)
     scene.clock.advance_us(60)
-    scene.take(scene.seats[0])
+    scene.take(scene.workers[0])
     assert scene.batcher.queue_depth == 1
     scene.clock.advance_us(60)
-    assert scene.take(scene.seats[0])[0] == [later]
+    assert scene.take(scene.workers[0])[0] == [later]
 
 
 def test_a_stopped_batcher_stays_in_a_hurry() -> None:

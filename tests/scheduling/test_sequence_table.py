@@ -18,7 +18,7 @@ from modelserver.core.clock import ManualClock
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import QueueFullError, ServerError, UnavailableError
-from modelserver.scheduling.seat import ThreadSeat
+from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.scheduling.sequence import SequenceEnd
 from modelserver.scheduling.sequence_batch import SequenceBatch
 from modelserver.scheduling.sequence_batcher import SequenceBatcher
@@ -39,9 +39,9 @@ class Instance:
 
     def __init__(self, machine: SequenceLives) -> None:
         self.machine = machine
-        self.seat = ThreadSeat()
+        self.worker = WaitingThread()
         self.batch: SequenceBatch | None = None
-        self.source: InstanceSource = machine.batcher.add_instance(self.tell)
+        self.source: InstanceSource = machine.batcher.source(self.tell)
 
     def tell(self, sequence_id: int | str, end: SequenceEnd) -> None:
         self.machine.lives.pop((self, sequence_id), None)
@@ -117,10 +117,10 @@ class SequenceLives(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def work(self, which: int) -> None:
         instance = self.instances[which % len(self.instances)]
-        if instance.seat.is_left:
+        if instance.worker.is_left:
             return
         former = instance.batch
-        batch, _ = instance.source.try_take(instance.seat)
+        batch, _ = instance.source.try_take(instance.worker)
         assert batch is None or isinstance(batch, SequenceBatch)
         instance.batch = batch
         if former is not None:
@@ -154,7 +154,7 @@ class SequenceLives(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def give_up(self, which: int) -> None:
-        self.batcher.give_up(self.instances[which % len(self.instances)].source)
+        self.instances[which % len(self.instances)].source.give_up()
 
     @rule()
     def stop(self) -> None:
@@ -172,8 +172,8 @@ class SequenceLives(RuleBasedStateMachine):
             return
         self.batcher.abort(UnavailableError("gone"))
         for instance in self.instances:
-            instance.source.close_seat(instance.seat)
-            while not instance.seat.is_left:
+            instance.source.close_worker(instance.worker)
+            while not instance.worker.is_left:
                 self.work(self.instances.index(instance))
         assert not self.open, "a request was never answered"
         assert self.batcher.num_sequences == 0, "a sequence outlived its model"

@@ -20,7 +20,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.hold import Hold
-from modelserver.scheduling.seat import ThreadSeat
+from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.scheduling.sequence import SequenceEnd
 from modelserver.scheduling.sequence_batch import SequenceBatch
 from modelserver.scheduling.sequence_batcher import SequenceBatcher
@@ -45,7 +45,7 @@ class Trace:
         self.loop = ManualLoop(self.clock)
         self.requests: dict[str, InferRequest] = {}
         self.lines: list[str] = []
-        self.instances: list[tuple[InstanceSource, ThreadSeat]] = []
+        self.instances: list[tuple[InstanceSource, WaitingThread]] = []
         self.batches: dict[int, SequenceBatch] = {}
 
     def run(self, command: str) -> str:
@@ -97,7 +97,7 @@ class Trace:
         def tell(sequence_id: int | str, end: SequenceEnd) -> None:
             self.lines.append(f"{number} hears: {sequence_id} {end.value}")
 
-        self.instances.append((self.batcher.add_instance(tell), ThreadSeat()))
+        self.instances.append((self.batcher.source(tell), WaitingThread()))
 
     def submit(self, *names: str, **options: str) -> None:
         fields: dict[str, Any] = {key: value if key == "caller" else int(value) for key, value in options.items()}
@@ -120,9 +120,9 @@ class Trace:
     def take(self, instance: str = "0") -> None:
         """What the instance had before is executed, and answered; then it takes the next batch."""
         number = int(instance)
-        source, seat = self.instances[number]
+        source, worker = self.instances[number]
         former = self.batches.pop(number, None)
-        batch, wait_until_ns = source.try_take(seat)
+        batch, wait_until_ns = source.try_take(worker)
         if former is not None:
             answers = [sent for sent in former.requests if sent not in former.rescheduled]
             self.batcher.deliver([(sent, InferResponse()) for sent in answers])
@@ -133,7 +133,7 @@ class Trace:
         elif wait_until_ns is not None:
             self.lines.append(f"wait until {wait_until_ns // 1000} us")
         else:
-            self.lines.append("left" if seat.is_left else "nothing")
+            self.lines.append("left" if worker.is_left else "nothing")
 
     def reschedule(self, name: str) -> None:
         """The model will not be done with the request when its batch is."""
@@ -153,8 +153,8 @@ class Trace:
         self.clock.advance_us(int(microseconds))
 
     def close(self, instance: str) -> None:
-        source, seat = self.instances[int(instance)]
-        source.close_seat(seat)
+        source, worker = self.instances[int(instance)]
+        source.close_worker(worker)
 
     def stop(self) -> None:
         self.batcher.stop()
@@ -163,7 +163,7 @@ class Trace:
         self.batcher.abort(UnavailableError("unloaded"))
 
     def status(self) -> None:
-        woken = [str(number) for number, (_, seat) in enumerate(self.instances) if seat.is_woken]
+        woken = [str(number) for number, (_, worker) in enumerate(self.instances) if worker.is_woken]
         text = f"{self.batcher.queue_depth} queued, {self.batcher.inflight} in flight"
         text += f", {self.batcher.num_sequences} sequences"
         self.lines.append(text + (f", woken {' '.join(woken)}" if woken else ""))

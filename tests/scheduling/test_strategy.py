@@ -12,7 +12,7 @@ from modelserver.config.schema import ModelConfig, ModelDynamicBatching
 from modelserver.core.clock import ManualClock
 from modelserver.errors import ConfigError
 from modelserver.scheduling.batcher import Batcher
-from modelserver.scheduling.seat import ThreadSeat
+from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.scheduling.strategy import STRATEGY_PARAMETER, BatchStrategy, find_strategy
 from modelserver.telemetry.statistics import ModelStatistics
 
@@ -54,7 +54,7 @@ def written(directory: Path, source: str = SOURCE) -> Path:
 class Batching:
     def __init__(self, strategy: BatchStrategy, config: ModelConfig) -> None:
         self.clock = ManualClock()
-        self.seat = ThreadSeat()
+        self.worker = WaitingThread()
         self.batcher = Batcher(
             config, loop=ManualLoop(self.clock), statistics=ModelStatistics(), clock=self.clock, form=strategy.form
         )
@@ -64,7 +64,7 @@ class Batching:
             self.batcher.submit(request(rows, id=name))
 
     def take(self) -> str | int | None:
-        batch, wait_until_ns = self.batcher.try_take(self.seat)
+        batch, wait_until_ns = self.batcher.try_take(self.worker)
         self.batcher.check_integrity()
         return " ".join(sent.id for sent in batch.requests) if batch is not None else wait_until_ns
 
@@ -96,7 +96,7 @@ def test_a_batch_that_the_strategy_closed_waits_for_nobody(tmp_path: Path) -> No
     batching.submit("a")
     assert batching.take() == 1_000_000
     batching.submit("b", "c")
-    assert batching.seat.is_woken
+    assert batching.worker.is_woken
     assert batching.take() == "a b"
     assert batching.take() == 1_000_000
     batching.clock.advance_us(1000)

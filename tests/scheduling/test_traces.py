@@ -14,7 +14,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
 from modelserver.scheduling.batcher import Batcher
-from modelserver.scheduling.seat import ThreadSeat
+from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
@@ -26,7 +26,7 @@ class Trace:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
-        self.seat = ThreadSeat()
+        self.worker = WaitingThread()
         self.requests: dict[str, InferRequest] = {}
         self.lines: list[str] = []
 
@@ -83,7 +83,7 @@ class Trace:
                 self.lines.append(f"{name} refused: {error.code.name}")
 
     def take(self) -> None:
-        batch, wait_until_ns = self.batcher.try_take(self.seat)
+        batch, wait_until_ns = self.batcher.try_take(self.worker)
         if batch is not None:
             self.lines.append(" ".join(taken.id for taken in batch.requests) + f" ({batch.rows} rows)")
         elif wait_until_ns is not None:
@@ -103,7 +103,7 @@ class Trace:
             self.loop.run_timers()
 
     def status(self) -> None:
-        woken = " woken" if self.seat.is_woken else ""
+        woken = " woken" if self.worker.is_woken else ""
         self.lines.append(f"{self.batcher.queue_depth} queued, {self.batcher.inflight} in flight{woken}")
 
     def stop(self) -> None:

@@ -26,7 +26,8 @@ from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.process_restarts import RestartReason
 from modelserver.telemetry.refusals import RefusalCounts, RefusalReason
-from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics, ResponseKind
+from modelserver.telemetry.statistics import BatchTiming, ModelStatistics, ResponseKind
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 @dataclass

@@ -7,14 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modelserver.telemetry.statistics import (
-    DURATION_BOUNDS_S,
-    BatchTiming,
-    FailureReason,
-    ModelStatistics,
-    ResponseKind,
-)
-from modelserver.telemetry.statistics_snapshot import DurationStat
+from modelserver.telemetry.statistics import DURATION_BOUNDS_S, BatchTiming, ModelStatistics, ResponseKind
+from modelserver.telemetry.statistics_snapshot import DurationStat, FailureReason
 
 MS = 1_000_000
 TIMING = BatchTiming(1 * MS, 20 * MS, 3 * MS)

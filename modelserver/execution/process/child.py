@@ -153,7 +153,7 @@ class Host:
             del batch, responses, error
             if not num_further:
                 del payload
-                self._connection.close_lines(numbers)
+                self._connection.close_requests(numbers)
                 self._connection.send(answer, content)
             elif now_ns - began_ns > _FLUSH_NS:
                 self._connection.send(answer, content)
@@ -173,7 +173,7 @@ class Host:
                 raise InternalError(f"{len(answered)} responses for {len(requests)} requests")
             if None in answered:
                 for request, record in zip(requests, answered, strict=True):
-                    if record is None and request.own_line is None:
+                    if record is None and not request.has_taken_sender:
                         # Whoever keeps the request may still take its sender; if nobody does, the request fails.
                         request.take_sender()
         except Exception as error:

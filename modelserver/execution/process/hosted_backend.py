@@ -7,7 +7,6 @@ never loads such a model; by the parameter its config is completed in a process 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,14 @@ from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.process.child_process import call_in_process
 from modelserver.execution.process.hosting import backend_recipe, find_class, reference
 from modelserver.execution.process.instance import ProcessInstance
-from modelserver.execution.process.recipe import ProcessOptions, Recipe, execute_timeout_s, output_lines_per_s
+from modelserver.execution.process.recipe import (
+    ProcessOptions,
+    Recipe,
+    execute_timeout_s,
+    num_instances,
+    output_lines_per_s,
+    thread_limits,
+)
 
 # Completing a config may take as long as loading the model.
 _COMPLETE_TIMEOUT_S = 300.0
@@ -48,7 +54,7 @@ def complete_config(backend_class: type[Backend], context: BackendContext) -> Mo
     arguments = {key: value for key, value in recipe.arguments.items() if key != "placement"}
     name = f"{context.model_name} auto-complete"
     recipe = Recipe(f"{__name__}:complete_here", arguments)
-    text, messages = call_in_process(name, recipe, timeout_s=_COMPLETE_TIMEOUT_S, environment=_thread_limits(1))
+    text, messages = call_in_process(name, recipe, timeout_s=_COMPLETE_TIMEOUT_S, environment=thread_limits(1))
     if messages:
         raise ConfigError("\n".join(messages))
     return config_from_json(text, source=f"config of model '{context.model_name}'")
@@ -80,24 +86,11 @@ class HostedBackend(Backend):
 
     def create_instance(self, placement: Placement) -> BatchInstance:
         context = self.context
-        server = context.server
-        num_instances = max(1, sum(max(1, group.count) for group in context.config.instance_group))
-        return ProcessInstance(
-            placement.name,
-            backend_recipe(reference(self._class), context, placement),
-            ProcessOptions(
-                execute_timeout_s=execute_timeout_s(context),
-                output_lines_per_s=output_lines_per_s(context),
-                environment=_thread_limits(num_instances),
-                is_wanted=context.is_wanted,
-            ),
-            loop=server.loop if server is not None else None,
-            server=server,
+        options = ProcessOptions(
+            execute_timeout_s=execute_timeout_s(context),
+            output_lines_per_s=output_lines_per_s(context),
+            environment=thread_limits(num_instances(context)),
+            is_wanted=context.is_wanted,
         )
-
-
-def _thread_limits(num_instances: int) -> dict[str, str]:
-    """Without a word from the operator, the instances of a model share the cores instead of each taking all."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // num_instances))}
+        recipe = backend_recipe(reference(self._class), context, placement)
+        return ProcessInstance.of_model(context, placement, recipe, options)

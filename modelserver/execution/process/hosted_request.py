@@ -51,7 +51,7 @@ class HostedResponses:
             self._is_closed = is_final
             self._is_ended = is_final or not self._is_decoupled
         if self._is_ended:
-            self._connection.close_line(self._number)
+            self._connection.close_request(self._number)
 
     def _put(self, response: InferResponse | ServerError | None, *, is_ended: bool) -> None:
         basket = self._connection.basket
@@ -93,7 +93,7 @@ class HostedRequest(InferRequest, kw_only=True, eq=False):
 
     number: int
     connection: ServerConnection
-    own_line: ResponseSender | None = None
+    taken_sender: ResponseSender | None = None
 
     @property  # type: ignore[misc]  # over the field of the same name
     def is_cancelled(self) -> bool:
@@ -106,13 +106,19 @@ class HostedRequest(InferRequest, kw_only=True, eq=False):
     @property
     def sender(self) -> ResponseSender:
         """How to answer later, or more than once: as on the server's side, but it may be taken at any time."""
-        return self.own_line or self.take_sender()
+        return self.taken_sender or self.take_sender()
+
+    @property
+    def has_taken_sender(self) -> bool:
+        return self.taken_sender is not None
 
     def take_sender(self) -> ResponseSender:
         """Make the sender, once."""
-        self.connection.keep_line(self.number)
-        self.own_line = ResponseSender(HostedResponses(self.connection, self.number, is_decoupled=self.is_decoupled))
-        return self.own_line
+        self.connection.keep_request(self.number)
+        self.taken_sender = ResponseSender(
+            HostedResponses(self.connection, self.number, is_decoupled=self.is_decoupled)
+        )
+        return self.taken_sender
 
 
 def hosted_request(connection: ServerConnection, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:

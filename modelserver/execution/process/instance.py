@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelserver.backend import (
+    BackendContext,
     BatchInstance,
     InferRequest,
     InferResponse,
     InternalError,
     Measurement,
+    Placement,
     ServerCalls,
     ServerError,
     UnavailableError,
@@ -37,7 +39,7 @@ from modelserver.execution.process.messages import (
     SequenceEnded,
 )
 from modelserver.execution.process.model_calls import ModelCalls
-from modelserver.execution.process.recipe import ProcessOptions, Recipe
+from modelserver.execution.process.recipe import ProcessOptions, Recipe, num_instances
 from modelserver.execution.process.shared_buffer import ByteView
 from modelserver.execution.process.supervisor import Death, State, Supervisor
 from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason
@@ -105,6 +107,31 @@ class ProcessInstance(BatchInstance):
         if failure is not None:
             self._stop_loop()
             raise failure
+
+    @classmethod
+    def of_model(
+        cls,
+        context: BackendContext,
+        placement: Placement,
+        recipe: Recipe,
+        options: ProcessOptions,
+        *,
+        answers_later: bool = False,
+    ) -> ProcessInstance:
+        """The instance of a model in the server, if there is one around: the child may call other models then.
+
+        `answers_later` is needed only where the child's instance cannot tell.
+        """
+        server = context.server
+        return cls(
+            placement.name,
+            recipe,
+            options,
+            loop=server.loop if server is not None else None,
+            server=server,
+            origin=CallOrigin(placement.name, context.model_name, num_instances(context)),
+            answers_later=answers_later,
+        )
 
     @property
     def pid(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,18 @@ def execute_timeout_s(context: BackendContext) -> float | None:
     --execute-timeout-secs; None: for ever. Raises ConfigError."""
     default = _common_setting(context, "execute-timeout-seconds", 0.0)
     return context.float_parameter("EXECUTE_TIMEOUT_SECONDS", default) or None
+
+
+def num_instances(context: BackendContext) -> int:
+    """How many instances the model's config asks for."""
+    return max(1, sum(max(1, group.count) for group in context.config.instance_group))
+
+
+def thread_limits(num_instances: int) -> dict[str, str]:
+    """The environment of one of so many instances: without a word from the operator, they share the cores."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // num_instances))}
 
 
 def output_lines_per_s(context: BackendContext) -> int:

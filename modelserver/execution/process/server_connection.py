@@ -192,18 +192,18 @@ class ServerConnection:
         if is_cancelled and on_cancel is not None:
             on_cancel()
 
-    def close_line(self, number: int) -> None:
+    def close_request(self, number: int) -> None:
         """The request has ended: nothing about it is to be kept."""
         with self._changed:
             self._open.discard(number)
-            self._forget_line(number)
+            self._forget_request(number)
 
-    def keep_line(self, number: int) -> None:
+    def keep_request(self, number: int) -> None:
         """The request goes on after its batch."""
         with self._changed:
             self._open.add(number)
 
-    def close_lines(self, numbers: range) -> None:
+    def close_requests(self, numbers: range) -> None:
         """The batches of these requests have been executed; those that are kept stay."""
         if not (self._cancelled or self._full or self._watchers):
             return
@@ -211,7 +211,7 @@ class ServerConnection:
             known = {*self._cancelled, *self._full, *self._watchers}
             for number in known:
                 if number < numbers.stop and number not in self._open:
-                    self._forget_line(number)
+                    self._forget_request(number)
 
     def expect(self, waiting: Waiting, *, is_async: bool = False) -> int:
         """A number for a `Call` or an `Ask`, whose replies go to `waiting` until `forget`.
@@ -318,7 +318,7 @@ class ServerConnection:
             if self._waiting.pop(number, None) is not None:
                 self._num_pending -= is_async
 
-    def _forget_line(self, number: int) -> None:
+    def _forget_request(self, number: int) -> None:
         self._cancelled.discard(number)
         self._full.discard(number)
         self._watchers.pop(number, None)

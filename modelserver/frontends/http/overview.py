@@ -13,7 +13,7 @@ from modelserver.telemetry.memory import process_memory
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
-    from modelserver.execution.staffed_instance import InstanceInfo
+    from modelserver.execution.pooled_instance import InstanceInfo
     from modelserver.planes.control import AnyControlPlane
     from modelserver.planes.data import AnyDataPlane
     from modelserver.telemetry.statistics_snapshot import DurationStat, StatisticsSnapshot

@@ -101,14 +101,14 @@ def test_a_caller_that_left_is_known_until_its_batch_is_done(pair: tuple[Channel
     server.send(Cancelled(number=9))
     assert connection.is_cancelled(3)
     assert not connection.is_cancelled(4)
-    connection.keep_line(4)
+    connection.keep_request(4)
     server.send(Cancelled(number=4))
     connection.poll()
-    connection.close_lines(range(2, 6))
+    connection.close_requests(range(2, 6))
     assert not connection.is_cancelled(3)
     assert connection.is_cancelled(4), "it goes on after its batch"
     assert connection.is_cancelled(9), "its batch comes later"
-    connection.close_line(4)
+    connection.close_request(4)
     assert not connection.is_cancelled(4)
 
 

@@ -22,7 +22,7 @@ from modelserver.errors import CancelledError, InternalError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.execution.process.instance import ProcessInstance
 from modelserver.execution.process.recipe import ProcessOptions, Recipe, RestartOptions
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 TESTS = str(Path(next(iter(support.__path__))).parent)
 OPTIONS = ProcessOptions(restart=RestartOptions(first_pause_s=0.01))

@@ -6,7 +6,8 @@ from typing import Any, cast
 from modelserver.frontends.http.documents import index_document, statistics_document
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.telemetry.memory import MemoryUsage
-from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics
+from modelserver.telemetry.statistics import BatchTiming, ModelStatistics
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 def test_index_rows_leave_out_what_is_unknown() -> None:

@@ -31,7 +31,7 @@ from modelserver.core.reading import MAX_UNREAD
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, ErrorCode, ServerError, UnavailableError
 from modelserver.execution.model import Model
-from modelserver.telemetry.statistics import FailureReason
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 DECOUPLED = ModelTransactionPolicy(decoupled=True)
 ENDED = "sender has been closed"
@@ -148,7 +148,7 @@ async def test_what_is_sent_in_one_turn_of_the_loop_is_one_call(load: Load, monk
     loaded = await load()
     _, stream, sender = await loaded.one()
     calls: list[object] = []
-    scheduler = loaded.model._staff.scheduler  # the desk's only way to the loop
+    scheduler = loaded.model._engine.scheduler  # the dispatcher's only way to the loop
     post = scheduler.post
     monkeypatch.setattr(scheduler, "post", lambda *call: (calls.append(call), post(*call)))
     for value in range(10):

@@ -7,16 +7,17 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from modelserver.core.clock import Clock
 from modelserver.core.reading import Reading
-from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
-from modelserver.telemetry.statistics import BatchTiming, FailureReason, ModelStatistics, ResponseKind
+from modelserver.scheduling.source import BatchSource
+from modelserver.telemetry.statistics import BatchTiming, ModelStatistics, ResponseKind
+from modelserver.telemetry.statistics_snapshot import FailureReason
 
 logger = logging.getLogger(__name__)
 
@@ -24,24 +25,16 @@ logger = logging.getLogger(__name__)
 Check = Callable[[InferRequest, InferResponse], InferResponse]
 
 
-class Deliverer(Protocol):
-    """What a desk needs of its scheduler."""
-
-    def deliver(self, deliveries: Iterable[Delivery]) -> None: ...
-
-    def post(self, callback: Callable[..., object], *args: object) -> None: ...
-
-
-class SenderDesk:
-    """Opens a line for each request of an instance, and brings what is sent to the event loop.
+class ResponseDispatcher:
+    """Opens a response for each request of an instance, and brings what is sent to the event loop.
 
     However many responses are sent before the loop comes to its next turn, it is called once. `_lock` guards
-    the outbox and the open lines; nothing is called while it is held but the loop's `call_soon_threadsafe`.
+    the outbox and the open open_responses; nothing is called while it is held but the loop's `call_soon_threadsafe`.
     """
 
     def __init__(
         self,
-        scheduler: Deliverer,
+        source: BatchSource,
         check: Check,
         *,
         model_name: str,
@@ -57,11 +50,11 @@ class SenderDesk:
         self.is_decoupled = is_decoupled
         self.statistics = statistics
         self.now_ns = clock.now_ns
-        self._scheduler = scheduler
+        self._source = source
         self._lock = threading.Lock()
         self._has_closed = threading.Condition(self._lock)
-        self._open: dict[InferRequest, Line] = {}
-        self._outbox: list[tuple[Line, InferResponse]] = []
+        self._open: dict[InferRequest, OpenResponse] = {}
+        self._outbox: list[tuple[OpenResponse, InferResponse]] = []
         self._is_held = False
 
     @property
@@ -69,35 +62,35 @@ class SenderDesk:
         """Requests that have not ended."""
         return len(self._open)
 
-    def open(self, requests: Sequence[InferRequest], enqueue_ns: Sequence[int], taken_ns: int) -> list[Line]:
-        """A line for each request, which has its sender from here on. Called from the worker's thread."""
-        lines = [
-            Line(self, request, taken_ns - queued_ns, taken_ns)
+    def open(self, requests: Sequence[InferRequest], enqueue_ns: Sequence[int], taken_ns: int) -> list[OpenResponse]:
+        """An open response for each request, which has its sender from here on. Called from the worker's thread."""
+        open_responses = [
+            OpenResponse(self, request, taken_ns - queued_ns, taken_ns)
             for request, queued_ns in zip(requests, enqueue_ns, strict=True)
         ]
         with self._lock:
-            self._open.update(zip(requests, lines, strict=True))
-        for line in lines:
-            line.begin()
-        return lines
+            self._open.update(zip(requests, open_responses, strict=True))
+        for open_response in open_responses:
+            open_response.begin()
+        return open_responses
 
-    def put(self, line: Line, response: InferResponse) -> None:
+    def put(self, open_response: OpenResponse, response: InferResponse) -> None:
         """Deliver a response soon. From any thread."""
         with self._lock:
-            self._outbox.append((line, response))
+            self._outbox.append((open_response, response))
             if response.is_final:
-                self._open.pop(line.request, None)
+                self._open.pop(open_response.request, None)
                 if not self._open:
                     self._has_closed.notify_all()
             if len(self._outbox) == 1 and not self._is_held:
-                self._scheduler.post(self._deliver)
+                self._source.post(self._deliver)
 
-    def lines(self) -> list[Line]:
+    def open_responses(self) -> list[OpenResponse]:
         """Those of the requests that have not ended. From any thread."""
         with self._lock:
             return list(self._open.values())
 
-    def line_of(self, request: InferRequest) -> Line | None:
+    def open_response_of(self, request: InferRequest) -> OpenResponse | None:
         """That of a request, unless it has ended. From any thread."""
         with self._lock:
             return self._open.get(request)
@@ -112,18 +105,18 @@ class SenderDesk:
         with self._lock:
             self._is_held = False
             if self._outbox:
-                self._scheduler.post(self._deliver)
+                self._source.post(self._deliver)
 
-    def forget(self, line: Line) -> None:
-        """The line has no end of its own. From any thread."""
+    def forget(self, open_response: OpenResponse) -> None:
+        """The response is not ended here. From any thread."""
         with self._lock:
-            self._open.pop(line.request, None)
+            self._open.pop(open_response.request, None)
             if not self._open:
                 self._has_closed.notify_all()
 
-    def end_soon(self, line: Line) -> None:
-        """End a line whose sender is gone, from the event loop: this is called by the garbage collector."""
-        self._scheduler.post(line.end_dropped)
+    def end_soon(self, open_response: OpenResponse) -> None:
+        """End a response whose sender is gone, from the event loop: this is called by the garbage collector."""
+        self._source.post(open_response.end_dropped)
 
     def close(self, deadline_s: float) -> None:
         """Wait until all requests have ended; those that have not by then (monotonic) are ended here. Blocking."""
@@ -132,28 +125,30 @@ class SenderDesk:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not self._has_closed.wait(left_s):
                     break
-            lines = list(self._open.values())
-        for line in lines:
-            line.end(UnavailableError(f"model '{self.model_name}' was unloaded before the request was finished"))
+            open_responses = list(self._open.values())
+        for open_response in open_responses:
+            open_response.end(
+                UnavailableError(f"model '{self.model_name}' was unloaded before the request was finished")
+            )
 
     def _deliver(self) -> None:
         with self._lock:
             outbox, self._outbox = self._outbox, []
-        self._scheduler.deliver([(line.request, response) for line, response in outbox])
-        for line, _ in outbox:
-            if not line.request.stream.reads_later:
-                line.reading.read()
+        self._source.deliver([(open_response.request, response) for open_response, response in outbox])
+        for open_response, _ in outbox:
+            if not open_response.request.stream.reads_later:
+                open_response.reading.read()
 
 
-class Line:
-    """One request, from the call of `execute` to its final response. The desk keeps it until then.
+class OpenResponse:
+    """One request, from the call of `execute` to its final response. The dispatcher keeps it until then.
 
     `_lock` guards the state, and keeps responses in the order in which they are numbered.
     """
 
     __slots__ = (
         "_began_ns",
-        "_desk",
+        "_dispatcher",
         "_error",
         "_is_abandoned",
         "_is_closed",
@@ -169,14 +164,14 @@ class Line:
         "request",
     )
 
-    def __init__(self, desk: SenderDesk, request: InferRequest, queue_ns: int, taken_ns: int) -> None:
+    def __init__(self, dispatcher: ResponseDispatcher, request: InferRequest, queue_ns: int, taken_ns: int) -> None:
         self.request = request
         self.reading = Reading()
-        self._desk = desk
+        self._dispatcher = dispatcher
         self._lock = threading.Lock()
         self._queue_ns = queue_ns
         self._taken_ns = taken_ns
-        self._began_ns = self._sent_ns = desk.now_ns()
+        self._began_ns = self._sent_ns = dispatcher.now_ns()
         self._output_ns = 0
         self._num_sent = 0
         self._error: ServerError | None = None  # the first one that was sent
@@ -214,27 +209,26 @@ class Line:
         if self._is_ended:
             logger.error(
                 "model '%s': execute() returned an answer to a request that its sender had ended, which is dropped",
-                self._desk.model_name,
+                self._dispatcher.model_name,
             )
             return
         if not isinstance(answer, InferResponse | ServerError):
-            self.end(
-                InternalError(
-                    f"model '{self._desk.model_name}': execute() returned an entry of type {type(answer).__name__}, "
-                    "expected an InferResponse, a ServerError, or None to answer later"
-                )
+            text = (
+                f"model '{self._dispatcher.model_name}': execute() returned an entry of type {type(answer).__name__}, "
+                "expected an InferResponse, a ServerError, or None to answer later"
             )
+            self.end(InternalError(text))
             return
         assert sender is not None, "only `settle` takes the sender away"
         with contextlib.suppress(ServerError):  # of an answer that was wrong: the client was told so
             sender.finish(answer)
 
     def _set_aside(self) -> None:
-        """The request is executed once more, and gets another line: nothing can be sent by this one."""
+        """The request is executed once more, and gets another response: nothing can be sent by this one."""
         with self._lock:
             self._is_ended = self._is_closed = True
         self.request.on_cancel = self._on_cancel
-        self._desk.forget(self)
+        self._dispatcher.forget(self)
 
     @property
     def is_ended(self) -> bool:
@@ -265,11 +259,11 @@ class Line:
                 self._is_closed = True
                 return
             self._is_closed = is_final
-            self._put(response, is_final=is_final or not self._desk.is_decoupled)
+            self._put(response, is_final=is_final or not self._dispatcher.is_decoupled)
 
     def drop(self) -> None:
         if not self._is_ended and not self._is_abandoned:
-            self._desk.end_soon(self)
+            self._dispatcher.end_soon(self)
 
     def abandon(self) -> None:
         """The server is about to end the request: nothing follows from its sender's going before."""
@@ -283,20 +277,17 @@ class Line:
             self._is_closed = True
 
     def end_dropped(self) -> None:
-        if self._desk.is_decoupled and self.request.is_cancelled:
-            self.end(CancelledError(f"request to model '{self._desk.model_name}' was cancelled"))
+        name = self._dispatcher.model_name
+        if self._dispatcher.is_decoupled and self.request.is_cancelled:
+            self.end(CancelledError(f"request to model '{name}' was cancelled"))
         else:
-            self.end(
-                InternalError(
-                    f"model '{self._desk.model_name}' dropped the response sender of a request without finishing it"
-                )
-            )
+            self.end(InternalError(f"model '{name}' dropped the response sender of a request without finishing it"))
 
     def _problem(self, response: InferResponse | ServerError | None, *, is_final: bool) -> InternalError | None:
         """Why the model must not send this. Called with the lock held."""
         if self._is_closed:
             return InternalError("Unable to send response. Response sender has been closed.")
-        if self._desk.is_decoupled:
+        if self._dispatcher.is_decoupled:
             return None
         if response is not None and self._num_sent:
             return InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
@@ -308,7 +299,7 @@ class Line:
 
     def _put(self, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
         """Check, record and deliver. Called with the lock held; raises what is wrong after telling the client."""
-        called_ns = self._desk.now_ns()
+        called_ns = self._dispatcher.now_ns()
         refusal: ServerError | None = None
         if response is None:
             checked = InferResponse()
@@ -316,16 +307,16 @@ class Line:
             checked = InferResponse(error=response)
         else:
             try:
-                checked = response if response.error is not None else self._desk.check(self.request, response)
+                checked = response if response.error is not None else self._dispatcher.check(self.request, response)
             except ServerError as error:
                 refusal, is_final = error, True
                 checked = InferResponse(error=error)
         checked.is_final = is_final
-        done_ns = self._desk.now_ns()
+        done_ns = self._dispatcher.now_ns()
         self._error = self._error or checked.error
         self._output_ns += done_ns - called_ns
-        if self._desk.is_decoupled:
-            statistics, kind = self._desk.statistics, self._kind(checked)
+        if self._dispatcher.is_decoupled:
+            statistics, kind = self._dispatcher.statistics, self._kind(checked)
             statistics.record_response(self._num_sent, kind, called_ns - self._sent_ns, done_ns - called_ns)
             if not self._num_sent and kind is ResponseKind.SUCCESS:
                 statistics.record_first_response(done_ns - self.request.arrival_ns)
@@ -337,7 +328,7 @@ class Line:
             self._record(done_ns)
             self.reading.end()
         self.reading.sent()
-        self._desk.put(self, checked)
+        self._dispatcher.put(self, checked)
         if refusal is not None:
             raise refusal
 
@@ -353,7 +344,7 @@ class Line:
         """The request's own numbers, once it has ended."""
         if self.request.is_padding:
             return
-        statistics = self._desk.statistics
+        statistics = self._dispatcher.statistics
         request_ns = done_ns - self.request.arrival_ns
         if self._error is None:
             infer_ns = done_ns - self._began_ns - self._output_ns
@@ -361,7 +352,7 @@ class Line:
             statistics.record_ended(input_ns, infer_ns, self._output_ns, self._queue_ns, request_ns)
             if self.request.trace is not None:
                 self.request.trace.note_durations(input_ns, infer_ns, self._output_ns)
-            if self._desk.is_stepped:
+            if self._dispatcher.is_stepped:
                 self._record_as_batch(BatchTiming(input_ns, infer_ns, self._output_ns))
         elif self.request.is_cancelled and isinstance(self._error, CancelledError):
             statistics.record_failures(FailureReason.CANCELED, (request_ns,))
@@ -370,7 +361,7 @@ class Line:
 
     def _record_as_batch(self, timing: BatchTiming) -> None:
         request, taken_ns = self.request, self._taken_ns
-        self._desk.statistics.record_batch(request.rows, timing, queue_ns=(), request_ns=())
+        self._dispatcher.statistics.record_batch(request.rows, timing, queue_ns=(), request_ns=())
         if request.trace is not None:
             prepared_ns = taken_ns + timing.compute_input_ns
             called_ns = prepared_ns + timing.compute_infer_ns

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
-from collections.abc import Callable
 from typing import Protocol
 
 
-class Seat(Protocol):
+class WaitingWorker(Protocol):
     """A worker's place at a batcher. The batcher changes the flags under its lock.
 
     `is_parked`: it waits to be woken. `is_woken`: it was woken and has not looked at the queue since.
@@ -19,6 +18,10 @@ class Seat(Protocol):
     is_closed: bool
     is_left: bool
 
+    @property
+    def wakes_after_turn(self) -> bool:
+        """Whether it is better woken after the event loop's turn: a thread would contend for the interpreter."""
+
     def wake(self) -> None:
         """Make the worker look at the queue. Called under the batcher's lock, so it only gives the signal."""
 
@@ -26,16 +29,13 @@ class Seat(Protocol):
         """The signal of the last `wake` is spent, even if the worker came for another reason. Called as `wake` is."""
 
 
-class ThreadSeat:
-    """The seat of a worker thread: it sleeps on a lock of its own, the cheapest signal between two threads.
+class WaitingThread:
+    """A worker thread, for its batcher. It sleeps on a lock of its own, the cheapest signal between threads."""
 
-    `may_take` is asked before every batch: a worker that may not leaves the queue to the others for a while.
-    """
+    wakes_after_turn = True
+    __slots__ = ("_signal", "is_closed", "is_left", "is_parked", "is_woken")
 
-    __slots__ = ("_signal", "is_closed", "is_left", "is_parked", "is_woken", "may_take")
-
-    def __init__(self, may_take: Callable[[], bool] = lambda: True) -> None:
-        self.may_take = may_take
+    def __init__(self) -> None:
         self._signal = allocate_lock()
         self._signal.acquire()
         self.is_parked = False
@@ -57,16 +57,16 @@ class ThreadSeat:
             self._signal.acquire(timeout=timeout_ns / 1e9)
 
 
-class IdleSeats:
-    """The seats of the workers that sleep; every call is made under the batcher's lock.
+class ParkedWorkers:
+    """The workers that sleep; every call is made under the batcher's lock.
 
     At most one is woken at a time: it sees to the next one itself, when there is more than it takes. At
     most one, the watcher, looks again by itself at a certain time, when a queue delay ends.
     """
 
     def __init__(self) -> None:
-        self._parked: list[Seat] = []
-        self._watcher: Seat | None = None
+        self._parked: list[WaitingWorker] = []
+        self._watcher: WaitingWorker | None = None
         self._num_woken = 0
 
     @property
@@ -75,31 +75,31 @@ class IdleSeats:
         return bool(self._parked) and not self._num_woken
 
     @property
-    def is_thread(self) -> bool:
-        """Whether the next one to be woken is a thread, and not a turn of the event loop. Somebody must sleep."""
-        return isinstance(self._watcher or self._parked[-1], ThreadSeat)
+    def wakes_after_turn(self) -> bool:
+        """Whether the next worker to be woken is better woken after the event loop's turn. At least one must sleep."""
+        return (self._watcher or self._parked[-1]).wakes_after_turn
 
     @property
     def is_watched(self) -> bool:
         return self._watcher is not None
 
-    def park(self, seat: Seat, wait_until_ns: int | None) -> int | None:
+    def park(self, worker: WaitingWorker, wait_until_ns: int | None) -> int | None:
         """The worker goes to sleep; returns when it must look again: never, if another one watches already."""
-        seat.is_parked = True
-        self._parked.append(seat)
+        worker.is_parked = True
+        self._parked.append(worker)
         if wait_until_ns is None or self._watcher is not None:
             return None
-        self._watcher = seat
+        self._watcher = worker
         return wait_until_ns
 
-    def unpark(self, seat: Seat) -> None:
+    def unpark(self, worker: WaitingWorker) -> None:
         """The worker is back, woken or by itself."""
-        if seat.is_parked:
-            self._remove(seat)
-        if seat.is_woken:
-            seat.is_woken = False
+        if worker.is_parked:
+            self._remove(worker)
+        if worker.is_woken:
+            worker.is_woken = False
             self._num_woken -= 1
-            seat.settle()
+            worker.settle()
 
     def wake_one(self) -> None:
         """Wake the watcher, or else the one that slept last. Somebody must sleep."""
@@ -110,21 +110,21 @@ class IdleSeats:
         if self._watcher is not None:
             self.wake(self._watcher)
 
-    def wake(self, seat: Seat) -> None:
-        self._remove(seat)
-        seat.is_woken = True
+    def wake(self, worker: WaitingWorker) -> None:
+        self._remove(worker)
+        worker.is_woken = True
         self._num_woken += 1
-        seat.wake()
+        worker.wake()
 
     def check_integrity(self, *, has_requests: bool) -> None:
         """Assert that no request waits unseen. For tests."""
-        assert all(seat.is_parked and not seat.is_woken for seat in self._parked), "a woken seat is parked"
+        assert all(worker.is_parked and not worker.is_woken for worker in self._parked), "a woken worker is parked"
         assert self._watcher is None or self._watcher in self._parked, "the watcher does not sleep"
         if has_requests and self.can_wake:
             assert self._watcher is not None, "requests wait, workers sleep, and nobody watches"
 
-    def _remove(self, seat: Seat) -> None:
-        self._parked.remove(seat)
-        seat.is_parked = False
-        if self._watcher is seat:
+    def _remove(self, worker: WaitingWorker) -> None:
+        self._parked.remove(worker)
+        worker.is_parked = False
+        if self._watcher is worker:
             self._watcher = None

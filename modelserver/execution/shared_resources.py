@@ -11,7 +11,7 @@ from modelserver.scheduling.rate_limit import RateLimiter
 
 
 @dataclass(frozen=True, slots=True)
-class Facilities:
+class SharedResources:
     """`answers` is where response caches keep answers; without it no model has a cache. `limiter` decides who executes
     of those that need the same resources; without it nobody waits for any. `cores` says where instances run.
     `is_fair`: callers share queues by weight. `is_adaptive`: who would be answered too late is refused at once.

@@ -1,4 +1,4 @@
-"""An instance with the worker that drives it, and how both end."""
+"""An instance with the worker that drives it, and those that share its model's requests."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from modelserver.backend import Placement
-from modelserver.execution.hosted_worker import HostedElsewhere, HostedWorker
-from modelserver.execution.inline_worker import DirectWorker, InlineWorker
 from modelserver.execution.instances import LoadedInstance, close_all
-from modelserver.execution.step_worker import StepWorker
-from modelserver.execution.worker import Worker
+from modelserver.execution.workers import Worker
 
 logger = logging.getLogger(__name__)
 
 # How long a worker may take to see that its sequences were given up.
 _GIVE_UP_S = 1.0
-
-AnyWorker = Worker | StepWorker | HostedWorker | InlineWorker | DirectWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,49 +33,41 @@ class InstanceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class StaffedInstance:
-    """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone.
-
-    `give_up` ends its sequences, or what it does in steps, without which a worker does not end.
-    """
+class PooledInstance:
+    """An instance and, unless it is passive, the worker that drives it. `leave` is called when it is gone."""
 
     loaded: LoadedInstance
-    worker: AnyWorker | None
+    worker: Worker | None
     leave: Callable[[], None]
-    give_up: Callable[[], None]
 
     def has_ended(self, timeout_s: float) -> bool:
         """Wait for the worker; after that time give up what it has begun, and kill the instance's process."""
         if self.worker is None or self.worker.join(timeout_s):
             return True
-        self.give_up()
-        if isinstance(self.loaded.instance, HostedElsewhere):
-            self.loaded.instance.kill("was closed while it executed")
+        self.worker.give_up()
+        if self.loaded.process is not None:
+            self.loaded.process.kill("was closed while it executed")
         return self.worker.join(_GIVE_UP_S)
-
-    @property
-    def can_execute(self) -> bool:
-        return self.worker is not None and self.loaded.instance.can_execute()
 
     @property
     def is_ready(self) -> bool:
         """Whether it can execute now."""
-        is_broken = isinstance(self.worker, StepWorker) and self.worker.runner.is_broken
+        is_broken = self.worker is not None and self.worker.runner.is_broken
         return not is_broken and self.loaded.instance.is_ready()
 
     def info(self) -> InstanceInfo:
-        runner = self.worker.runner if self.worker is not None else None
+        worker = self.worker
         return InstanceInfo(
             self.loaded.name,
             self.loaded.plan.placement,
-            is_busy=runner is not None and runner.is_busy,
-            executions=runner.num_executions if runner is not None else 0,
-            is_inline=isinstance(self.worker, InlineWorker | DirectWorker),
-            pid=getattr(self.loaded.instance, "pid", None),
+            is_busy=worker is not None and worker.runner.is_busy,
+            executions=worker.runner.num_executions if worker is not None else 0,
+            is_inline=worker is not None and worker.is_inline,
+            pid=self.loaded.process.pid if self.loaded.process is not None else None,
         )
 
 
-def dismiss(members: Sequence[StaffedInstance], timeout_s: float) -> bool:
+def stop_instances(members: Sequence[PooledInstance], timeout_s: float) -> bool:
     """Let the workers end and close their instances; False when one did not end in time. Blocking."""
     deadline_s = time.monotonic() + timeout_s
     for member in members:

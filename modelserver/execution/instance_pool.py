@@ -5,29 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
-from modelserver.backend import Backend, ConfigError, StepInstance
+from modelserver.backend import Backend, ConfigError
 from modelserver.config.inline_execution import InlineExecution, inline_execution
+from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
-from modelserver.execution.facilities import Facilities
-from modelserver.execution.hosted_worker import HostedElsewhere
+from modelserver.execution.engine import Engine
 from modelserver.execution.inline import decide_inline
 from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all
-from modelserver.execution.placement import InstancePlan, reuse
+from modelserver.execution.placement import InstancePlan, plan_instances, reuse
+from modelserver.execution.pooled_instance import PooledInstance, stop_instances
 from modelserver.execution.resource_claims import ResourceClaims
-from modelserver.execution.runner import BatchRunner
-from modelserver.execution.staffed_instance import StaffedInstance, dismiss
-from modelserver.execution.worker_factory import Scheduler, WorkerFactory
+from modelserver.execution.runner import Runner
+from modelserver.execution.shared_resources import SharedResources
+from modelserver.execution.worker_factory import WorkerFactory
 from modelserver.scheduling.batch import FormBatch, form_batch
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
 from modelserver.scheduling.hold import held_form, hold_from
+from modelserver.scheduling.scheduler import Scheduler
 from modelserver.scheduling.sequence_batcher import SequenceBatcher
 from modelserver.scheduling.strategy import BatchStrategy
 from modelserver.telemetry.measurement import Measurement
@@ -39,12 +41,10 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 0.01
 
 
-class Staff:
-    """Made with its first instances, and then taking requests through `scheduler`.
+class InstancePool(Engine):
+    """Made with its first instances, and then taking requests.
 
-    `lock` lets one thread at a time change the instances: whoever calls `update` or `close` holds it. `members` is
-    replaced, never changed, so that any thread may read it. `is_inline` says where they are executed; once false
-    it stays so.
+    `is_inline` says where they are executed; once false it stays so.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Staff:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         default_max_queue_size: int,
-        facilities: Facilities,
+        resources: SharedResources,
     ) -> None:
         """Blocking. Raises ServerError, with nothing left behind, when an instance cannot be made."""
-        self.lock = threading.Lock()
+        super().__init__()
         self._backend = backend
         self._factory = factory
         self._signature = signature
@@ -69,12 +69,12 @@ class Staff:
         self._loop = loop
         self._clock = clock
         self._default_max_queue_size = default_max_queue_size
-        self._cores = facilities.cores
-        self._is_fair = facilities.is_fair
-        self._is_adaptive = facilities.is_adaptive
-        self._claims = ResourceClaims(facilities.limiter, self._what)
+        self._cores = resources.cores
+        self._is_fair = resources.is_fair
+        self._is_adaptive = resources.is_adaptive
+        self._claims = ResourceClaims(resources.limiter, self._what)
         self._workers = WorkerFactory(
-            backend, self._claims, facilities.cores, statistics=statistics, loop=loop, clock=clock
+            backend, self._claims, resources.cores, statistics=statistics, loop=loop, clock=clock
         )
         self._is_stopped = False
         self._has_warned = False
@@ -86,13 +86,10 @@ class Staff:
         )
         instances, self.is_inline = self._make(plans)
         self._answers_later = any(instance.executor.answers_later for instance in instances)
-        self.scheduler: Scheduler
         self._use(self._make_scheduler())
-        self.members: tuple[StaffedInstance, ...] = ()
-        self._serve_with(self._employ(instances))
+        self._serve_with(self._start(instances))
 
     def measure(self) -> list[Sequence[Measurement]]:
-        """What each instance says of itself for the metrics page, in the order of the config. Event loop thread."""
         return [member.loaded.instance.measure() for member in self.members]
 
     def stop(self) -> None:
@@ -100,17 +97,25 @@ class Staff:
         self._is_stopped = True
         self.scheduler.stop()
 
-    def update(self, plans: Sequence[InstancePlan]) -> tuple[int, list[StaffedInstance]]:
-        """Follow other plans; how many instances were added, and those that are to be dismissed now. Blocking.
+    def update(self, config: ModelConfig) -> tuple[int, list[PooledInstance]]:
+        """As `Engine.update`: new instances are made before old ones go.
 
-        New instances are made before old ones go, and those whose description is the same stay, under the name that
-        they have, whatever their group is called now. Raises ServerError, with nothing changed, when an instance cannot
-        be made.
+        Those whose description is the same stay, under the name that they have, whatever their group is called now.
         """
+        plans = plan_instances(config)
+        old_context = self._backend.context
+        self._backend.context = replace(old_context, config=config)
+        try:
+            return self._follow(plans)
+        except BaseException:
+            self._backend.context = old_context
+            raise
+
+    def _follow(self, plans: Sequence[InstancePlan]) -> tuple[int, list[PooledInstance]]:
         current = {member.loaded.plan: member for member in self.members}
         kept = reuse(plans, tuple(current))
         made, is_fast = self._make([plan for plan, old in zip(plans, kept, strict=True) if old is None])
-        added = {member.loaded.plan: member for member in self._employ(made)}
+        added = {member.loaded.plan: member for member in self._start(made)}
         self._serve_with(
             tuple(added[plan] if old is None else current[old] for plan, old in zip(plans, kept, strict=True))
         )
@@ -122,9 +127,9 @@ class Staff:
     def close(self, timeout_s: float) -> bool:
         """Let the workers end and close their instances; False when one did not end in time. As `update`."""
         self._is_stopped = True
-        has_ended = dismiss(self.members, timeout_s)
+        has_ended = stop_instances(self.members, timeout_s)
         if has_ended:
-            # Workers know their staff: without this, what a library keeps outside of Python's memory, threads among
+            # Workers know their pool: without this, what a library keeps outside of Python's memory, threads among
             # it, would stay until the garbage collector comes by.
             self._serve_with(())
             self._guard = InlineGuard(_do_nothing)
@@ -152,10 +157,10 @@ class Staff:
             for member in former:
                 if member.worker is not None:
                     member.worker.close()  # it is not executing, because this is the loop's thread
-            if isinstance(self.scheduler, DirectScheduler):
+            if self.scheduler.runs_directly:
                 self._use(self._make_scheduler())
             runners = [member.worker.runner if member.worker is not None else None for member in former]
-            self._serve_with(self._employ([member.loaded for member in former], runners))
+            self._serve_with(self._start([member.loaded for member in former], runners))
         finally:
             self.lock.release()
         logger.warning(
@@ -193,7 +198,7 @@ class Staff:
 
     def _check_steps(self, instances: Sequence[LoadedInstance], claims: Collection[InstancePlan]) -> None:
         """Raise ConfigError for what instances that go in steps cannot do: they hold many requests at all times."""
-        if not any(map(_goes_in_steps, instances)):
+        if not any(loaded.goes_in_steps for loaded in instances):
             return
         problem = None
         if self._backend.context.config.sequence_batching is not None:
@@ -246,20 +251,21 @@ class Staff:
         self._statistics.pending = lambda: scheduler.queue_depth
         self._statistics.inflight = lambda: scheduler.inflight
 
-    def _serve_with(self, members: tuple[StaffedInstance, ...]) -> None:
-        self.members = self._workers.members = members
+    def _serve_with(self, members: tuple[PooledInstance, ...]) -> None:
+        self.members = members
+        self._workers.peers.instances = [member.loaded for member in members if member.worker is not None]
 
-    def _employ(
-        self, instances: Sequence[LoadedInstance], runners: Sequence[BatchRunner | None] = ()
-    ) -> tuple[StaffedInstance, ...]:
+    def _start(
+        self, instances: Sequence[LoadedInstance], runners: Sequence[Runner | None] = ()
+    ) -> tuple[PooledInstance, ...]:
         """Give each instance a worker, with its former runner if it had one, and start it."""
         members = []
         guard = self._guard if self.is_inline else None
         for loaded, runner in zip(instances, runners or [None] * len(instances), strict=True):
-            if isinstance(loaded.instance, HostedElsewhere):
-                loaded.instance.count_restarts(self._statistics.process_restarts)
-            worker, give_up = self._workers.make(loaded, runner, self.scheduler, guard)
-            members.append(StaffedInstance(loaded, worker, partial(self._claims.leave, loaded.plan), give_up))
+            if loaded.process is not None:
+                loaded.process.count_restarts(self._statistics.process_restarts)
+            worker = self._workers.make(loaded, runner, self.scheduler, guard)
+            members.append(PooledInstance(loaded, worker, partial(self._claims.leave, loaded.plan)))
         for member in members:
             if member.worker is not None:
                 member.worker.start()
@@ -285,8 +291,3 @@ def _do_nothing() -> None:
 
 def _nothing() -> int:
     return 0
-
-
-def _goes_in_steps(loaded: LoadedInstance) -> bool:
-    instance = loaded.instance
-    return isinstance(instance, StepInstance) or (isinstance(instance, HostedElsewhere) and instance.is_stepped)
