@@ -69,8 +69,8 @@ class BodyCollector:
         if self.num_bytes + num_bytes > self._max_bytes:
             self._fail(
                 PayloadTooLargeError(
-                    f"request JSON size of more than {self._max_bytes} bytes exceeds the maximum allowed input size; "
-                    "raise it with --http-max-input-size"
+                    f"request JSON size of more than {self._max_bytes} bytes exceeds the maximum allowed input size of "
+                    f"{self._max_bytes} bytes; raise it with --http-max-input-size"
                 )
             )
 

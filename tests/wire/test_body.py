@@ -43,7 +43,9 @@ def test_a_chunked_body_is_counted_as_it_comes() -> None:
     collector.add(bytes(10))
     assert collector.error is None
     collector.add(b"x")
-    assert "request JSON size of more than 10 bytes exceeds the maximum allowed input size" in str(collector.error)
+    assert "request JSON size of more than 10 bytes exceeds the maximum allowed input size of 10 bytes" in str(
+        collector.error
+    )
 
 
 def test_a_refused_body_holds_no_memory() -> None:

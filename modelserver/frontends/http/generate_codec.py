@@ -31,7 +31,7 @@ from modelserver.frontends.http.json_text import (
     parse_slices,
     stripped,
 )
-from modelserver.frontends.http.request_parameters import apply_parameters
+from modelserver.frontends.http.request_parameters import apply_parameters, scalar_parameter
 from modelserver.protocol.limits import HttpLimits
 
 _PARAMETERS = "parameters"
@@ -152,10 +152,12 @@ def _refuse_repeated(text: bytes, specs: Mapping[str, ModelInput]) -> None:
     """Raise InvalidArgumentError for an input that is there twice, of which the parser keeps the last."""
 
     def note(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs if name in specs]
-        if len(set(names)) != len(names):
-            repeated = next(name for name in names if names.count(name) > 1)
-            raise InvalidArgumentError(f"input '{repeated}' already exists in request")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise InvalidArgumentError(f"input '{name}' already exists in request")
+            if name in specs:
+                seen.add(name)
 
     # Few texts have the name of an input twice at all, and only they are parsed again.
     if any(text.count(b'"%b"' % name.encode()) > 1 for name in specs):
@@ -192,10 +194,21 @@ def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> li
                     "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object: got "
                     f"{value!r:.40}"
                 )
+            _check_nested(value, specs)
             entries.extend(value.items())
         else:
             entries.append((key, value))
     return entries
+
+
+def _check_nested(parameters: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> None:
+    for name, value in parameters.items():
+        if name not in specs:
+            try:
+                scalar_parameter(name, value)
+            except InvalidArgumentError as error:
+                error.message = f"Converting keyword: '{_PARAMETERS}': {error.message}"
+                raise
 
 
 def _tensor_slices(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Slices[Tensor]:

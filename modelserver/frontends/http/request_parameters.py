@@ -35,7 +35,7 @@ def apply_parameters(request: InferRequest, parameters: Mapping[str, Any]) -> bo
             case "sequence_end":
                 request.sequence_end = _boolean(name, value)
             case _:
-                others[name] = _scalar(name, value)
+                others[name] = scalar_parameter(name, value)
     if others:
         request.parameters = others
     return is_binary
@@ -63,7 +63,8 @@ def _unsigned(name: str, value: Any) -> int:
     return value
 
 
-def _scalar(name: str, value: Any) -> ParameterValue:
+def scalar_parameter(name: str, value: Any) -> ParameterValue:
+    """The value of a parameter that travels to the model. Raises InvalidArgumentError for what is none."""
     if name.startswith("triton_"):
         raise InvalidArgumentError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "

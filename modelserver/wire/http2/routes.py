@@ -41,8 +41,8 @@ def find_route(context: WireContext, head: RequestHead, peer: str) -> Route | Re
     max_bytes = context.limits.max_body_bytes
     if head.content_length is not None and head.content_length > max_bytes:
         context.counts.violated(Protocol.HTTP2, Violation.BODY_TOO_LARGE)
-        over = f"request JSON size of more than {max_bytes} bytes exceeds the maximum allowed input size"
-        text = f"{over}; raise it with --http-max-input-size"
+        over = f"request JSON size of more than {max_bytes} bytes exceeds the maximum allowed input size of"
+        text = f"{over} {max_bytes} bytes; raise it with --http-max-input-size"
         return _refusal(413, text, context.http.errors(head.path.decode("latin-1")), "request_too_large")
     return Route(head, RestExchange, context.http.handle, admitted=checked)
 

@@ -140,6 +140,18 @@ def test_an_input_is_there_once(text: bytes) -> None:
         decode(text, config(-1))
 
 
+def test_the_first_input_that_comes_again_is_named() -> None:
+    inputs = (ModelInput("A", Datatype.INT32, dims=(-1,)), ModelInput("B", Datatype.INT32, dims=(-1,)))
+    with pytest.raises(InvalidArgumentError, match="input 'B' already exists in request"):
+        decode(b'{"A": 1, "B": 1, "B": 2, "A": 2}', ModelConfig(name="m", backend="b", input=inputs))
+
+
+def test_a_nested_parameter_says_that_it_was_nested() -> None:
+    message = "^Converting keyword: 'parameters': parameter 'nested' has invalid type. It should be either"
+    with pytest.raises(InvalidArgumentError, match=message):
+        decode({"IN": 1, "parameters": {"nested": {"twice": 1}}}, config(-1))
+
+
 def test_a_value_may_be_the_name_of_an_input() -> None:
     request = decode({"IN": "IN", "k": "IN"}, config(-1, datatype=Datatype.BYTES))
     assert (request.inputs["IN"].data.tolist(), request.parameters) == ([b"IN"], {"k": "IN"})
