@@ -20,6 +20,7 @@ from .text.tokenizer import Tokenizer
 _UNFINISHED = "None"
 # Stands for minus infinity, which JSON cannot express.
 _LOWEST_LOGPROB = -9999.0
+_NAMES_AT_ONCE = 1 << 14
 # Of the outputs beside texts that are kept.
 _MAX_KNOWN = 64
 
@@ -149,16 +150,18 @@ class AnswerWriter:
         return {"token_id": token_id, "token": raw.decode(errors="replace"), "bytes": list(raw), "logprob": logprob}
 
 
-def tokenized(token_ids: array[int], tokenizer: Tokenizer, max_model_len: int) -> InferResponse:
-    """The answer to who asks for the tokens of a text alone."""
+def tokenized(
+    token_ids: array[int], tokenizer: Tokenizer, max_model_len: int, outputs: Collection[str] | None
+) -> InferResponse:
+    """The answer to a request for the tokens of a text, with the `outputs` that it names (None: all)."""
     ids = np.frombuffer(token_ids, np.int32)
-    return InferResponse(
-        [
-            numbers("token_ids", ids),
-            Tensor("token_strs", OUTPUTS["token_strs"], tokenizer.names[ids]),
-            numbers("max_model_len", [max_model_len]),
-        ]
-    )
+    response = InferResponse([numbers("token_ids", ids), numbers("max_model_len", [max_model_len])])
+    if outputs is None or "token_strs" in outputs:
+        names = np.empty(len(ids), object)
+        for start in range(0, len(ids), _NAMES_AT_ONCE):  # other threads get their turn in between
+            names[start : start + _NAMES_AT_ONCE] = tokenizer.names[ids[start : start + _NAMES_AT_ONCE]]
+        response.outputs.insert(1, Tensor("token_strs", OUTPUTS["token_strs"], names))
+    return response
 
 
 def texts(name: str, values: Iterable[str]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -145,7 +146,7 @@ class LlmInstance(StepInstance):
             case Operation.EMBED:
                 return ReadRequest(call, self._embedded_token_ids(call, check_left))
             case Operation.TOKENIZE:
-                return ReadRequest(call, response=self._tokenized(call, check_left))
+                return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
             case Operation.DETOKENIZE:
                 return ReadRequest(call, response=self._detokenized(call))
 
@@ -247,9 +248,9 @@ class LlmInstance(StepInstance):
         # A template writes the special tokens itself.
         return text, call.has_special_tokens is True
 
-    def _tokenized(self, call: Call, check: LengthCheck) -> InferResponse:
+    def _tokenized(self, call: Call, check: LengthCheck, outputs: Collection[str] | None) -> InferResponse:
         token_ids = self._tokenizer.encode_array(*self._text(call), check_length=check)
-        return tokenized(token_ids, self._tokenizer, self.engine.max_model_len)
+        return tokenized(token_ids, self._tokenizer, self.engine.max_model_len, outputs)
 
     def _detokenized(self, call: Call) -> InferResponse:
         assert call.token_ids is not None, "the call was checked"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,7 +72,7 @@ class EncoderInstance(StepInstance):
             case Operation.EMBED:
                 return ReadRequest(call, self._token_ids(call, check_left))
             case Operation.TOKENIZE:
-                return ReadRequest(call, response=self._tokenized(call, check_left))
+                return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
             case _:
                 raise InvalidArgumentError(
                     f"input 'operation': this model makes embeddings: it does not {call.operation.value}; expected "
@@ -156,8 +156,9 @@ class EncoderInstance(StepInstance):
         has_special_tokens = call.has_special_tokens is not False
         return self.encoder.tokenizer.encode_array(text, has_special_tokens, longest=longest, check_length=check)
 
-    def _tokenized(self, call: Call, check: LengthCheck) -> InferResponse:
-        return tokenized(self._encoded(call, None, check), self.encoder.tokenizer, self.encoder.max_model_len)
+    def _tokenized(self, call: Call, check: LengthCheck, outputs: Collection[str] | None) -> InferResponse:
+        token_ids = self._encoded(call, None, check)
+        return tokenized(token_ids, self.encoder.tokenizer, self.encoder.max_model_len, outputs)
 
     def _observe(self, batch: list[_Text], start_ns: int) -> None:
         statistics, end_ns = self.statistics, self._clock_ns()

@@ -76,6 +76,11 @@ class PreparedFrame:
 
 def respond_document(exchange: HttpExchange, document: object) -> None:
     """Answer whole: one JSON document, compressed if the client prefers that."""
+    respond_text(exchange, orjson.dumps(document))
+
+
+def respond_text(exchange: HttpExchange, text: bytes) -> None:
+    """As `respond_document`, of a document that is JSON text already."""
     accepted = exchange.head.headers.get("accept-encoding")
-    response = HttpResponse(200, JSON_HEADERS, (orjson.dumps(document),))
+    response = HttpResponse(200, JSON_HEADERS, (text,))
     respond_compressed(exchange, response, choose_encoding(accepted) if accepted else None)

@@ -27,6 +27,11 @@ _BLOCK = 1 << 20
 # Of a long document, what is parsed at a time: some 3 ms at worst.
 _PIECE_BYTES = 16 * 1024
 _MAX_KEY_BYTES = 64 * 1024
+# Of a long string, what is parsed at a time: less than a millisecond.
+_LONG_STRING_BYTES = 256 * 1024
+# Characters and whole escapes; the last of them may be half of a character, or of a pair of surrogates.
+_CHARACTERS = re.compile(rb'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+', re.DOTALL)
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _CLOSERS = {b"[": b"]", b"{": b"}"}
 _SPACE = b" \t\n\r"
 _KEY = re.compile(rb'[ \t\n\r]*("(?:[^"\\]++|\\.)*+")[ \t\n\r]*:', re.DOTALL)
@@ -84,6 +89,8 @@ def document_slices(text: memoryview) -> Slices[Any]:
     yield
     whole = stripped(text)
     opener = bytes(whole[:1])
+    if opener == b'"' and len(whole) > _LONG_STRING_BYTES:
+        return (yield from _string_slices(whole))
     if len(whole) <= _PIECE_BYTES or opener not in _CLOSERS or accelerator.cut_members is None:
         return _loads(whole)
     ends = accelerator.cut_members(whole, _PIECE_BYTES)
@@ -108,6 +115,29 @@ def document_slices(text: memoryview) -> Slices[Any]:
         start = end + 1
         yield
     return found
+
+
+def _string_slices(text: memoryview) -> Slices[str]:
+    """Parse a long string in pieces that end between two characters."""
+    pieces: list[str] = []
+    start = 1
+    while start < len(text) - 1:
+        window = text[start : min(start + _LONG_STRING_BYTES, len(text) - 1)]
+        size = _CHARACTERS.match(window).end()  # type: ignore[union-attr]  # it matches no characters, too
+        if start + size < len(text) - 1:
+            if _HIGH_SURROGATE.match(window[size - 6 : size]):
+                size -= 6  # its other half comes next
+            while size > 0 and window[size - 1] & 0xC0 == 0x80:  # within a character, perhaps: cut before it
+                size -= 1
+            size -= size > 0 and window[size - 1] >= 0xC0
+        if size <= 0:
+            break
+        pieces.append(_loads(b"".join((b'"', window[:size], b'"'))))
+        start += size
+        yield
+    if start < len(text) - 1 or bytes(text[-1:]) != b'"':
+        pieces.append(_loads(b"".join((b'"', text[start:]))))  # which says what is wrong with it
+    return "".join(pieces)
 
 
 def _add_member(found: Any, member: memoryview) -> Slices[None]:

@@ -17,7 +17,7 @@ from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ModelAsleepError, UnsupportedError
 from modelserver.frontends.http.body import check_size
-from modelserver.frontends.http.framing import Framing, respond_document
+from modelserver.frontends.http.framing import Framing, respond_document, respond_text
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
 from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.llm.errors import MediaTypeError
@@ -93,6 +93,10 @@ class Call:
     def answer(self, document: object) -> None:
         """Answer whole."""
         respond_document(self._exchange, document)
+
+    def answer_text(self, text: bytes) -> None:
+        """Answer with a document that is JSON text already."""
+        respond_text(self._exchange, text)
 
     def send(self, frames: bytes) -> bool:
         """Send frames of a stream; the first begin the answer. False asks for `wait_for_room` before the next ones.

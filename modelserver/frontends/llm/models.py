@@ -83,6 +83,8 @@ _PARAM_OF = {"messages": "messages", "input_ids": "prompt", "text_input": "promp
 _SAMPLING = "sampling_parameters"
 # Of a chat that names no bound, for a model that must be given one.
 _DEFAULT_MAX_TOKENS = 256
+# Of a long text, the characters that are encoded at a time.
+_PIECE_LEN = 1 << 18
 _VERBS = {
     "generates": "generate text",
     "embeds": "make embeddings",
@@ -198,7 +200,7 @@ class LanguageModel:
             data = np.array([each.encode() for each in value], dtype=object)
         elif datatype is Datatype.BYTES:
             data = np.empty(1, dtype=object)
-            data[0] = value.encode() if isinstance(value, str) else orjson.dumps(value)
+            data[0] = _encoded(value) if isinstance(value, str) else orjson.dumps(value)
         elif isinstance(value, str | dict):
             raise InvalidArgumentError(
                 f"model '{self.name}': input '{name}' is {datatype.value}; language models have BYTES there"
@@ -211,6 +213,13 @@ class LanguageModel:
                     f"model '{self.name}': input '{name}' is {datatype.value}, which {value!r:.60} does not fit", name
                 ) from None
         return Tensor(name, datatype, data.reshape(1, -1) if self.is_batched else data)
+
+
+def _encoded(text: str) -> bytes:
+    """The text as UTF-8, of which other threads get their turn between two pieces."""
+    if len(text) <= _PIECE_LEN:
+        return text.encode()
+    return b"".join([text[start : start + _PIECE_LEN].encode() for start in range(0, len(text), _PIECE_LEN)])
 
 
 async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "generates") -> LanguageModel:

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from modelserver.backend.discovery import bundled_module
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, NotFoundError, ServerError
@@ -138,15 +140,25 @@ async def token_ids_of(
 
 def numbers_of(model: LanguageModel, response: InferResponse, name: str) -> list[int]:
     """The numbers of an output. Raises ParameterError where the model does not have it."""
-    if all(tensor.name != name for tensor in response.outputs):
-        raise ParameterError(f"model '{model.name}' has no output '{name}', which this request needs", "model")
+    if array_of(response, name) is None:
+        raise no_output(model, name)
     return [int(value) for value in column_of(response, name)]
+
+
+def no_output(model: LanguageModel, name: str) -> ParameterError:
+    """The error for an output that a request needs and the model does not have."""
+    return ParameterError(f"model '{model.name}' has no output '{name}', which this request needs", "model")
+
+
+def array_of(response: InferResponse, name: str) -> np.ndarray[Any, Any] | None:
+    """The elements of an output as a flat array; None where it is missing."""
+    return next((tensor.data.reshape(-1) for tensor in response.outputs if tensor.name == name), None)
 
 
 def column_of(response: InferResponse, name: str) -> list[Any]:
     """The elements of an output; none where it is missing."""
-    tensor = next((tensor for tensor in response.outputs if tensor.name == name), None)
-    return [] if tensor is None else tensor.data.reshape(-1).tolist()
+    array = array_of(response, name)
+    return [] if array is None else array.tolist()
 
 
 def text_of(value: bytes | str) -> str:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import orjson
+
+from modelserver.core.element_arrays import SLICE_ELEMENTS
+from modelserver.core.long_work import Slices, at_once, finish, long_work
+from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import find_model
-from modelserver.frontends.llm.prompts import column_of, conversation_input, numbers_of, text_of, token_texts_of
+from modelserver.frontends.llm.prompts import (
+    array_of,
+    column_of,
+    conversation_input,
+    no_output,
+    text_of,
+    token_texts_of,
+)
 from modelserver.frontends.llm.requests import only_responses
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.limits import OpenAiLimits
@@ -40,14 +55,21 @@ class Tokens:
         if fields.has("add_special_tokens"):
             needed["add_special_tokens"] = fields.flag("add_special_tokens")
         has_texts = fields.flag("return_token_strs")
-        response = (await only_responses(self._dataplane, [call.adopt(model.request(needed, {}))]))[0]
-        ids = numbers_of(model, response, "token_ids")
-        max_model_len = model.max_model_len
+        if len(needed.get("text_input") or "") > MAX_BYTES_ON_LOOP:
+            request = await long_work().run(at_once(partial(model.request, needed, {})))
+        else:
+            request = model.request(needed, {})
+        wanted = ("token_ids", "max_model_len", *(("token_strs",) if has_texts else ()))
+        request.outputs = tuple(name for name in wanted if name in model.outputs)
+        response = (await only_responses(self._dataplane, [call.adopt(request)]))[0]
+        ids = array_of(response, "token_ids")
+        if ids is None:
+            raise no_output(model, "token_ids")
+        texts = array_of(response, "token_strs") if has_texts else None
         told = column_of(response, "max_model_len")
-        if told:
-            max_model_len = int(told[0])
-        texts = [text_of(entry) for entry in column_of(response, "token_strs")] if has_texts else None
-        call.answer({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts})
+        max_model_len = int(told[0]) if told else model.max_model_len
+        answer = _answer_slices(ids, max_model_len, texts)
+        call.answer_text(finish(answer) if len(ids) <= SLICE_ELEMENTS else await long_work().run(answer))
 
     async def detokenize(self, call: Call) -> None:
         """The text of tokens. Raises ServerError."""
@@ -56,3 +78,27 @@ class Tokens:
         fields.need("tokens", "an array of token ids")
         ids = fields.integers("tokens", self._limits.max_token_ids, TOKEN_ID) or []
         call.answer({"prompt": (await token_texts_of(self._dataplane, model, [ids]))[0] if ids else ""})
+
+
+def _answer_slices(
+    ids: np.ndarray[Any, Any], max_model_len: int | None, texts: np.ndarray[Any, Any] | None
+) -> Slices[bytes]:
+    """The answer of `/tokenize`, made in slices: a text may have millions of tokens."""
+    parts = [b'{"count":%d,"max_model_len":%b,"tokens":[' % (len(ids), orjson.dumps(max_model_len))]
+    yield from _add_items(parts, ids, int)
+    if texts is None:
+        parts.append(b'],"token_strs":null}')
+    else:
+        parts.append(b'],"token_strs":[')
+        yield from _add_items(parts, texts, text_of)
+        parts.append(b"]}")
+    return b"".join(parts)
+
+
+def _add_items(parts: list[bytes], values: np.ndarray[Any, Any], convert: Callable[[Any], object]) -> Slices[None]:
+    """Append the items of a JSON array."""
+    for start in range(0, len(values), SLICE_ELEMENTS):
+        if start:
+            parts.append(b",")
+        parts.append(orjson.dumps([convert(value) for value in values[start : start + SLICE_ELEMENTS].tolist()])[1:-1])
+        yield

@@ -196,3 +196,20 @@ def test_many_elements_of_a_generate_call() -> None:
     numbers = list(range(50_000))
     found, _ = _generate(json.dumps({"x": numbers}), is_long=True)
     assert found["x"] == numbers
+
+
+_CHARACTERS = ["a", "é", "\u4e2d", "😀", "x" * 30, '"', "\\", "\x00"]
+_ESCAPES = ["\\n", "\\u00e9", "\\ud83d\\ude00", "\\ud83d", "\\\\", '\\"']
+
+
+@given(st.lists(st.sampled_from(_CHARACTERS + _ESCAPES), min_size=20, max_size=200), st.binary(max_size=2))
+def test_a_long_string_is_read_in_pieces_as_it_is_at_once(parts: list[str], damage: bytes) -> None:
+    text = b'"%b%b"' % ("".join(parts).encode(), damage)
+    with patch.object(json_text, "_LONG_STRING_BYTES", 32):
+        try:
+            found = finish(json_text.document_slices(memoryview(text)))
+        except InvalidArgumentError:
+            with pytest.raises(orjson.JSONDecodeError):
+                orjson.loads(text)
+        else:
+            assert found == orjson.loads(text)
