@@ -206,7 +206,7 @@ typedef struct {
 /* Rows that are one part of what is done row by row. */
 #define ROWS_PER_PART 32
 
-static void turn_and_keep(const Work *shared, int64_t part)
+static void rope_and_keep(const Work *shared, int64_t part)
 {
     const Layer *layer = (const Layer *)shared;
     const Geometry *g = layer->geometry;
@@ -436,7 +436,7 @@ static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t num_
         .sinks = (const float *)(intptr_t)numbers[7],
     };
     Py_BEGIN_ALLOW_THREADS
-    layer.work.compute = turn_and_keep;
+    layer.work.compute = rope_and_keep;
     layer.work.num_parts = (step->num_tokens + ROWS_PER_PART - 1) / ROWS_PER_PART;
     share(&layer.work, step->num_tokens * (g->num_heads + 2 * g->num_kv_heads) * g->head_dim);
     int64_t num_seen = 0;

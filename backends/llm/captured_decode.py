@@ -17,6 +17,7 @@ from .attention.device_inputs import DeviceInputs
 from .draw import DrawInputs, draw_on_device
 from .noise import uniform
 from .sequence import Sequence as TokenSequence
+from .step_context import StepContext
 from .step_inputs import StepInputs
 
 
@@ -155,7 +156,8 @@ class CapturedDecode:
     def _compute(self, size: int, ending: Ending) -> torch.Tensor:
         input_ids, positions, slots, lens = (column[:size] for column in self._columns)
         inputs = DeviceInputs(size, slots, lens, self._tables[:size])
-        logits = self._network.logits(self._network(input_ids, positions, self._attention, inputs))
+        step = StepContext(positions=positions, attention=self._attention, inputs=inputs)
+        logits = self._network.logits(self._network(input_ids, step))
         if ending is Ending.LOGITS:
             return logits
         if ending is Ending.GREEDY:

@@ -26,6 +26,7 @@ from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
 from .state_memory import reserve_states
+from .step_context import StepContext
 from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 
@@ -42,7 +43,7 @@ _PROMPT_ROWS = 256
 class Network(Protocol):
     """A causal language model whose attention is ours."""
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Any, inputs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         """Hidden states [tokens, hidden_size] of a step, normalised."""
         ...
 
@@ -119,18 +120,11 @@ class Runner:
             step = StepInputs(plan.chunks, self.block_size)
             if self._followers is not None:
                 self._followers.step(step)
-            if self._states is not None:
-                self._states.begin(step)
             if self._captured is not None and not step.scored and self._captured.can_run(step):
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
                 sampled = self._run_captured(step, self._captured)
             else:
-                hidden = self._network(
-                    self._input_ids(step),
-                    torch.from_numpy(step.positions).to(self._device),
-                    self._attention,
-                    self._attention.prepare(step.batch),
-                )
+                hidden = self._network(self._input_ids(step), self._context(step))
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
                 sampled = self._sample(step, self._rows(step, hidden), self._network.logits)
             self._last_rows = {chunk[0].seq_id: row for row, chunk in enumerate(step.sampled)}
@@ -167,9 +161,17 @@ class Runner:
             return list(compute_fresh(self._network, self._fresh_attention, token_id_lists, self._device))
         found: list[torch.Tensor] = []
         for token_ids in token_id_lists:
-            self._states.begin_alone(len(token_ids))
-            found += compute_fresh(self._network, self._fresh_attention, [token_ids], self._device)
+            groups = self._states.group_alone(len(token_ids))
+            found += compute_fresh(self._network, self._fresh_attention, [token_ids], self._device, state_groups=groups)
         return found
+
+    def _context(self, step: StepInputs) -> StepContext:
+        return StepContext(
+            positions=torch.from_numpy(step.positions).to(self._device),
+            attention=self._attention,
+            inputs=self._attention.prepare(step.batch),
+            state_groups=() if self._states is None else self._states.group(step.seats, step.batch),
+        )
 
     def _input_ids(self, step: StepInputs) -> torch.Tensor:
         input_ids = torch.from_numpy(step.input_ids).to(self._device)
@@ -309,7 +311,7 @@ def _make_captured(
     loaded: LoadedNetwork, attention: PagedAttention, options: EngineOptions, block_size: int
 ) -> CapturedDecode | None:
     """Where steps can be graphs: on a GPU, with our kernels, and a network whose course depends on no value."""
-    is_possible = loaded.device.type == "cuda" and loaded.is_capturable and attention.is_turning
+    is_possible = loaded.device.type == "cuda" and loaded.is_capturable and attention.is_capturable
     if options.enforce_eager or options.tensor_parallel_size > 1 or not is_possible:
         return None
     return CapturedDecode(

@@ -34,9 +34,10 @@ from .attention.kv_blocks import KvBlocks
 from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
 from .fresh_sequences import compute_fresh
+from .models.linear_tensors import Rank
 from .models.load import LoadedNetwork, load_network
-from .models.weights import Rank
 from .options import EngineOptions
+from .step_context import StepContext
 from .step_inputs import StepInputs
 
 # Ranks load weights at their own pace before the first sum is taken.
@@ -265,7 +266,11 @@ def _compute(pipe: Connection, loaded: LoadedNetwork, options: EngineOptions, po
             message: Step | Embedding = pipe.recv()
             if isinstance(message, Step):
                 input_ids, positions = torch.from_numpy(message.input_ids), torch.from_numpy(message.positions)
-                inputs = attention.prepare(message.batch)
-                loaded.network(input_ids.to(loaded.device), positions.to(loaded.device), attention, inputs)
+                step = StepContext(
+                    positions=positions.to(loaded.device),
+                    attention=attention,
+                    inputs=attention.prepare(message.batch),
+                )
+                loaded.network(input_ids.to(loaded.device), step)
             else:
                 compute_fresh(loaded.network, fresh, message.token_id_lists, loaded.device)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.step_context import StepContext
 
 from benchmarks.llm.workload import Workload
 
@@ -99,7 +100,7 @@ class NoNetwork:
         self._logits = torch.zeros(256, vocab_size, device=device)
         self._hidden = torch.zeros(16384, 1, device=device)
 
-    def __call__(self, input_ids: torch.Tensor, positions: Any, attention: Any, inputs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         return self._hidden[: input_ids.shape[0]]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class ChunkedAttention:
                     f"layers attend within chunks of {chunk} tokens, which blocks of {block_size} do not fill: "
                     f"set block_size to a divisor of {chunk}"
                 )
-        self.is_turning = attention.is_turning
+        self.is_capturable = attention.is_capturable
         self._attention = attention
         self._chunks = tuple(chunks)
         self._block_size = block_size
@@ -56,10 +56,10 @@ class ChunkedAttention:
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: ChunkedInputs) -> torch.Tensor:
         return self._attention(layer, queries, kv, inputs.by_chunk[self._chunks[layer]])
 
-    def turn_and_attend(
+    def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: ChunkedInputs
     ) -> torch.Tensor:
-        return self._attention.turn_and_attend(layer, heads, rotation, inputs.by_chunk[self._chunks[layer]])
+        return self._attention.rope_and_attend(layer, heads, rotation, inputs.by_chunk[self._chunks[layer]])
 
 
 class ChunkedSdpa(ChunkedAttention):

@@ -34,7 +34,7 @@ class CpuInputs:
 
 
 class CpuAttention:
-    is_turning = True
+    is_capturable = True
 
     def __init__(self, kernels: ModuleType, blocks: KvBlocks, spec: AttentionSpec) -> None:
         shape = blocks.shape
@@ -76,9 +76,9 @@ class CpuAttention:
         return CpuInputs(len(batch.slots), plan, prefills)
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: CpuInputs) -> torch.Tensor:
-        return self.turn_and_attend(layer, torch.cat((queries, kv.flatten(1, 2)), dim=1), None, inputs)
+        return self.rope_and_attend(layer, torch.cat((queries, kv.flatten(1, 2)), dim=1), None, inputs)
 
-    def turn_and_attend(
+    def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: CpuInputs
     ) -> torch.Tensor:
         """`heads` [tokens, heads + 2 * kv heads, head_dim] are turned in place -> [tokens, heads * head_dim]."""

@@ -30,7 +30,7 @@ class FlashInferAttention:
     from what comes out: its kernels tell the sums of their softmax, as logarithms to base 2 [tokens, heads].
     """
 
-    is_turning = False
+    is_capturable = False
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._spec = spec
@@ -83,12 +83,12 @@ class FlashInferAttention:
         shares = torch.sigmoid(log2_sums * math.log(2.0) - sinks)
         return (output * shares[..., None].to(output.dtype)).flatten(1)
 
-    def turn_and_attend(
+    def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: FlashInferInputs
     ) -> torch.Tensor:
         num_heads = self._spec.num_heads
         if rotation is not None:
-            rotation.turn(heads[:, : num_heads + self._shape.num_kv_heads])
+            rotation.apply_rope(heads[:, : num_heads + self._shape.num_kv_heads])
         kv = heads[:, num_heads:].unflatten(1, (2, self._shape.num_kv_heads))
         return self(layer, heads[:, :num_heads], kv, inputs)
 

@@ -17,8 +17,8 @@ class Rotation:
     cosines: torch.Tensor
     sines: torch.Tensor
 
-    def turn(self, heads: torch.Tensor) -> None:
-        """Turn [tokens, heads, head_dim] in place, each by its position (halves of a head are a pair's coordinates)."""
+    def apply_rope(self, heads: torch.Tensor) -> None:
+        """Rotate [tokens, heads, head_dim] in place, each by its position (halves of a head make pairs)."""
         width = self.cosines.shape[-1]
         turned = heads if width == heads.shape[-1] else heads[..., :width]
         torch.addcmul(turned * self.cosines, turned.roll(width // 2, -1), self.sines, out=turned)
@@ -34,9 +34,9 @@ class Rotation:
 
 
 class PagedAttention(Protocol):
-    """`is_turning`: it has `turn_and_attend`, which networks then call instead of turning heads themselves."""
+    """`is_capturable`: its steps on a GPU can be recorded as graphs."""
 
-    is_turning: bool
+    is_capturable: bool
 
     def prepare(self, batch: AttentionBatch) -> Any:
         """What all layers need of a step."""
@@ -49,6 +49,6 @@ class PagedAttention(Protocol):
         """
         ...
 
-    def turn_and_attend(self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: Any) -> torch.Tensor:
+    def rope_and_attend(self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: Any) -> torch.Tensor:
         """The same from queries, keys and values [tokens, heads + 2 * kv heads, head_dim] that are not turned yet."""
         ...

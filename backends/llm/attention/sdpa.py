@@ -73,7 +73,7 @@ class SdpaInputs:
 
 
 class SdpaAttention:
-    is_turning = False
+    is_capturable = False
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._layers = blocks.layers
@@ -121,13 +121,13 @@ class SdpaAttention:
         outputs += [self.prefill(layer, queries, kv, prefill, window) for prefill in prefills]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def turn_and_attend(
+    def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: SdpaInputs
     ) -> torch.Tensor:
         num_kv_heads = self._num_kv_heads
         num_heads = heads.shape[1] - 2 * num_kv_heads
         if rotation is not None:
-            rotation.turn(heads[:, : num_heads + num_kv_heads])
+            rotation.apply_rope(heads[:, : num_heads + num_kv_heads])
         kv = heads[:, num_heads:].unflatten(1, (2, num_kv_heads))
         return self(layer, heads[:, :num_heads], kv, inputs)
 

@@ -20,7 +20,7 @@ _MOST_SPLITS = 32
 class TritonAttention:
     """`num_processors`: of the device; a small batch of long sequences is split until all of them have work."""
 
-    is_turning = True
+    is_capturable = True
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
         self._layers = blocks.layers
@@ -48,14 +48,14 @@ class TritonAttention:
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: DeviceInputs) -> torch.Tensor:
         heads = torch.cat((queries, kv.flatten(1, 2)), dim=1)
-        return self.turn_and_attend(layer, heads, None, inputs)
+        return self.rope_and_attend(layer, heads, None, inputs)
 
-    def turn_and_attend(
+    def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: DeviceInputs
     ) -> torch.Tensor:
         blocks, spec = self._layers[layer], self._spec
         tables = None if rotation is None else (rotation.cosines, rotation.sines)
-        queries = triton_kernels.turn_and_store(heads, blocks, inputs.slots, tables)
+        queries = triton_kernels.rope_and_store(heads, blocks, inputs.slots, tables)
         window, sinks = spec.windows[layer], spec.sinks_of(layer)
         outputs = []
         count = inputs.num_decodes

@@ -17,7 +17,7 @@ _LEAST_ROWS = 16
 
 
 @triton.jit
-def _turn_and_store(
+def _rope_and_store(
     heads, turned, blocks, slots, cosines, sines,
     stride_token, num_heads, num_kv_heads, width,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, is_turned: tl.constexpr,
@@ -208,7 +208,7 @@ def _prefill(
     tl.store(output + place, result.to(output.dtype.element_ty), mask=is_query)
 
 
-def turn_and_store(
+def rope_and_store(
     heads: torch.Tensor,
     blocks: torch.Tensor,
     slots: torch.Tensor,
@@ -224,7 +224,7 @@ def turn_and_store(
     turned = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     cosines, sines = rotation if rotation is not None else (heads, heads)
     # One warp: all loads of a head come before its stores.
-    _turn_and_store[(num_tokens, num_heads + num_kv_heads)](
+    _rope_and_store[(num_tokens, num_heads + num_kv_heads)](
         heads, turned, blocks, slots, cosines, sines,
         heads.stride(0), num_heads, num_kv_heads, cosines.shape[-1] if rotation is not None else 0,
         head_dim=head_dim, padded_dim=triton.next_power_of_2(head_dim), is_turned=rotation is not None, num_warps=1,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 
-def turn_and_store(
+def rope_and_store(
     heads: torch.Tensor,
     blocks: torch.Tensor,
     slots: torch.Tensor,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """See `triton_kernels.turn_and_store`."""
+    """See `triton_kernels.rope_and_store`."""
     num_kv_heads = blocks.shape[3]
     num_heads = heads.shape[1] - 2 * num_kv_heads
     turned = heads[:, : num_heads + num_kv_heads].float()

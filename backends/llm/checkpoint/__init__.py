@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .checkpoint import Checkpoint, TokenizerFiles
+from .checkpoint import Checkpoint, TokenizerFiles, text_config
 from .hf import HfCheckpoint
 
-__all__ = ["Checkpoint", "HfCheckpoint", "TokenizerFiles", "open_checkpoint"]
+__all__ = ["Checkpoint", "HfCheckpoint", "TokenizerFiles", "open_checkpoint", "text_config"]
 
 
 def open_checkpoint(place: Path) -> Checkpoint:

@@ -126,3 +126,13 @@ class Checkpoint(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The checkpoint's config; of a multi-modal model, its text part, whose `model_type` then ends in `_text`."""
+    entries = checkpoint.config
+    text = entries.get("text_config")
+    if isinstance(text, dict):
+        outer = {name: entries[name] for name in ("dtype", "torch_dtype", "eos_token_id") if name in entries}
+        entries = {**outer, "model_type": f"{entries['model_type']}_text", **text}
+    return entries

@@ -10,9 +10,9 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, text_config
 from ..compute_thread import ComputeThread, choose_num_threads
-from ..models.config import read_dtype, text_entries
+from ..models.families.readers import stored_dtype
 from ..models.load import choose_device, choose_dtype, choose_max_model_len
 from ..options import EngineOptions
 from ..text.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class Encoder:
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, options: EngineOptions) -> Encoder:
         """Raises ServerErrors that name the file or the option."""
-        entries = text_entries(checkpoint)
+        entries = text_config(checkpoint)
         model_type = str(entries["model_type"])
         if options.quantization is not None or options.tensor_parallel_size > 1:
             raise UnsupportedError(
@@ -58,7 +58,7 @@ class Encoder:
         network = load_network(
             checkpoint,
             model_type,
-            dtype=choose_dtype(options.dtype, read_dtype(entries), device),
+            dtype=choose_dtype(options.dtype, stored_dtype(entries), device),
             device=device,
             pad_token_id=tokenizer.pad_token_id,
         )

@@ -1,99 +1,146 @@
-"""Puts a decoder together from its config and the tensors of its checkpoint."""
+"""Makes the parts of a decoder from its config and the tensors of its checkpoint."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from modelserver.backend import UnsupportedError
 
-from .config import DecoderConfig
-from .decoder import Decoder, FeedForward, Layer
+from .decoder import Block, DecoderLayer, Layer, PostNormLayer
+from .decoder_config import DecoderConfig
 from .linear import Linear, SummedLinear
+from .linear_tensors import Part
 from .mlp import Mlp, activation_of
-from .moe import Moe, SharedExpert
-from .names import Names, names_of
+from .moe import Experts, Moe, SharedExpert
+from .names import Names
 from .norm import LayerNorm, Norm, RmsNorm, WholeQkNorm, identity
-from .weights import Part, Weights
+from .self_attention import SelfAttention
+from .token_embedding import DenseEmbedding, TokenEmbedding
+from .weights import Weights
 
 
-def build_decoder(config: DecoderConfig, weights: Weights, *, max_len: int) -> Decoder:
-    """InvalidArgumentError if the checkpoint lacks what its config asks for."""
-    names = names_of(config.model_type)
-    hidden = config.hidden_size
-    embedding = weights.tensor(f"{names.embedding}.weight", (config.vocab_size, hidden))
-    head = names.embedding if config.is_tied or f"{names.head}.weight" not in weights else names.head
-    builder = _Builder(config, weights, names)
-    return Decoder(
-        config,
-        embedding=embedding,
-        positions=(
-            weights.tensor(f"{names.positions}.weight", (config.max_position_embeddings, hidden))
-            if names.positions is not None
-            else None
-        ),
-        layers=[builder.layer(index) for index in range(config.num_layers)],
-        norm=builder.norm(names.norm),
-        head=weights.head(Part(head, hidden, (config.vocab_size,))),
-        max_len=max_len,
-    )
+class DecoderBuilder:
+    """The usual parts. All raise InvalidArgumentError if the checkpoint lacks what its config asks for."""
 
+    def __init__(self, config: DecoderConfig, names: Names, weights: Weights) -> None:
+        self.config = config
+        self.names = names
+        self.weights = weights
 
-class _Builder:
-    def __init__(self, config: DecoderConfig, weights: Weights, names: Names) -> None:
-        self._config = config
-        self._weights = weights
-        self._names = names
+    def embedding(self) -> TokenEmbedding:
+        return self.weights.embedding(self._embedding_part)
 
-    def layer(self, index: int) -> Layer:
-        config, names = self._config, self._names
-        size = self._weights.rank.size
-        prefix = names.layer.format(index) + "."
-        return Layer(
+    def position_embedding(self) -> TokenEmbedding | None:
+        """Of families that learn positions."""
+        name, config = self.names.positions, self.config
+        if name is None:
+            return None
+        shape = (config.max_position_embeddings, config.hidden_size)
+        return DenseEmbedding(self.weights.tensor(f"{name}.weight", shape))
+
+    def head(self, embedding: TokenEmbedding) -> Linear:
+        """The head of its own, in whatever form it is stored; or that of the embedding's weights."""
+        if self.config.is_tied or not self.weights.has_module(self.names.head):
+            return self.weights.tied_head(self._embedding_part, embedding)
+        return self.weights.head(Part(self.names.head, self.config.hidden_size, (self.config.vocab_size,)))
+
+    def prefix(self, index: int) -> str:
+        """What the names of a layer's modules begin with."""
+        return self.names.layer.format(index) + "."
+
+    def layer(
+        self, index: int, *, attention: Block, mlp: Block, norm_of: Callable[[DecoderBuilder, str], Norm]
+    ) -> DecoderLayer:
+        """With norms before, after or on both sides of what is added, as the config says."""
+        config, names, prefix = self.config, self.names, self.prefix(index)
+
+        def norm(name: str) -> Norm:
+            return norm_of(self, prefix + name)
+
+        pre_norms: tuple[Norm, Norm] = (identity, identity)
+        if config.has_pre_norm:
+            pre_norms = (norm(names.attention_pre_norm), norm(names.mlp_pre_norm))
+        if not config.has_post_norm:
+            return Layer(attention=attention, mlp=mlp, attention_norm=pre_norms[0], mlp_norm=pre_norms[1])
+        return PostNormLayer(
+            attention=attention,
+            mlp=mlp,
+            attention_norms=(pre_norms[0], norm(names.attention_post_norm)),
+            mlp_norms=(pre_norms[1], norm(names.mlp_post_norm)),
+        )
+
+    def attention(self, index: int) -> Block:
+        config, prefix = self.config, self.prefix(index)
+        size = self.weights.rank.size
+        rope = config.ropes[index]
+        output = Part(prefix + self.names.attention_output, config.num_heads * config.head_dim, (config.hidden_size,))
+        return SelfAttention(
             index,
             qkv=self._qkv(prefix),
-            output=self._reduced(self._weights.rows(self._attention_output(prefix))),
-            mlp=self._feed_forward(prefix, index),
-            attention_norm=self.norm(prefix + names.attention_pre_norm) if config.has_pre_norm else identity,
-            mlp_norm=self.norm(prefix + names.mlp_pre_norm) if config.has_pre_norm else identity,
-            post_norms=(
-                (self.norm(prefix + names.attention_post_norm), self.norm(prefix + names.mlp_post_norm))
-                if config.has_post_norm
-                else None
-            ),
+            output=self.summed(self.weights.rows(output)),
             qk_norm=self._qk_norm(prefix),
+            rotation=None if rope is None else config.distinct_ropes.index(rope),
             num_heads=config.num_heads // size,
             num_kv_heads=config.num_kv_heads // size,
             head_dim=config.head_dim,
         )
 
     def norm(self, name: str) -> Norm:
-        shape = (self._config.hidden_size,)
-        if self._config.norm_kind == "layer":
-            weight, bias = (self._weights.tensor(f"{name}.{part}", shape) for part in ("weight", "bias"))
-            return LayerNorm(weight, bias, self._config.norm_eps)
-        return RmsNorm(self._scale(name, shape), self._config.norm_eps)
+        shape = (self.config.hidden_size,)
+        if self.config.norm_kind == "layer":
+            weight, bias = (self.weights.tensor(f"{name}.{part}", shape) for part in ("weight", "bias"))
+            return LayerNorm(weight, bias, self.config.norm_eps)
+        return RmsNorm(self._scale(name, shape), self.config.norm_eps)
+
+    def feed_forward(self, index: int) -> Block:
+        prefix = self.prefix(index)
+        if index in self.config.moe_layers:
+            return self._moe(prefix)
+        return self.mlp(prefix)
+
+    def mlp(self, prefix: str) -> Mlp:
+        config, names = self.config, self.names
+        hidden, size = config.hidden_size, config.intermediate_size
+        if not config.is_gated:
+            up = [Part(prefix + names.up, hidden, (size,))]
+        elif self.weights.has_module(prefix + names.gate_up):
+            up = [Part(prefix + names.gate_up, hidden, (size, size))]
+        else:
+            up = [Part(prefix + name, hidden, (size,)) for name in (names.gate, names.up)]
+        down = self.weights.rows(Part(prefix + names.down, size, (hidden,)))
+        return Mlp(
+            self.weights.columns(up),
+            self.summed(down),
+            activation=activation_of(config.activation, is_gated=config.is_gated),
+        )
+
+    def summed(self, linear: Linear) -> Linear:
+        """A layer of whose result each rank has a part, as the whole."""
+        return linear if self.weights.rank.size == 1 else SummedLinear(linear, self.weights.rank.sum)
+
+    @property
+    def _embedding_part(self) -> Part:
+        return Part(self.names.embedding, self.config.hidden_size, (self.config.vocab_size,))
 
     def _scale(self, name: str, shape: tuple[int]) -> torch.Tensor:
         """1 + w stays float32: half precision would round w away."""
-        if self._config.norm_kind != "rms_plus_one":
-            return self._weights.tensor(f"{name}.weight", shape)
-        return self._weights.stored(f"{name}.weight", shape).float().to(self._weights.device) + 1.0
+        if self.config.norm_kind != "rms_plus_one":
+            return self.weights.tensor(f"{name}.weight", shape)
+        return self.weights.stored(f"{name}.weight", shape).float().to(self.weights.device) + 1.0
 
     def _qkv(self, prefix: str) -> Linear:
-        config, names = self._config, self._names
+        config, names = self.config, self.names
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         fused, hidden = prefix + names.qkv, config.hidden_size
-        if f"{fused}.weight" in self._weights:
-            return self._weights.columns([Part(fused, hidden, (queries, keys, keys))])
+        if self.weights.has_module(fused):
+            return self.weights.columns([Part(fused, hidden, (queries, keys, keys))])
         sizes = ((names.query, queries), (names.key, keys), (names.value, keys))
-        return self._weights.columns([Part(prefix + name, hidden, (size,)) for name, size in sizes])
-
-    def _attention_output(self, prefix: str) -> Part:
-        config = self._config
-        return Part(prefix + self._names.attention_output, config.num_heads * config.head_dim, (config.hidden_size,))
+        return self.weights.columns([Part(prefix + name, hidden, (size,)) for name, size in sizes])
 
     def _qk_norm(self, prefix: str) -> Norm | None:
-        config, names = self._config, self._names
+        config, names = self.config, self.names
         if config.qk_norm is None:
             return None
         if config.qk_norm == "all":
@@ -101,72 +148,53 @@ class _Builder:
         scales = []
         for name, heads in ((names.query_norm, config.num_heads), (names.key_norm, config.num_kv_heads)):
             weight = self._scale(prefix + name, (config.head_dim,))
-            scales.append(weight.expand(heads // self._weights.rank.size, -1))
+            scales.append(weight.expand(heads // self.weights.rank.size, -1))
         return RmsNorm(torch.cat(scales), config.norm_eps)
 
     def _whole_qk_norm(self, prefix: str) -> Norm:
-        if self._weights.rank.size > 1:
+        if self.weights.rank.size > 1:
             raise UnsupportedError(
-                f"tensor_parallel_size {self._weights.rank.size} is not supported for {self._config.model_type}: "
+                f"tensor_parallel_size {self.weights.rank.size} is not supported for {self.config.model_type}: "
                 "it normalises over heads that lie on other ranks"
             )
-        config = self._config
+        config, names = self.config, self.names
         queries, keys = (
-            self._weights.tensor(f"{prefix}{name}.weight", (heads * config.head_dim,))
-            for name, heads in ((self._names.query_norm, config.num_heads), (self._names.key_norm, config.num_kv_heads))
+            self.weights.tensor(f"{prefix}{name}.weight", (heads * config.head_dim,))
+            for name, heads in ((names.query_norm, config.num_heads), (names.key_norm, config.num_kv_heads))
         )
         return WholeQkNorm(queries, keys, num_heads=config.num_heads, eps=config.norm_eps)
 
-    def _feed_forward(self, prefix: str, index: int) -> FeedForward:
-        if index in self._config.moe_layers:
-            return self._moe(prefix)
-        return self._mlp(prefix)
-
     def _moe(self, prefix: str) -> Moe:
-        moe, names, hidden = self._config.moe, self._names, self._config.hidden_size
+        moe, names, hidden = self.config.moe, self.names, self.config.hidden_size
         assert moe is not None, "a sparse layer has experts"
-        experts = [
-            self._expert(f"{prefix}{names.experts}.{expert}.", moe.intermediate_size)
-            for expert in range(moe.num_experts)
-        ]
-        shared = None
-        if moe.shared_intermediate_size:
-            shared = SharedExpert(
-                self._expert(f"{prefix}{names.shared_expert}.", moe.shared_intermediate_size),
-                self._weights.tensor(f"{prefix}{names.shared_expert_gate}.weight", (1, hidden)),
-            )
+        prefixes = [f"{prefix}{names.experts}.{expert}." for expert in range(moe.num_experts)]
+        size = moe.intermediate_size
+        activation = activation_of(self.config.activation, is_gated=self.config.is_gated)
+        experts = Experts(
+            self.weights.grouped_columns([self._expert_ups(each, size) for each in prefixes]),
+            self.weights.grouped_rows([Part(each + names.expert_down, size, (hidden,)) for each in prefixes]),
+            activation=activation,
+        )
         return Moe(
-            self._weights.tensor(f"{prefix}{names.router}.weight", (moe.num_experts, hidden)),
+            self.weights.tensor(f"{prefix}{names.router}.weight", (moe.num_experts, hidden)),
             experts,
             num_experts_per_tok=moe.num_experts_per_tok,
             is_normalised=moe.is_normalised,
-            shared=shared,
-            sum_ranks=self._weights.rank.sum if self._weights.rank.size > 1 else None,
+            shared=self._shared_expert(prefix, moe.shared_intermediate_size) if moe.shared_intermediate_size else None,
+            sum_ranks=self.weights.rank.sum if self.weights.rank.size > 1 else None,
         )
 
-    def _mlp(self, prefix: str) -> Mlp:
-        config, names = self._config, self._names
-        hidden, size = config.hidden_size, config.intermediate_size
-        fused = prefix + names.gate_up
-        if not config.is_gated:
-            up = [Part(prefix + names.up, hidden, (size,))]
-        elif f"{fused}.weight" in self._weights:
-            up = [Part(fused, hidden, (size, size))]
-        else:
-            up = [Part(prefix + name, hidden, (size,)) for name in (names.gate, names.up)]
-        return self._feed(up, self._reduced(self._weights.rows(Part(prefix + names.down, size, (hidden,)))))
-
-    def _expert(self, prefix: str, size: int) -> Mlp:
-        """Of a mixture, whose sum is taken over ranks once, for all experts."""
-        names, hidden = self._names, self._config.hidden_size
-        gate_up = [Part(prefix + name, hidden, (size,)) for name in (names.expert_gate, names.expert_up)]
-        return self._feed(gate_up, self._weights.rows(Part(prefix + names.expert_down, size, (hidden,))))
-
-    def _feed(self, up: list[Part], down: Linear) -> Mlp:
-        config = self._config
-        return Mlp(
-            self._weights.columns(up), down, activation=activation_of(config.activation), is_gated=config.is_gated
+    def _shared_expert(self, prefix: str, size: int) -> SharedExpert:
+        """Its sum over ranks is taken with that of the others."""
+        names, hidden, config = self.names, self.config.hidden_size, self.config
+        inner = f"{prefix}{names.shared_expert}."
+        mlp = Mlp(
+            self.weights.columns(self._expert_ups(inner, size)),
+            self.weights.rows(Part(inner + names.expert_down, size, (hidden,))),
+            activation=activation_of(config.activation, is_gated=config.is_gated),
         )
+        return SharedExpert(mlp, self.weights.tensor(f"{prefix}{names.shared_expert_gate}.weight", (1, hidden)))
 
-    def _reduced(self, linear: Linear) -> Linear:
-        return linear if self._weights.rank.size == 1 else SummedLinear(linear, self._weights.rank.sum)
+    def _expert_ups(self, prefix: str, size: int) -> list[Part]:
+        names, hidden = self.names, self.config.hidden_size
+        return [Part(prefix + name, hidden, (size,)) for name in (names.expert_gate, names.expert_up)]

@@ -3,91 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from ..attention.paged import PagedAttention, Rotation
-from .config import DecoderConfig
+from ..attention.paged import Rotation
+from ..step_context import StepContext
+from .decoder_config import DecoderConfig
 from .linear import Linear
-from .mlp import Mlp
 from .norm import Norm
+from .token_embedding import TokenEmbedding
 
 
-class FeedForward(Protocol):
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+class Block(Protocol):
+    """Attention or feed-forward of a layer: rows [tokens, hidden_size] to the same."""
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor: ...
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        """The residual and the result; the residual may be changed in place."""
+        ...
+
+
+class DecoderLayer(Protocol):
+    def __call__(self, hidden: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        """[tokens, hidden_size] -> the same; `hidden` may be changed in place."""
+        ...
 
 
 class Layer:
-    """Attention and feed-forward around one residual stream. A norm that the family lacks is the identity."""
+    """Attention and feed-forward around one residual stream, each behind a norm."""
 
-    def __init__(
-        self,
-        index: int,
-        *,
-        qkv: Linear,
-        output: Linear,
-        mlp: FeedForward | Mlp,
-        attention_norm: Norm,
-        mlp_norm: Norm,
-        post_norms: tuple[Norm, Norm] | None,
-        qk_norm: Norm | None,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-    ) -> None:
-        self._index = index
-        self._qkv = qkv
-        self._output = output
+    def __init__(self, *, attention: Block, mlp: Block, attention_norm: Norm, mlp_norm: Norm) -> None:
+        self._attention = attention
         self._mlp = mlp
         self._attention_norm = attention_norm
         self._mlp_norm = mlp_norm
-        self._post_norms = post_norms
-        self._qk_norm = qk_norm
-        self._num_heads = num_heads
-        self._num_turned = num_heads + num_kv_heads
-        self._kv_shape = (2, num_kv_heads, head_dim)
-        self._heads_shape = (num_heads + 2 * num_kv_heads, head_dim)
 
-    def __call__(
-        self, hidden: torch.Tensor, rotation: Rotation | None, attention: PagedAttention, inputs: Any
-    ) -> torch.Tensor:
-        rows = hidden.shape[0]
-        heads = self._qkv(self._attention_norm(hidden)).view(rows, *self._heads_shape)
-        if self._qk_norm is not None:
-            turned = heads[:, : self._num_turned]
-            turned.copy_(self._qk_norm(turned))
-        if attention.is_turning:
-            mixed = attention.turn_and_attend(self._index, heads, rotation, inputs)
-        else:
-            if rotation is not None:
-                rotation.turn(heads[:, : self._num_turned])
-            queries = heads[:, : self._num_heads]
-            kv = heads[:, self._num_heads :].view(rows, *self._kv_shape)
-            mixed = attention(self._index, queries, kv, inputs)
-        if self._post_norms is None:
-            hidden = self._output.add_to(hidden, mixed)
-            return self._mlp.add_to(hidden, self._mlp_norm(hidden))
-        hidden = hidden + self._post_norms[0](self._output(mixed))
-        return hidden + self._post_norms[1](self._mlp(self._mlp_norm(hidden)))
+    def __call__(self, hidden: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        hidden = self._attention.add_to(hidden, self._attention_norm(hidden), step)
+        return self._mlp.add_to(hidden, self._mlp_norm(hidden), step)
+
+
+class PostNormLayer:
+    """The same with norms of what is added, too. A norm that the family lacks is the identity."""
+
+    def __init__(
+        self, *, attention: Block, mlp: Block, attention_norms: tuple[Norm, Norm], mlp_norms: tuple[Norm, Norm]
+    ) -> None:
+        """`..._norms`: before and after."""
+        self._attention = attention
+        self._mlp = mlp
+        self._attention_norms = attention_norms
+        self._mlp_norms = mlp_norms
+
+    def __call__(self, hidden: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        before, after = self._attention_norms
+        hidden = hidden + after(self._attention(before(hidden), step))
+        before, after = self._mlp_norms
+        return hidden + after(self._mlp(before(hidden), step))
 
 
 class Decoder:
-    """Token ids in, hidden states out; `logits` makes scores of those rows that need them."""
+    """Token ids in, hidden states out; `logits` makes scores of those rows that need them.
+
+    `positions` [positions, hidden_size] are embeddings of positions, where the family has them.
+    """
 
     def __init__(
         self,
         config: DecoderConfig,
         *,
-        embedding: torch.Tensor,
-        positions: torch.Tensor | None,
-        layers: Sequence[Layer],
+        embedding: TokenEmbedding,
+        positions: TokenEmbedding | None,
+        layers: Sequence[DecoderLayer],
         norm: Norm,
         head: Linear,
         max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.config = config
         self._embedding = embedding
@@ -95,38 +89,32 @@ class Decoder:
         self._layers = tuple(layers)
         self._norm = norm
         self._head = head
-        # Most families turn all layers alike: tables are kept once.
-        self._tables = {
-            rope: _turning_tables(*rope.tables(max_len), embedding) for rope in set(config.ropes) if rope is not None
-        }
+        self._tables = [_rope_tables(*rope.tables(max_len), dtype, device) for rope in config.distinct_ropes]
 
-    def __call__(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: PagedAttention, inputs: Any
-    ) -> torch.Tensor:
-        """`input_ids` and `positions` [tokens] -> [tokens, hidden_size], normalised."""
-        hidden = F.embedding(input_ids, self._embedding)
+    def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        """`input_ids` [tokens] -> [tokens, hidden_size], normalised."""
+        positions = step.positions
+        hidden = self._embedding(input_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * self.config.embedding_scale
         if self._positions is not None:
-            hidden = hidden + F.embedding(positions, self._positions)
-        rotations = {
-            rope: Rotation(cosines[positions], sines[positions]) for rope, (cosines, sines) in self._tables.items()
-        }
-        for layer, rope in zip(self._layers, self.config.ropes, strict=True):
-            hidden = layer(hidden, None if rope is None else rotations[rope], attention, inputs)
+            hidden = hidden + self._positions(positions)
+        step.rotations = tuple(Rotation(cosines[positions], sines[positions]) for cosines, sines in self._tables)
+        for layer in self._layers:
+            hidden = layer(hidden, step)
         return self._norm(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of [rows, hidden_size]: float32 [rows, vocab_size]."""
-        logits = self._head(hidden).float()
+        """Of rows [rows, hidden_size], chosen from any step: float32 [rows, vocab_size]."""
+        logits = self._head(hidden, None).float()
         softcap = self.config.logit_softcap
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
-def _turning_tables(
-    cosines: torch.Tensor, sines: torch.Tensor, like: torch.Tensor
+def _rope_tables(
+    cosines: torch.Tensor, sines: torch.Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[positions, 1, rotated] in the dtype and on the device of the network, as `Rotation` wants them."""
     sines = sines.clone()
     sines[:, : sines.shape[1] // 2].neg_()
-    return cosines.to(like)[:, None], sines.to(like)[:, None]
+    return cosines.to(device, dtype)[:, None], sines.to(device, dtype)[:, None]

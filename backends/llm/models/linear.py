@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+
+from ..step_context import StepContext
 
 # oneDNN's packed product costs some 10 us before it multiplies. Matrices of fewer values are done by then; of those
 # between, BLAS has few rows done by then, so they are kept in both forms (measured: 128 x 256, and 768 x 128).
@@ -17,11 +19,14 @@ _FEW_ROWS = 8
 
 
 class Linear(Protocol):
-    """y = x W^T + b for rows x [rows, in_features]."""
+    """y = x W^T + b for rows x [rows, in_features].
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+    `step` is that of the rows, which are its tokens; None for rows that are others (the head's, those of experts).
+    """
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor: ...
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         """residual + y; the residual may be changed in place."""
         ...
 
@@ -34,10 +39,10 @@ class PlainLinear:
         self._transposed = weight.t()
         self._bias = bias
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
         return F.linear(rows, self.weight, self._bias)
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
         if self._bias is not None:
             residual = residual.add_(self._bias)
         return residual.addmm_(rows, self._transposed)
@@ -50,10 +55,10 @@ class PackedLinear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
         self._bias = bias
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
 
 
@@ -64,11 +69,24 @@ class SummedLinear:
         self._linear = linear
         self._sum_ranks = sum_ranks
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._sum_ranks(self._linear(rows))
+    def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return self._sum_ranks(self._linear(rows, step))
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return residual.add_(self(rows))
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return residual.add_(self(rows, step))
+
+
+class JoinedLinear:
+    """Layers of the same rows, whose results stand side by side: parts of one layer in unlike forms."""
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self._linears = tuple(linears)
+
+    def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return torch.cat([linear(rows, step) for linear in self._linears], dim=-1)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return residual.add_(self(rows, step))
 
 
 class SmallLinear:
@@ -78,12 +96,12 @@ class SmallLinear:
         self._plain = PlainLinear(weight, bias)
         self._packed = PackedLinear(weight, bias)
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._plain(rows) if rows.shape[0] <= _FEW_ROWS else self._packed(rows)
+    def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return self._plain(rows, step) if rows.shape[0] <= _FEW_ROWS else self._packed(rows, step)
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         chosen = self._plain if rows.shape[0] <= _FEW_ROWS else self._packed
-        return chosen.add_to(residual, rows)
+        return chosen.add_to(residual, rows, step)
 
 
 @functools.cache
@@ -92,7 +110,7 @@ def can_pack(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     try:
-        PackedLinear(torch.zeros(64, 64, dtype=dtype), None)(torch.zeros(2, 64, dtype=dtype))
+        PackedLinear(torch.zeros(64, 64, dtype=dtype), None)(torch.zeros(2, 64, dtype=dtype), None)
     except RuntimeError:
         return False
     return True
@@ -106,7 +124,7 @@ def multiplies_bfloat16() -> bool:
     return bool(has_instructions) and can_pack(torch.bfloat16)
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+def float_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """The fastest form of a weight on the device where it lies."""
     is_packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     if is_packable and weight.numel() >= _SMALLEST_PACKED and can_pack(weight.dtype):

@@ -11,18 +11,19 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 
 from ..attention.kv_blocks import KvShape
 from ..attention.spec import AttentionSpec
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, text_config
 from ..embedding.recognition import is_encoder
 from ..options import EngineOptions
-from .build import build_decoder
-from .config import is_known, read_config, read_dtype, text_entries
+from ..quantization import find_scheme
+from .build import DecoderBuilder
 from .decoder import Decoder
+from .families import find_family
+from .families.readers import stored_dtype
 from .linear import can_pack, multiplies_bfloat16
-from .names import names_of
-from .quantization import quantization_method
+from .linear_tensors import ALONE, Rank
 from .recurrent_states import RecurrentStates
 from .transformers_model import TransformersNetwork, load_transformers
-from .weights import ALONE, Rank, Weights
+from .weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -56,23 +57,23 @@ class LoadedNetwork:
 
 def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
     """InvalidArgumentError or UnsupportedError says what of the checkpoint or the options does not fit."""
-    entries = text_entries(checkpoint)
+    entries = text_config(checkpoint)
     if is_encoder(entries, checkpoint):
         raise UnsupportedError(
             f"{checkpoint.place} holds an encoder ({entries['model_type']}): it makes embeddings, at /v1/embeddings of "
             "a server, and generates nothing"
         )
-    if not is_known(entries["model_type"]):
+    family = find_family(entries["model_type"])
+    if family is None:
         return load_with_transformers(checkpoint, options)
-    config = read_config(checkpoint)
+    config = family.config_of(checkpoint)
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, config.dtype, device)
     max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)
-    method = quantization_method(options.quantization, entries)
-    is_transposed = names_of(config.model_type).is_transposed
+    scheme, names = find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     with torch.inference_mode():
-        weights = Weights(checkpoint, method, dtype=dtype, device=device, rank=rank, is_transposed=is_transposed)
-        network = build_decoder(config, weights, max_len=max_model_len)
+        weights = Weights(checkpoint, scheme, dtype=dtype, device=device, rank=rank, is_transposed=names.is_transposed)
+        network = family.network(DecoderBuilder(config, names, weights), max_len=max_model_len)
     return LoadedNetwork(
         network,
         AttentionSpec(
@@ -92,7 +93,7 @@ def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = AL
 
 def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> LoadedNetwork:
     """The same on a network of transformers' own. UnsupportedError where it or an option does not go with that."""
-    entries = text_entries(checkpoint)
+    entries = text_config(checkpoint)
     # What sees pictures too describes its language model inside.
     if isinstance(nested := entries.get("text_config"), dict):
         entries = {**nested, **entries}
@@ -102,7 +103,7 @@ def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> Lo
             "which runs on transformers' network"
         )
     device = choose_device(options.device)
-    dtype = choose_dtype(options.dtype, read_dtype(entries), device)
+    dtype = choose_dtype(options.dtype, stored_dtype(entries), device)
     loaded = load_transformers(checkpoint, entries, dtype=dtype, device=device)
     usual = int(entries.get("max_position_embeddings") or entries.get("model_max_length") or _USUAL_LEN)
     # Where no layer attends, nothing ends with the positions that there are.

@@ -1,4 +1,4 @@
-"""Feed-forward layers: gated or plain, and mixtures of experts."""
+"""Feed-forward layers, gated or plain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from modelserver.backend import UnsupportedError
 
 from ..kernels import kernels_for
+from ..step_context import StepContext
 from .linear import Linear
 
 
@@ -29,35 +30,39 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def activation_of(name: str) -> Activation:
+def activation_of(name: str, *, is_gated: bool) -> Activation:
+    """What comes between the two projections. Gated, it takes gates and ups side by side: activation(gate) * up."""
     try:
-        return _ACTIVATIONS[name]
+        plain = _ACTIVATIONS[name]
     except KeyError:
         raise UnsupportedError(
             f"config.json asks for the activation {name!r}; known are {', '.join(sorted(_ACTIVATIONS))}"
         ) from None
+    return _Gated(plain) if is_gated else plain
 
 
 class Mlp:
-    """down(activation(up(x))), or with `is_gated` down(activation(gate(x)) * up(x)); `up` then gives both halves."""
+    """down(activation(up(x)))"""
 
-    def __init__(self, up: Linear, down: Linear, *, activation: Activation, is_gated: bool) -> None:
+    def __init__(self, up: Linear, down: Linear, *, activation: Activation) -> None:
         self._up = up
         self._down = down
         self._activation = activation
-        self._is_gated = is_gated
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._down(self._inner(rows))
+    def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return self._down(self._activation(self._up(rows, step)), step)
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._down.add_to(residual, self._inner(rows))
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        return self._down.add_to(residual, self._activation(self._up(rows, step)), step)
 
-    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
-        if not self._is_gated:
-            return self._activation(self._up(rows))
-        both = self._up(rows)
-        kernels = kernels_for(both.device, both.dtype) if self._activation is F.silu else None
+
+class _Gated:
+    def __init__(self, activation: Activation) -> None:
+        self._activation = activation
+        self._has_kernel = activation is F.silu
+
+    def __call__(self, both: torch.Tensor) -> torch.Tensor:
+        kernels = kernels_for(both.device, both.dtype) if self._has_kernel else None
         if kernels is not None and both.is_contiguous():
             return _gated_by_kernel(kernels, both)
         gate, up = both.chunk(2, dim=-1)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .mlp import Mlp
+from ..step_context import StepContext
+from .grouped_linear import GroupedLinear
+from .mlp import Activation, Mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,20 @@ class SharedExpert:
     mlp: Mlp
     gate: torch.Tensor
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.mlp(rows).mul_(F.linear(rows, self.gate).sigmoid_())
+    def __call__(self, rows: torch.Tensor, step: StepContext) -> torch.Tensor:
+        return self.mlp(rows, step).mul_(F.linear(rows, self.gate).sigmoid_())
+
+
+class Experts:
+    """Feed-forward layers, one for each expert, over rows that are sorted by expert."""
+
+    def __init__(self, up: GroupedLinear, down: GroupedLinear, *, activation: Activation) -> None:
+        self._up = up
+        self._down = down
+        self._activation = activation
+
+    def __call__(self, rows: torch.Tensor, counts: Sequence[int], step: StepContext) -> torch.Tensor:
+        return self._down(self._activation(self._up(rows, counts, step)), counts, step)
 
 
 class Moe:
@@ -31,7 +45,7 @@ class Moe:
     def __init__(
         self,
         router: torch.Tensor,
-        experts: Sequence[Mlp],
+        experts: Experts,
         *,
         num_experts_per_tok: int,
         is_normalised: bool,
@@ -39,31 +53,30 @@ class Moe:
         sum_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._router = router
-        self._experts = tuple(experts)
+        self._experts = experts
         self._num_chosen = num_experts_per_tok
         self._is_normalised = is_normalised
         self._shared = shared
         self._sum_ranks = sum_ranks
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         weights, chosen = F.linear(rows, self._router).softmax(dim=-1, dtype=torch.float32).topk(self._num_chosen)
         if self._is_normalised:
             weights /= weights.sum(dim=-1, keepdim=True)
-        mixed = self._mix(rows, weights.to(rows.dtype), chosen)
+        mixed = self._mix(rows, weights.to(rows.dtype), chosen, step)
         if self._shared is not None:
-            mixed += self._shared(rows)
+            mixed += self._shared(rows, step)
         return mixed if self._sum_ranks is None else self._sum_ranks(mixed)
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return residual.add_(self(rows))
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        return residual.add_(self(rows, step))
 
-    def _mix(self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def _mix(self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Rows sorted by expert, so that each expert multiplies all of its rows at once; those without any, nothing."""
         flat = chosen.view(-1)
         order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=len(self._experts)).tolist()
-        parts = rows[order // self._num_chosen].split(counts)
-        outputs = torch.cat([expert(part) for expert, part in zip(self._experts, parts, strict=True) if part.shape[0]])
+        counts = flat.bincount(minlength=self._router.shape[0]).tolist()
+        outputs = self._experts(rows[order // self._num_chosen], counts, step)
         outputs *= weights.view(-1)[order, None]
         mixed = torch.empty_like(outputs)
         mixed[order] = outputs

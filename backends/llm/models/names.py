@@ -1,4 +1,4 @@
-"""What families of checkpoints call the parts of a decoder, without the prefixes that `Checkpoint` takes off."""
+"""What families of checkpoints call the parts of a decoder, without the prefixes that a `Checkpoint` takes off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """`layer` has a place for the layer's number; all but the first four are inside a layer. Lists are fused."""
+    """Modules of a decoder; the usual ones are Llama's.
+
+    `layer` has a place for the layer's number; the fields after it are inside a layer. `qkv` and `gate_up` are used
+    where the checkpoint has them, else their parts. `is_transposed`: linear weights are stored as [in, out].
+    """
 
     embedding: str = "embed_tokens"
     positions: str | None = None
@@ -37,34 +41,3 @@ class Names:
     shared_expert: str = "mlp.shared_expert"
     shared_expert_gate: str = "mlp.shared_expert_gate"
     is_transposed: bool = False
-
-
-_LLAMA = Names()
-_FAMILIES: dict[str, Names] = {
-    "gemma2": Names(mlp_pre_norm="pre_feedforward_layernorm"),
-    "gemma3_text": Names(mlp_pre_norm="pre_feedforward_layernorm"),
-    "mixtral": Names(
-        router="block_sparse_moe.gate",
-        experts="block_sparse_moe.experts",
-        expert_gate="w1",
-        expert_up="w3",
-        expert_down="w2",
-    ),
-    "gpt2": Names(
-        embedding="wte",
-        positions="wpe",
-        norm="ln_f",
-        layer="h.{}",
-        qkv="attn.c_attn",
-        attention_output="attn.c_proj",
-        attention_pre_norm="ln_1",
-        mlp_pre_norm="ln_2",
-        up="mlp.c_fc",
-        down="mlp.c_proj",
-        is_transposed=True,
-    ),
-}
-
-
-def names_of(model_type: str) -> Names:
-    return _FAMILIES.get(model_type, _LLAMA)

@@ -7,15 +7,14 @@ runs. Knows no network: who computes a step reads and writes through `StateGroup
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from ..step_inputs import StepInputs
+from ..attention.batch import AttentionBatch
 
 
 class StateKey(NamedTuple):
@@ -57,10 +56,10 @@ class StateGroup:
 
 
 class RecurrentStates:
-    """Of all layers; without memory before `allocate`. One seat more than asked for is for `begin_alone`.
+    """Of all layers; without memory before `allocate`. One seat more than asked for is for `group_alone`.
 
-    `groups` are those of the step that is computed next. `is_stepwise`: a sequence that goes on does so by one token at
-    a time.
+    `groups` are those of the step that is being computed; the network sets them. `is_stepwise`: a sequence that goes on
+    does so by one token at a time.
     """
 
     def __init__(self, shapes: dict[StateKey, StateShape], device: torch.device) -> None:
@@ -82,16 +81,15 @@ class RecurrentStates:
             for key, shape in self._shapes.items()
         }
 
-    def begin(self, step: StepInputs) -> None:
-        """A step of sequences, each of which goes on from what it left in its seat."""
-        batch = step.batch
+    def group(self, seats: Sequence[int], batch: AttentionBatch) -> tuple[StateGroup, ...]:
+        """The rows of a step of sequences in these seats, each of which goes on from what it left there."""
         starts = (batch.lens - batch.num_queries).tolist()
-        groups = group_rows(step.seats, starts, batch.num_queries.tolist())
-        self.groups = tuple(chain.from_iterable(map(_stepwise, groups)) if self.is_stepwise else groups)
+        groups = group_rows(seats, starts, batch.num_queries.tolist())
+        return tuple(chain.from_iterable(map(_stepwise, groups)) if self.is_stepwise else groups)
 
-    def begin_alone(self, num_tokens: int) -> None:
+    def group_alone(self, num_tokens: int) -> tuple[StateGroup, ...]:
         """One sequence that is computed as a whole, and of which nothing is kept."""
-        self.groups = (StateGroup(0, num_tokens, (self._num_seats,), is_fresh=True),)
+        return (StateGroup(0, num_tokens, (self._num_seats,), is_fresh=True),)
 
     def tensor(self, key: StateKey) -> torch.Tensor:
         """[seats + 1, ...]"""

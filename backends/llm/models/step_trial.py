@@ -5,7 +5,7 @@ that keep states going on from them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -15,12 +15,10 @@ from ..attention.spec import AttentionSpec
 from ..plan import Chunk
 from ..sampling_params import SamplingParams
 from ..sequence import Sequence
+from ..step_context import StepContext
 from ..step_inputs import StepInputs
 from .attention_trial import check_equal
 from .recurrent_states import RecurrentStates
-
-if TYPE_CHECKING:
-    from .transformers_model import TransformersNetwork
 
 _LENS = (11, 8)
 # Of each step, what the two sequences add: a beginning, a chunk that goes on beside a first token, two chunks, a token
@@ -35,9 +33,19 @@ _STEPS = (
 _BLOCK_SIZE = 16
 
 
-def check_steps(
-    network: TransformersNetwork, states: RecurrentStates | None, spec: AttentionSpec, kv_shape: KvShape
-) -> None:
+class TriedNetwork(Protocol):
+    """What is tried out: `own_logits` are those of the model's own computation."""
+
+    device: torch.device
+
+    def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def own_logits(self, token_ids: torch.Tensor) -> torch.Tensor: ...
+
+
+def check_steps(network: TriedNetwork, states: RecurrentStates | None, spec: AttentionSpec, kv_shape: KvShape) -> None:
     """UnsupportedError, if logits differ from those of the model's own computation of each sequence as a whole."""
     device = network.device
     if states is not None:
@@ -54,10 +62,14 @@ def check_steps(
     found: dict[int, list[torch.Tensor]] = {sequence.seq_id: [] for sequence in sequences}
     for chunks in _STEPS:
         step = StepInputs([Chunk(sequences[seat], start, count, True) for seat, start, count in chunks], block_size)
-        if states is not None:
-            states.begin(step)
         ids, positions = (torch.from_numpy(rows).to(device) for rows in (step.input_ids, step.positions))
-        logits = network.logits(network(ids, positions, attention, attention.prepare(step.batch)))
+        context = StepContext(
+            positions=positions,
+            attention=attention,
+            inputs=attention.prepare(step.batch),
+            state_groups=() if states is None else states.group(step.seats, step.batch),
+        )
+        logits = network.logits(network(ids, context))
         parts = logits.split(step.batch.num_queries.tolist())
         for sequence, part in zip(step.sequences, parts, strict=True):
             found[sequence.seq_id].append(part)

@@ -18,6 +18,8 @@ from modelserver.backend import UnsupportedError
 from ..attention.kv_blocks import KvShape
 from ..attention.spec import AttentionSpec
 from ..checkpoint import Checkpoint
+from ..quantization import transformers_options
+from ..step_context import StepContext
 from . import attention_hook
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
 from .grouped_mixer import GroupedMixer
@@ -29,7 +31,7 @@ from .state_probe import StateProbe, stateful_cache, unknown_states
 from .step_trial import check_steps
 
 # What models call their cache.
-_CACHE_NAMES = ("past_key_values", "cache_params")
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # What code raises that is called in a way which it was not written for.
 _UNEXPECTED = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, AssertionError)
 
@@ -61,9 +63,14 @@ class TransformersNetwork:
             if hasattr(module, "layer_idx"):
                 module.paged_network = self
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Any, inputs: Any) -> torch.Tensor:
-        """`input_ids` and `positions` [tokens] -> [tokens, hidden_size], normalised."""
-        self._attention, self._inputs = attention, inputs
+    def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        """`input_ids` [tokens] -> [tokens, hidden_size], normalised."""
+        self._attention, self._inputs = step.attention, step.inputs
+        if self.states is not None:
+            self.states.groups = step.state_groups
+        return self._compute(input_ids, step.positions)
+
+    def _compute(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         given: dict[str, Any] = {"use_cache": self.states is not None}
         if self._counts_tokens:
             self._cache.num_before = positions - torch.arange(len(positions), device=positions.device)
@@ -100,9 +107,10 @@ class TransformersNetwork:
         self._find_states(ids)
         if self.states is not None:
             self.states.allocate(0)
-            self.states.begin_alone(NUM_TRIED)
+            self.states.groups = self.states.group_alone(NUM_TRIED)
+        self._attention, self._inputs = trial, None
         model.set_attn_implementation(attention_hook.TRIAL)
-        found = self.logits(self(ids, ids, trial, None))
+        found = self.logits(self._compute(ids, ids))
         check_equal(found, self.own_logits(ids), is_exact=model.dtype == torch.float32)
         self._places = {layer: place for place, layer in enumerate(sorted(trial.calls))}
         return [trial.calls[layer] for layer in self._places]
@@ -195,7 +203,7 @@ def load_transformers(
             model_type,
             dtype=dtype,
             attn_implementation=attention_hook.SERVING,
-            **_unpacking(config),
+            **transformers_options(config),
         )
     except KeyError as error:
         raise UnsupportedError(
@@ -223,17 +231,6 @@ def _try_steps(network: TransformersNetwork, attention: AttentionSpec, kv_shape:
             raise
         states.is_stepwise = True
         check_steps(network, states, attention, kv_shape)
-
-
-def _unpacking(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Experts in MXFP4 (gpt-oss) become what the other weights are: transformers' kernels for them want packages of
-    their own, and it would ask for these.
-    """
-    if (config.get("quantization_config") or {}).get("quant_method") != "mxfp4":
-        return {}
-    from transformers.utils.quantization_config import Mxfp4Config
-
-    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 @contextmanager

@@ -1,56 +1,17 @@
-"""Takes tensors of a checkpoint as the decoder wants them: fused, in its dtype, on its device, this rank's share."""
+"""What a network is built from: tensors of a checkpoint, and linear layers in the form that a scheme gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
-from modelserver.backend import InvalidArgumentError
-
 from ..checkpoint import Checkpoint
+from ..quantization.scheme import Scheme
+from .grouped_linear import GroupedLinear
 from .linear import Linear
-from .quantization import QuantizationMethod
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One stored linear layer: its name without `.weight`, and the shape that its config says it has.
-
-    `sections` of its outputs are what a fused tensor holds (queries, keys, values): each is split over ranks by itself.
-    """
-
-    name: str
-    num_inputs: int
-    sections: tuple[int, ...]
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(self.sections)
-
-
-def _alone(part: torch.Tensor) -> torch.Tensor:
-    return part
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """This process's place among those that share a network. Alone: 0 of 1. `sum` adds a tensor up over all ranks."""
-
-    index: int = 0
-    size: int = 1
-    sum: Callable[[torch.Tensor], torch.Tensor] = _alone
-
-    def share(self, length: int, what: str) -> slice:
-        """InvalidArgumentError if it cannot be split evenly."""
-        if length % self.size:
-            raise InvalidArgumentError(f"tensor_parallel_size {self.size} does not divide {what} ({length})")
-        part = length // self.size
-        return slice(self.index * part, (self.index + 1) * part)
-
-
-ALONE = Rank()
+from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
+from .token_embedding import TokenEmbedding
 
 
 class Weights:
@@ -59,7 +20,7 @@ class Weights:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        method: QuantizationMethod,
+        scheme: Scheme,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -70,89 +31,54 @@ class Weights:
         self.rank = rank
         self.dtype = dtype
         self.device = device
-        self.is_transposed = is_transposed
-        self._method = method
+        self._scheme = scheme
+        self._is_transposed = is_transposed
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.checkpoint
+    def has_module(self, name: str) -> bool:
+        """Whether any tensor belongs to a module, in whatever form it is stored."""
+        return self.checkpoint.module(name) is not None
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self.placed(self.stored(name, shape))
+        """In the network's dtype, on its device. InvalidArgumentError if it has not the shape that the config says."""
+        return placed(self.stored(name, shape), self.dtype, self.device)
 
     def stored(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """As it is in the file. InvalidArgumentError if it has not the shape that the config says."""
-        tensor = self.checkpoint.tensor(name)
-        if tensor.shape != shape:
-            raise InvalidArgumentError(
-                f"the checkpoint in {self.checkpoint.place} has {name} of shape {list(tensor.shape)}, and its "
-                f"config.json says {list(shape)}: they do not belong together"
-            )
-        return tensor
-
-    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Nothing but the tensor itself: a part of another would keep all of that alive."""
-        is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
-        return tensor.to(device=self.device, dtype=self.dtype, copy=is_part).contiguous()
+        """As it is in the file."""
+        return stored_tensor(self.checkpoint, name, shape)
 
     def columns(self, parts: Sequence[Part]) -> Linear:
         """Parts fused along their outputs; each rank has a share of the outputs."""
-        return self._method(_Tensors(self, tuple(parts), "outputs"))
-
-    def head(self, part: Part) -> Linear:
-        """What gives logits: whole on every rank, [vocab, hidden] even where other weights are transposed."""
-        return self._method(_Tensors(self, (part,), "whole"))
+        return self._scheme.make_linear(self._tensors(parts, Split.OUTPUTS))
 
     def rows(self, part: Part) -> Linear:
         """Each rank has a share of the inputs: the sum over ranks is the result. The bias is with rank 0."""
-        return self._method(_Tensors(self, (part,), "inputs"))
+        return self._scheme.make_linear(self._tensors([part], Split.INPUTS))
 
+    def grouped_columns(self, experts: Sequence[Sequence[Part]]) -> GroupedLinear:
+        return self._scheme.make_grouped([self._tensors(parts, Split.OUTPUTS) for parts in experts])
 
-@dataclass(frozen=True, slots=True)
-class _Tensors:
-    """`LinearTensors` of parts in a checkpoint; `split` is "outputs", "inputs" or "whole"."""
+    def grouped_rows(self, experts: Sequence[Part]) -> GroupedLinear:
+        return self._scheme.make_grouped([self._tensors([part], Split.INPUTS) for part in experts])
 
-    weights: Weights
-    parts: tuple[Part, ...]
-    split: str
+    def embedding(self, part: Part) -> TokenEmbedding:
+        """Whole on every rank."""
+        return self._scheme.embedding(self._tensors([part], Split.WHOLE))
 
-    def weight(self) -> torch.Tensor:
-        if len(self.parts) == 1:
-            (part,) = self.parts
-            return self.weights.placed(self._cut(part, self._matrix(part)))
-        return torch.cat([self.weights.placed(self._cut(part, self._matrix(part))) for part in self.parts])
+    def head(self, part: Part) -> Linear:
+        """What gives logits: whole on every rank, [vocab, hidden] even where other weights are transposed."""
+        return self._scheme.make_linear(self._tensors([part], Split.WHOLE))
 
-    def bias(self) -> torch.Tensor | None:
-        names = [f"{part.name}.bias" for part in self.parts]
-        present = [name in self.weights for name in names]
-        if not any(present):
-            return None
-        if self.split == "inputs" and self.weights.rank.index:
-            return None
-        vectors = [
-            self.weights.stored(name, (part.num_outputs,)) if is_there else torch.zeros(part.num_outputs)
-            for part, name, is_there in zip(self.parts, names, present, strict=True)
-        ]
-        if self.split == "outputs":
-            vectors = [self._cut_outputs(part, vector) for part, vector in zip(self.parts, vectors, strict=True)]
-        return self.weights.placed(torch.cat([vector.to(self.weights.dtype) for vector in vectors]))
+    def tied_head(self, part: Part, embedding: TokenEmbedding) -> Linear:
+        """The same of the embedding's tensors."""
+        return self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding)
 
-    def stored(self, suffix: str) -> list[torch.Tensor]:
-        return [self.weights.checkpoint.tensor(f"{part.name}.{suffix}") for part in self.parts]
-
-    def _matrix(self, part: Part) -> torch.Tensor:
-        shape = (part.num_outputs, part.num_inputs)
-        if self.weights.is_transposed and self.split != "whole":
-            return self.weights.stored(f"{part.name}.weight", shape[::-1]).t()
-        return self.weights.stored(f"{part.name}.weight", shape)
-
-    def _cut(self, part: Part, matrix: torch.Tensor) -> torch.Tensor:
-        if self.split == "inputs":
-            return matrix[:, self.weights.rank.share(matrix.shape[1], f"the inputs of {part.name}")]
-        return self._cut_outputs(part, matrix) if self.split == "outputs" else matrix
-
-    def _cut_outputs(self, part: Part, tensor: torch.Tensor) -> torch.Tensor:
-        rank = self.weights.rank
-        if rank.size == 1:
-            return tensor
-        sections = tensor.split(part.sections)
-        return torch.cat([section[rank.share(section.shape[0], f"the outputs of {part.name}")] for section in sections])
+    def _tensors(self, parts: Sequence[Part], split: Split) -> LinearTensors:
+        return LinearTensors(
+            checkpoint=self.checkpoint,
+            parts=tuple(parts),
+            split=split,
+            rank=self.rank,
+            dtype=self.dtype,
+            device=self.device,
+            is_transposed=self._is_transposed,
+        )

@@ -94,8 +94,9 @@ def test_without_them_torch_does_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     rows, weight, down = torch.randn(5, 24), torch.randn(24, 24), torch.randn(24, 12)
 
     def computed() -> torch.Tensor:
-        feed = Mlp(PlainLinear(weight, None), PlainLinear(down, None), activation=activation_of("silu"), is_gated=True)
-        return feed(RmsNorm(weight[0], 1e-5)(rows))
+        activation = activation_of("silu", is_gated=True)
+        feed = Mlp(PlainLinear(weight, None), PlainLinear(down, None), activation=activation)
+        return feed(RmsNorm(weight[0], 1e-5)(rows), None)
 
     with_kernels = computed()
     monkeypatch.setattr(kernels, "KERNELS", None)

@@ -28,7 +28,8 @@ GREEDY = SamplingParams(temperature=0.0)
 @pytest.fixture
 def runner(checkpoint: Checkpoints) -> Any:
     options = EngineOptions(device="cpu", dtype="float32", max_model_len=64, max_num_seqs=4, block_size=8)
-    made = load_runner(open_checkpoint(checkpoint("llama")), options, Sampler())
+    with open_checkpoint(checkpoint("llama")) as opened:
+        made = load_runner(opened, options, Sampler())
     yield made
     made.close()
 

@@ -64,7 +64,7 @@ class Step:
         num_kv_heads = self.blocks.shape.num_kv_heads
         heads = self.heads.clone().float()
         if rotation is not None:
-            Rotation(rotation.cosines.float(), rotation.sines.float()).turn(heads[:, :-num_kv_heads])
+            Rotation(rotation.cosines.float(), rotation.sines.float()).apply_rope(heads[:, :-num_kv_heads])
         heads = heads.to(self.heads.dtype)
         reference = SdpaAttention(self.blocks, spec)
         kept = reference.kept(0)
@@ -109,7 +109,7 @@ if KERNELS is not None:
         rotation = rotation_of(torch.float32, head_dim // 2 // 2 * 2)
         expected, kept = step.expected(spec, rotation)
         attention = CpuAttention(KERNELS, step.blocks, spec)
-        found = attention.turn_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
+        found = attention.rope_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
         torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-4)
         torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=1e-6, rtol=1e-6)
 
@@ -133,7 +133,7 @@ if KERNELS is not None:
         rotation = rotation_of(torch.bfloat16, head_dim)
         expected, kept = step.expected(spec, rotation)
         attention = CpuAttention(KERNELS, step.blocks, spec)
-        found = attention.turn_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
+        found = attention.rope_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=2e-2, rtol=2e-2)
 
@@ -146,7 +146,7 @@ if KERNELS is not None:
         try:
             for num_threads in (1, 3):
                 torch.set_num_threads(num_threads)
-                found.append(attention.turn_and_attend(0, step.heads, None, attention.prepare(step.batch)))
+                found.append(attention.rope_and_attend(0, step.heads, None, attention.prepare(step.batch)))
         finally:
             torch.set_num_threads(before)
         assert torch.equal(*found)
@@ -187,7 +187,7 @@ if KERNELS is not None:
             KERNELS.plan(others, step.batch.lens.astype(np.int32), LENS, step.tables, step.slots, 1, 1)
         for heads in (step.heads[:, 1:].contiguous(), step.heads[1:]):
             with pytest.raises(AssertionError, match="heads of a step"):
-                attention.turn_and_attend(0, heads, None, attention.prepare(step.batch))
+                attention.rope_and_attend(0, heads, None, attention.prepare(step.batch))
 
     def test_it_is_chosen_where_it_can_be() -> None:
         spec = AttentionSpec(num_heads=4, windows=(None,), scale=0.3)

@@ -91,7 +91,7 @@ def test_a_mixed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for layer in (0, 1):
         heads = torch.randn(8, 8, 8)
         found = [
-            one.turn_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
+            one.rope_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
             for one in (reference, FlashInferAttention(pools[1], spec))
         ]
         torch.testing.assert_close(found[0], found[1])

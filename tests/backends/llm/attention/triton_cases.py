@@ -42,15 +42,15 @@ def tables_of(lens: list[int], block_size: int = 8) -> torch.Tensor:
     return torch.stack([torch.randperm(23)[:width] + 1 for _ in lens]).to(DEVICE)
 
 
-def turn_and_store() -> None:
+def rope_and_store() -> None:
     for num_heads, num_kv_heads, head_dim, width in ((4, 2, 16, 16), (6, 2, 24, 24), (3, 1, 16, 12), (2, 2, 8, 0)):
         blocks = filled_blocks(num_kv_heads, head_dim)
         expected_blocks = blocks.clone()
         heads = torch.randn(5, num_heads + 2 * num_kv_heads, head_dim, device=DEVICE)
         slots = torch.tensor([17, 3, -1, 100, 64], device=DEVICE)
         rotation = (torch.randn(5, 1, width, device=DEVICE), torch.randn(5, 1, width, device=DEVICE)) if width else None
-        expected = twins.turn_and_store(heads, expected_blocks, slots, rotation)
-        found = triton_kernels.turn_and_store(heads, blocks, slots, rotation)
+        expected = twins.rope_and_store(heads, expected_blocks, slots, rotation)
+        found = triton_kernels.rope_and_store(heads, blocks, slots, rotation)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(blocks, expected_blocks)
 
@@ -119,7 +119,7 @@ def backend() -> None:
     for layer, implementations in itertools.product((0, 1), ((reference, kernels), chunked)):
         heads = torch.randn(27, 10, 16, device=DEVICE)
         found = [
-            one.turn_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
+            one.rope_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
             for one in implementations
         ]
         torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=1e-4)
@@ -185,7 +185,7 @@ def make_captured(loaded: LoadedNetwork, attention: TritonAttention) -> Captured
 
 CASES = {
     "captured": captured,
-    "turn_and_store": turn_and_store,
+    "rope_and_store": rope_and_store,
     "decode": decode,
     "prefill": prefill,
     "backend": backend,

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelserver_backends.llm.checkpoint import open_checkpoint
-from modelserver_backends.llm.models.config import DecoderConfig, read_config
+from modelserver_backends.llm.checkpoint import open_checkpoint, text_config
+from modelserver_backends.llm.models.decoder_config import DecoderConfig
+from modelserver_backends.llm.models.families import find_family
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
@@ -26,7 +27,10 @@ LLAMA = {
 
 
 def config_of(directory: Path) -> DecoderConfig:
-    return read_config(open_checkpoint(directory))
+    checkpoint = open_checkpoint(directory)
+    family = find_family(text_config(checkpoint)["model_type"])
+    assert family is not None
+    return family.config_of(checkpoint)
 
 
 def written(directory: Path, **entries: Any) -> Path:

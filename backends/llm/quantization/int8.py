@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 import torch
 import torch.nn.functional as F
 
-from .linear import multiplies_bfloat16
+from modelserver.backend import UnsupportedError
+
+from ..models.linear import Linear, multiplies_bfloat16
+from ..models.linear_tensors import LinearTensors
+from ..step_context import StepContext
+from .scheme import Scheme
 
 # From this number of rows on, multiplying takes most of the time: expand the weight once and use the float product.
 # A CPU without instructions for bfloat16 does that in float32, which is faster there by a factor of three.
 _EXPANDED_ROWS = 48
 _EXPANDED_ROWS_FLOAT32 = 16
+
+
+class Int8(Scheme):
+    """Made from floats when a model is loaded."""
+
+    is_online = True
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> Self:
+        if config is not None:
+            raise UnsupportedError("quantization 'int8' is not supported in checkpoints: it is made from floats")
+        return cls()
+
+    def linear(self, tensors: LinearTensors) -> Linear:
+        return Int8Linear(tensors.weight(), tensors.bias())
 
 
 class Int8Linear:
@@ -26,12 +49,12 @@ class Int8Linear:
         self._expanded_dtype = torch.float32 if is_float32 else torch.bfloat16
         self._expanded_rows = _EXPANDED_ROWS_FLOAT32 if is_float32 else _EXPANDED_ROWS
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
         output = self._product(rows).to(self._dtype)
         return output if self._bias is None else output.add_(self._bias)
 
-    def add_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return residual.add_(self(rows))
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return residual.add_(self(rows, step))
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if rows.device.type == "cpu" and rows.shape[0] < self._expanded_rows:

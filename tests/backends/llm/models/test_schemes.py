@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as functional
-from modelserver_backends.llm.models.int8_linear import Int8Linear
-from modelserver_backends.llm.models.quantization import quantization_method
+from modelserver_backends.llm.quantization import find_scheme
+from modelserver_backends.llm.quantization.int8 import Int8Linear
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_logprobs
 
@@ -26,8 +26,8 @@ def test_int8_is_close_to_the_floats_it_was_made_of(rows: int, has_bias: bool) -
     linear = Int8Linear(weight, bias)
     exact = functional.linear(values, weight, bias)
     assert linear.weight.dtype == torch.int8
-    assert (linear(values) - exact).norm() < 0.02 * exact.norm()
-    torch.testing.assert_close(linear.add_to(residual.clone(), values), residual + linear(values))
+    assert (linear(values, None) - exact).norm() < 0.02 * exact.norm()
+    torch.testing.assert_close(linear.add_to(residual.clone(), values, None), residual + linear(values, None))
 
 
 def test_an_engine_in_int8_says_nearly_the_same(checkpoint: Callable[[str], Path]) -> None:
@@ -49,4 +49,4 @@ def test_an_engine_in_int8_says_nearly_the_same(checkpoint: Callable[[str], Path
 def test_what_is_not_there_is_refused_by_name(asked: str | None, stored: str | None, message: str) -> None:
     config = {} if stored is None else {"quantization_config": {"quant_method": stored}}
     with pytest.raises(UnsupportedError, match=message):
-        quantization_method(asked, config)
+        find_scheme(asked, config)

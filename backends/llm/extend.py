@@ -1,0 +1,60 @@
+"""What packages import that add a family of models or a weight format: see docs/add-a-model-family.md and
+docs/add-a-weight-format.md.
+"""
+
+from __future__ import annotations
+
+from .checkpoint import Checkpoint
+from .models.build import DecoderBuilder
+from .models.decoder import Block, Decoder, DecoderLayer
+from .models.decoder_config import DecoderConfig, MoeConfig
+from .models.families.family import Family
+from .models.families.readers import (
+    Entries,
+    base_config,
+    layer_types,
+    typed_windows,
+    uniform_windows,
+    with_ropes_by_type,
+)
+from .models.grouped_linear import GroupedLinear, ListedLinears
+from .models.linear import Linear, float_linear
+from .models.linear_tensors import LinearTensors, Part, Rank, Split
+from .models.names import Names
+from .models.norm import Norm
+from .models.token_embedding import DenseEmbedding, TokenEmbedding
+from .models.weights import Weights
+from .quantization.scheme import Scheme
+from .step_context import StepContext
+
+__all__ = [
+    "Block",
+    "Checkpoint",
+    "Decoder",
+    "DecoderBuilder",
+    "DecoderConfig",
+    "DecoderLayer",
+    "DenseEmbedding",
+    "Entries",
+    "Family",
+    "GroupedLinear",
+    "Linear",
+    "LinearTensors",
+    "ListedLinears",
+    "MoeConfig",
+    "Names",
+    "Norm",
+    "Part",
+    "Rank",
+    "Scheme",
+    "Split",
+    "StepContext",
+    "TokenEmbedding",
+    "Weights",
+    "base_config",
+    "float_linear",
+    "layer_types",
+    "typed_windows",
+    "uniform_windows",
+    "with_ropes_by_type",
+]

@@ -1,0 +1,105 @@
+"""What a decoder is made from, whatever its checkpoint calls things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelserver.backend import InvalidArgumentError
+
+from .rope import Rope
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Experts of the sparse layers. `shared_intermediate_size` 0: there is no shared expert."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    is_normalised: bool
+    shared_intermediate_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The switches of `Decoder`. Tuples have an entry per layer; a window of None sees everything."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    windows: tuple[int | None, ...]
+    ropes: tuple[Rope | None, ...]
+    norm_kind: str = "rms"  # "rms" | "rms_plus_one" (the weight is stored less one) | "layer"
+    norm_eps: float = 1e-6
+    has_pre_norm: bool = True
+    has_post_norm: bool = False
+    qk_norm: str | None = None  # None | "head" | "all" (over all heads together)
+    activation: str = "silu"
+    is_gated: bool = True
+    attention_scale: float = 1.0
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    is_tied: bool = False
+    moe: MoeConfig | None = None
+    moe_layers: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    dtype: str = "float32"
+
+    @property
+    def longest(self) -> int:
+        """How many positions the scaling of the rotations stretches to."""
+        stretched = [rope.longest for rope in self.ropes if rope is not None]
+        return max([self.max_position_embeddings, *stretched])
+
+    @property
+    def distinct_ropes(self) -> tuple[Rope, ...]:
+        """Each kind of rotation once; most families turn all layers alike."""
+        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+    def check(self, path: Path) -> None:
+        """Raise InvalidArgumentError, naming the file, for numbers that no network has."""
+        mistake = next(self._mistakes(), None)
+        if mistake is not None:
+            raise InvalidArgumentError(f"{path} of a {self.model_type} says {mistake}")
+
+    def _mistakes(self) -> Iterator[str]:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                yield f"{name} {getattr(self, name)}: expected 1 or more"
+        if self.num_heads % self.num_kv_heads:
+            yield f"num_kv_heads {self.num_kv_heads}: expected a divisor of num_heads ({self.num_heads})"
+        for name in ("windows", "ropes"):
+            if len(getattr(self, name)) != self.num_layers:
+                yield f"{name} of {len(getattr(self, name))} layers: expected {self.num_layers}, as num_layers"
+        for window in self.windows:
+            if window is not None and (type(window) is not int or window < 1):
+                yield f"sliding_window {window!r}: expected an integer, 1 or more"
+        for name in ("attention_softcap", "logit_softcap"):
+            softcap = getattr(self, name)
+            if softcap is not None and not (isinstance(softcap, int | float) and softcap > 0):
+                yield f"{name} {softcap!r}: expected a number greater than 0"
+        if isinstance(self.attention_scale, complex):
+            yield "query_pre_attn_scalar less than 0: expected more"
+        moe = self.moe
+        if moe is not None and not 1 <= moe.num_experts_per_tok <= moe.num_experts:
+            yield f"num_experts_per_tok {moe.num_experts_per_tok}: expected 1 to num_experts ({moe.num_experts})"

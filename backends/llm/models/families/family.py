@@ -1,0 +1,80 @@
+"""One kind of decoder: how its config reads, what its tensors are called, and which parts of its network differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from modelserver.backend import InvalidArgumentError
+
+from ...checkpoint import Checkpoint, text_config
+from ..build import DecoderBuilder
+from ..decoder import Block, Decoder, DecoderLayer
+from ..decoder_config import DecoderConfig
+from ..linear import Linear
+from ..names import Names
+from ..norm import Norm
+from ..token_embedding import TokenEmbedding
+from .readers import Entries, base_config
+
+
+class Family:
+    """The usual decoder; a family overrides what is its own. `model_type` is that of config.json.
+
+    Of a multi-modal model, whose decoder lies in `text_config`, it is the type of that part.
+    """
+
+    model_type: ClassVar[str]
+    names: ClassVar[Names] = Names()
+
+    def read_config(self, entries: Entries) -> DecoderConfig:
+        """From the entries of config.json. Whatever they lack or have wrong may raise KeyError, ValueError and such."""
+        return base_config(entries)
+
+    # The network, part by part. `build` makes the usual ones.
+
+    def network(self, build: DecoderBuilder, *, max_len: int) -> Decoder:
+        embedding = build.embedding()
+        return Decoder(
+            build.config,
+            embedding=embedding,
+            positions=build.position_embedding(),
+            layers=[self.layer(build, index) for index in range(build.config.num_layers)],
+            norm=self.norm(build, build.names.norm),
+            head=self.head(build, embedding),
+            max_len=max_len,
+            dtype=build.weights.dtype,
+            device=build.weights.device,
+        )
+
+    def layer(self, build: DecoderBuilder, index: int) -> DecoderLayer:
+        """The residual stream around attention and feed-forward."""
+        return build.layer(
+            index, attention=self.attention(build, index), mlp=self.feed_forward(build, index), norm_of=self.norm
+        )
+
+    def attention(self, build: DecoderBuilder, index: int) -> Block:
+        return build.attention(index)
+
+    def feed_forward(self, build: DecoderBuilder, index: int) -> Block:
+        return build.feed_forward(index)
+
+    def norm(self, build: DecoderBuilder, name: str) -> Norm:
+        return build.norm(name)
+
+    def head(self, build: DecoderBuilder, embedding: TokenEmbedding) -> Linear:
+        return build.head(embedding)
+
+    def config_of(self, checkpoint: Checkpoint) -> DecoderConfig:
+        """InvalidArgumentError for an entry that is missing or wrong, UnsupportedError for an unknown rotation."""
+        entries, path = text_config(checkpoint), checkpoint.place / "config.json"
+        try:
+            config = self.read_config(entries)
+        except KeyError as error:
+            raise InvalidArgumentError(f"{path} of a {self.model_type} has no {error.args[0]}") from None
+        except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, MemoryError) as error:
+            raise InvalidArgumentError(
+                f"{path} of a {self.model_type} has an entry that cannot be used: {type(error).__name__}: {error}"
+            ) from error
+        config.check(path)
+        return replace(config, eos_token_ids=checkpoint.eos_token_ids)

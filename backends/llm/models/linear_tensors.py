@@ -1,0 +1,165 @@
+"""The tensors of one linear layer as its checkpoint stores them, and this rank's share of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from modelserver.backend import InvalidArgumentError
+
+from ..checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored linear layer: the name of its module, and the shape that the config says it has.
+
+    `sections` of its outputs are what a fused tensor holds (queries, keys, values): each is split over ranks by itself.
+    """
+
+    name: str
+    num_inputs: int
+    sections: tuple[int, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(self.sections)
+
+
+class Split(enum.Enum):
+    """What each rank has a share of."""
+
+    OUTPUTS = "outputs"
+    INPUTS = "inputs"  # the sum over ranks is the result; the bias is with rank 0
+    WHOLE = "whole"  # nothing: every rank has it all
+
+
+def _alone(part: torch.Tensor) -> torch.Tensor:
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """This process's place among those that share a network. Alone: 0 of 1. `sum` adds a tensor up over all ranks."""
+
+    index: int = 0
+    size: int = 1
+    sum: Callable[[torch.Tensor], torch.Tensor] = _alone
+
+    def share(self, length: int, what: str) -> slice:
+        """InvalidArgumentError if it cannot be split evenly."""
+        if length % self.size:
+            raise InvalidArgumentError(f"tensor_parallel_size {self.size} does not divide {what} ({length})")
+        part = length // self.size
+        return slice(self.index * part, (self.index + 1) * part)
+
+
+ALONE = Rank()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearTensors:
+    """What a scheme makes a linear layer from: `parts` of it lie side by side along its outputs.
+
+    `dtype` and `device` are the network's. `is_transposed`: weights are stored as [in, out].
+    """
+
+    checkpoint: Checkpoint
+    parts: tuple[Part, ...]
+    split: Split
+    rank: Rank
+    dtype: torch.dtype
+    device: torch.device
+    is_transposed: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """What the checkpoint calls the parts' modules, as its config of quantization names them."""
+        return [self.checkpoint.module(part.name) or part.name for part in self.parts]
+
+    def each(self) -> list[LinearTensors]:
+        """The parts as layers of their own."""
+        return [replace(self, parts=(part,)) for part in self.parts]
+
+    def weight(self) -> torch.Tensor:
+        """Of a layer in floats: this rank's [out_features, in_features] of all parts, in the network's dtype."""
+        placed = [self.placed(self.share(part, self._matrix(part), outputs=0, inputs=1)) for part in self.parts]
+        return placed[0] if len(placed) == 1 else torch.cat(placed)
+
+    def bias(self) -> torch.Tensor | None:
+        """This rank's [out_features], in the network's dtype; zeros for parts without any."""
+        names = [f"{part.name}.bias" for part in self.parts]
+        present = [name in self.checkpoint for name in names]
+        if not any(present) or (self.split is Split.INPUTS and self.rank.index):
+            return None
+        vectors = [
+            self.stored(part, "bias", (part.num_outputs,)) if is_there else torch.zeros(part.num_outputs)
+            for part, is_there in zip(self.parts, present, strict=True)
+        ]
+        shares = [self.share(part, vector, outputs=0) for part, vector in zip(self.parts, vectors, strict=True)]
+        return self.placed(torch.cat([share.to(self.dtype) for share in shares]))
+
+    def has(self, part: Part, suffix: str) -> bool:
+        return f"{part.name}.{suffix}" in self.checkpoint
+
+    def stored(self, part: Part, suffix: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """A tensor of a part as it is in the file, whole. InvalidArgumentError if it is missing or of another shape."""
+        return stored_tensor(self.checkpoint, f"{part.name}.{suffix}", shape)
+
+    def share(
+        self, part: Part, tensor: torch.Tensor, *, outputs: int | None = None, inputs: int | None = None
+    ) -> torch.Tensor:
+        """This rank's share of a part's tensor, whose dimensions `outputs` and `inputs` run along those of the layer.
+
+        A dimension may be shorter than the layer's where it packs or groups them: groups are not cut. A tensor without
+        the dimension that is split is every rank's.
+        """
+        if self.rank.size == 1:
+            return tensor
+        if self.split is Split.INPUTS and inputs is not None:
+            share = self.rank.share(tensor.shape[inputs], f"the inputs of {part.name}")
+            return tensor.narrow(inputs, share.start, share.stop - share.start)
+        if self.split is Split.OUTPUTS and outputs is not None:
+            per = part.num_outputs // tensor.shape[outputs]
+            if any(section % per for section in part.sections):
+                raise InvalidArgumentError(f"the outputs of {part.name} are packed by {per}: sections are not whole")
+            sections = tensor.split([section // per for section in part.sections], dim=outputs)
+            shares = [self.rank.share(section.shape[outputs], f"the outputs of {part.name}") for section in sections]
+            return torch.cat(
+                [
+                    section.narrow(outputs, share.start, share.stop - share.start)
+                    for section, share in zip(sections, shares, strict=True)
+                ],
+                dim=outputs,
+            )
+        return tensor
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the network's device, in its dtype, and nothing but the tensor itself."""
+        return placed(tensor, self.dtype, self.device)
+
+    def _matrix(self, part: Part) -> torch.Tensor:
+        shape = (part.num_outputs, part.num_inputs)
+        if self.is_transposed and self.split is not Split.WHOLE:
+            return self.stored(part, "weight", shape[::-1]).t()
+        return self.stored(part, "weight", shape)
+
+
+def stored_tensor(checkpoint: Checkpoint, name: str, shape: tuple[int, ...] | None) -> torch.Tensor:
+    """As it is in the file. InvalidArgumentError if it has not the shape that the config says."""
+    tensor = checkpoint.tensor(name)
+    if shape is not None and tensor.shape != shape:
+        raise InvalidArgumentError(
+            f"the checkpoint in {checkpoint.place} has {name} of shape {list(tensor.shape)}, and its "
+            f"config.json says {list(shape)}: they do not belong together"
+        )
+    return tensor
+
+
+def placed(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A part of another tensor would keep all of that alive, so it is copied."""
+    is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.to(device=device, dtype=dtype, copy=is_part).contiguous()

@@ -1,0 +1,85 @@
+"""The seam for weights that are not plain floats: a scheme makes each linear layer of a network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from modelserver.backend import UnsupportedError
+
+from ..models.grouped_linear import GroupedLinear, ListedLinears
+from ..models.linear import JoinedLinear, Linear, float_linear
+from ..models.linear_tensors import LinearTensors
+from ..models.token_embedding import DenseEmbedding, TokenEmbedding
+
+
+class Scheme(ABC):
+    """How the weights of one network are stored and multiplied; made once from the checkpoint's `quantization_config`.
+
+    It sees a layer's tensors as the checkpoint stores them (`qweight`, `scales`, ...): `LinearTensors` has their full
+    names, the parts that are fused into one layer, and cuts tensors to this rank's share.
+    """
+
+    # Whether it can quantize weights that are stored in floats: by the option `quantization`.
+    is_online: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> Self:
+        """Of `quantization_config`; None: the weights are floats, to be quantized now.
+
+        UnsupportedError for a variant that this scheme does not read.
+        """
+
+    @abstractmethod
+    def linear(self, tensors: LinearTensors) -> Linear:
+        """A layer that it does not skip. UnsupportedError or InvalidArgumentError names the tensor that is wrong."""
+
+    def skips(self, name: str) -> bool:  # noqa: ARG002 - for those that override it
+        """Whether the checkpoint has this module in floats; `name` is the file's own (`model.layers.0.mlp.up_proj`)."""
+        return False
+
+    def grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
+        """The same layer of all experts of a mixture, none of which it skips."""
+        return ListedLinears([self.linear(tensors) for tensors in experts])
+
+    def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
+        return DenseEmbedding(tensors.weight())
+
+    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:  # noqa: ARG002 - may be shared
+        """The head of a network that uses its embedding for it; a scheme may let both use the same memory."""
+        return self.make_linear(tensors)
+
+    def transformers_options(self) -> dict[str, Any]:
+        """What transformers' from_pretrained needs besides, where a network of its own reads such weights."""
+        return {}
+
+    def make_linear(self, tensors: LinearTensors) -> Linear:
+        """Any layer: parts that are skipped are floats, beside parts that are not."""
+        skipped = [self.skips(name) for name in tensors.names]
+        if all(skipped):
+            return float_linear(tensors.weight(), tensors.bias())
+        if any(skipped):
+            return JoinedLinear([self.make_linear(part) for part in tensors.each()])
+        return self.linear(tensors)
+
+    def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
+        if any(self.skips(name) for tensors in experts for name in tensors.names):
+            return ListedLinears([self.make_linear(tensors) for tensors in experts])
+        return self.grouped(experts)
+
+
+class FloatScheme(Scheme):
+    """Weights in floats, in the form that the device multiplies fastest."""
+
+    is_online = True
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> Self:
+        if config is not None:
+            raise UnsupportedError("quantization 'none' was asked for, but the checkpoint's weights are quantized")
+        return cls()
+
+    def linear(self, tensors: LinearTensors) -> Linear:
+        return float_linear(tensors.weight(), tensors.bias())
