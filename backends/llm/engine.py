@@ -23,7 +23,7 @@ from .generation import GenerationRequest, SequenceOutput
 from .grammar_queue import GrammarQueue
 from .kv_cache import KvManager
 from .options import EngineOptions
-from .plan import StepPlan, StepResult
+from .plan import SampledToken, StepPlan, StepResult
 from .sampling_params import MAX_SEED
 from .scheduler import Scheduler
 from .sequence import FinishReason, Sequence
@@ -277,7 +277,6 @@ class Engine:
         for sequence, sampled in zip(self._scheduler.update(plan, result.sampled), result.sampled, strict=True):
             if sequence is None:
                 continue
-            num_tokens += 1
             delivery = deliveries[sequence.seq_id]
             last_ns = delivery.last_token_ns
             if last_ns:
@@ -285,9 +284,8 @@ class Engine:
                 delivery.last_token_ns = now_ns
             else:
                 delivery.observe_first_token(statistics, now_ns)
-            if sampled.logprobs is not None:
-                delivery.take_logprobs(sampled.logprobs)
-            reason = self._take_token(delivery, sequence, sampled.token_id)
+            reason, num_taken = self._take_tokens(delivery, sequence, sampled)
+            num_tokens += num_taken
             if reason is not None:
                 self._end(sequence, reason, now_ns)
             if reason is not None or delivery.request.is_streamed:
@@ -297,6 +295,22 @@ class Engine:
         statistics.iteration_tokens.observe(plan.num_tokens)
         statistics.observe_tokens(since_ns, now_ns)
         return outputs
+
+    def _take_tokens(
+        self, delivery: Delivery, sequence: Sequence, sampled: tuple[SampledToken, ...]
+    ) -> tuple[FinishReason | None, int]:
+        """Why the sequence ends, None if it goes on; and how many tokens it took: what follows its end is dropped."""
+        if len(sampled) > 1:
+            del sequence.token_ids[1 - len(sampled) :]
+        for index, token in enumerate(sampled):
+            if index:
+                sequence.token_ids.append(token.token_id)
+            if token.logprobs is not None:
+                delivery.take_logprobs(token.logprobs)
+            reason = self._take_token(delivery, sequence, token.token_id)
+            if reason is not None:
+                return reason, index + 1
+        return None, len(sampled)
 
     def _take_token(self, delivery: Delivery, sequence: Sequence, token_id: int) -> FinishReason | None:
         """Why the sequence ends with this token, None if it goes on."""

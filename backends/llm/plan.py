@@ -14,15 +14,16 @@ _NUM_TOKENS = itemgetter(2)
 class Chunk(NamedTuple):
     """Tokens `[start, start + num_tokens)` of a sequence; their blocks are allocated.
 
-    `is_sampled`: the chunk reaches the sequence's last token, so its last row gives the next one. That last token may
-    be one that is sampled but not read (`Sequence.num_placeholders`): then it lies at the end, beyond `token_ids`, and
-    only the device knows it. A tuple, because every step makes one per sequence.
+    Its last `num_sampled` rows give tokens. That is 1 where the chunk reaches the sequence's last token, else 0; a
+    chunk that ends with drafts gives a token behind each of them, too. The last token may be one that is sampled but not read
+    (`Sequence.num_placeholders`): then it lies at the end, beyond `token_ids`, and only the device knows it. A tuple,
+    because every step makes one per sequence.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
-    is_sampled: bool
+    num_sampled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,13 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave. `sampled` has an entry for each chunk with `is_sampled`, in the order of the plan.
+    """What a step gave. `sampled` has the tokens of each chunk with `num_sampled`, in the order of the plan.
+
+    They are the sequence's next tokens, at least one and at most `num_sampled`: a draft that is not what was sampled
+    in its place ends them.
 
     `prompt_logprobs`: by seq_id, for each position of a chunk that is followed by a prompt token, that token's.
     """
 
-    sampled: tuple[SampledToken, ...]
+    sampled: tuple[tuple[SampledToken, ...], ...]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]

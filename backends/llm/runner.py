@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from .fresh_sequences import compute_fresh
 from .kv_memory import reserve_kv_memory
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
-from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
+from .plan import Chunk, SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
 from .state_memory import reserve_states
 from .step_context import StepContext
@@ -127,10 +128,11 @@ class Runner:
                 hidden = self._network(self._input_ids(step), self._context(step))
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
                 sampled = self._sample(step, self._rows(step, hidden), self._network.logits)
-            self._last_rows = {chunk[0].seq_id: row for row, chunk in enumerate(step.sampled)}
+            ends = accumulate(chunk[3] for chunk in step.sampled)
+            self._last_rows = {chunk[0].seq_id: end - 1 for chunk, end in zip(step.sampled, ends, strict=True)}
             self._last_token_ids = None if sampled is None else sampled.token_ids
             read = _reader(sampled)
-        return Launched(lambda: StepResult(tuple(read()), prompt_logprobs))
+        return Launched(lambda: StepResult(_by_chunk(step.sampled, read()), prompt_logprobs))
 
     def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
         """One vector [size] per list, pooled as the checkpoint says: its last hidden state, if that says nothing.
@@ -205,8 +207,14 @@ class Runner:
     ) -> SampledRows | None:
         if not step.sampled:
             return None
-        sequences = [chunk.sequence for chunk in step.sampled]
-        positions = [chunk.start + chunk.num_tokens for chunk in step.sampled]
+        # Of each row, the position that its token will have.
+        places = [
+            (chunk.sequence, position)
+            for chunk in step.sampled
+            for end in [chunk.start + chunk.num_tokens + 1]
+            for position in range(end - chunk.num_sampled, end)
+        ]
+        sequences, positions = zip(*places, strict=True)
         return self._sampler.start(logits(rows), sequences, positions)
 
     def _prompt_logprobs(self, step: StepInputs, hidden: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
@@ -225,6 +233,13 @@ class Runner:
                 )
             found[sequence.seq_id] = tuple(scored)
         return found
+
+
+def _by_chunk(chunks: Sequence[Chunk], tokens: Sequence[SampledToken]) -> tuple[tuple[SampledToken, ...], ...]:
+    if len(chunks) == len(tokens):
+        return tuple([(token,) for token in tokens])
+    left = iter(tokens)
+    return tuple(tuple(islice(left, chunk.num_sampled)) for chunk in chunks)
 
 
 def _identity(values: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 # Of the pool, how much an admission leaves to those that run, so that it is not preempted at their next block.
 WATERMARK = 0.01
 
+# The tokens that one chunk gave.
+Sampled = tuple[SampledToken, ...]
 # `Chunk(...)` in half the time, for the loop over all that decode.
 _new_tuple = tuple.__new__
 
@@ -111,10 +113,11 @@ class Scheduler:
             if end > len(sequence.block_ids) * block_size and not self._make_room(sequence, end, preempted):
                 break
             sequence.num_computed_tokens = end
-            is_sampled = end == total
-            if is_sampled:
+            num_sampled = 0
+            if end == total:
+                num_sampled = 1
                 sequence.num_placeholders = placeholders + 1
-            chunks.append(_new_tuple(Chunk, (sequence, start, num_tokens, is_sampled)))
+            chunks.append(_new_tuple(Chunk, (sequence, start, num_tokens, num_sampled)))
             if num_tokens > 1:
                 prefills.append((sequence, start))
             budget -= num_tokens
@@ -170,10 +173,10 @@ class Scheduler:
             self._admit(sequence)
             admitted.append(sequence)
             sequence.num_computed_tokens = start + num_tokens
-            is_sampled = start + num_tokens == total
-            sequence.num_placeholders += is_sampled
+            num_sampled = int(start + num_tokens == total)
+            sequence.num_placeholders += num_sampled
             self._kv.register(sequence, start + num_tokens)
-            chunks.append(Chunk(sequence, start, num_tokens, is_sampled))
+            chunks.append(Chunk(sequence, start, num_tokens, num_sampled))
             budget -= num_tokens
 
     def _admit(self, sequence: Sequence) -> None:
@@ -187,29 +190,35 @@ class Scheduler:
         else:
             running.append(sequence)
 
-    def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[Sequence | None]:
-        """Append what a step sampled, one for each of its chunks with `is_sampled`, in their order.
+    def update(self, plan: StepPlan, sampled: Iterable[Sampled]) -> list[Sequence | None]:
+        """Append what a step sampled: the tokens of each of its chunks with `num_sampled`, in their order.
 
-        Returns for each of those chunks the sequence that has a token more; None if it had ended meanwhile. The plans
-        of an engine are updated in the order in which they were made. A loop with no calls for a sequence that decodes.
+        Of a chunk that gave fewer than it might have, the rest is computed anew. Returns for each of those chunks the
+        sequence that has grown; None if it had ended meanwhile. The plans of an engine are updated in the order in
+        which they were made. A loop with few calls for a sequence that decodes.
         """
         block_size = self._kv.block_size
         running, finished = SequenceStatus.RUNNING, SequenceStatus.FINISHED
-        tokens = iter(sampled)
+        results = iter(sampled)
         grown: list[Sequence | None] = []
-        for sequence, start, num_tokens, is_sampled in plan.chunks:
+        for sequence, start, num_tokens, num_sampled in plan.chunks:
             status = sequence.status
-            if status is running and (start + num_tokens) // block_size > start // block_size:
-                self._kv.register(sequence, start + num_tokens)
-            if not is_sampled:
-                continue
-            token = next(tokens)
-            if status is finished:
-                grown.append(None)
-                continue
-            sequence.token_ids.append(token.token_id)
-            sequence.num_placeholders -= 1
-            grown.append(sequence)
+            end = start + num_tokens
+            if num_sampled:
+                tokens = next(results)
+                if status is finished:
+                    grown.append(None)
+                    continue
+                num_rejected = num_sampled - len(tokens)
+                if num_rejected:
+                    end -= num_rejected
+                    if status is running:
+                        sequence.num_computed_tokens -= num_rejected
+                sequence.token_ids += [token.token_id for token in tokens]
+                sequence.num_placeholders -= num_sampled
+                grown.append(sequence)
+            if status is running and end // block_size > start // block_size:
+                self._kv.register(sequence, end)
         return grown
 
     def finish(self, sequence: Sequence) -> None:

@@ -13,9 +13,9 @@ from .plan import Chunk
 class StepInputs:
     """A plan as flat arrays: decodes first, the longest first, then the chunks of more tokens.
 
-    `sequences` are those of the rows' chunks. `sampled` has the chunks that give a token, in the order of the plan;
-    `sampled_rows` their rows, None if those are all rows in order. `unread`: rows whose token is on the device only,
-    with their seq_id. `scored`: chunks whose prompt's log-probabilities are asked for, and where their rows begin.
+    `sequences` are those of the rows' chunks. `sampled` has the chunks that give tokens, in the order of the plan;
+    `sampled_rows` the rows that give them, None if those are all rows in order. `unread`: rows whose token is on the
+    device only, with their seq_id. `scored`: chunks whose prompt's log-probabilities are asked for, and where their rows begin.
     """
 
     __slots__ = ("batch", "input_ids", "positions", "sampled", "sampled_rows", "scored", "sequences", "unread")
@@ -33,7 +33,7 @@ class StepInputs:
         width = max(len(chunk[0].block_ids) for chunk in chunks)
         tables = np.zeros((len(chunks), width), dtype=np.int64)
         for index, chunk in enumerate(ordered):
-            sequence, start, num_tokens, is_sampled = chunk
+            sequence, start, num_tokens, num_sampled = chunk
             row = len(input_ids)
             token_ids = sequence.token_ids
             if num_tokens == 1:
@@ -48,7 +48,7 @@ class StepInputs:
             end = start + num_tokens
             if end > len(token_ids):
                 self.unread.append((len(input_ids) - 1, sequence.seq_id))
-            if is_sampled:
+            if num_sampled:
                 last_rows[sequence.seq_id] = len(input_ids) - 1
             if sequence.params.prompt_logprobs is not None and start < sequence.num_prompt_tokens - 1:
                 self.scored.append((chunk, row))
@@ -60,6 +60,9 @@ class StepInputs:
         self.positions = np.array(positions, dtype=np.int64)
         self.sampled = [chunk for chunk in chunks if chunk[3]]
         rows = [last_rows[chunk[0].seq_id] for chunk in self.sampled]
+        if any(chunk[3] > 1 for chunk in self.sampled):
+            ends = [row + 1 for row in rows]
+            rows = [row for chunk, end in zip(self.sampled, ends, strict=True) for row in range(end - chunk[3], end)]
         self.sampled_rows = None if rows == list(range(num_rows)) else np.array(rows, dtype=np.int64)
         num_queries = np.array([chunk[2] for chunk in ordered], dtype=np.int64)
         starts = np.array([chunk[1] for chunk in ordered], dtype=np.int64)

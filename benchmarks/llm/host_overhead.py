@@ -59,7 +59,7 @@ class FreeRunner:
         begin_ns = time.perf_counter_ns()
         StepInputs(plan.chunks, self.block_size)
         self.inputs_ns = time.perf_counter_ns() - begin_ns
-        sampled = tuple(SampledToken(4 + chunk.start % (self.vocab_size - 4)) for chunk in plan.chunks)
+        sampled = tuple((SampledToken(4 + chunk.start % (self.vocab_size - 4)),) for chunk in plan.chunks)
         self.own_ns = time.perf_counter_ns() - begin_ns
         return Computed(StepResult(sampled, {}))
 

@@ -86,17 +86,17 @@ class FakeRunner:
                 self._go_on(sequence, start, num_tokens)
             for position in range(start, start + num_tokens):
                 self.memory[self._slot(sequence, position)] = self._token(sequence, position)
-        sampled: list[SampledToken] = []
+        sampled: list[tuple[SampledToken, ...]] = []
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for sequence, start, num_tokens, is_sampled in plan.chunks:
+        for sequence, start, num_tokens, num_sampled in plan.chunks:
             end = start + num_tokens
             if sequence.params.prompt_logprobs is not None and start < sequence.num_prompt_tokens:
                 prompt_logprobs[sequence.seq_id] = tuple(
                     logprobs_of(sequence.token_ids[position], position, sequence.params.prompt_logprobs)
                     for position in range(start + 1, min(end + 1, sequence.num_prompt_tokens))
                 )
-            if is_sampled:
-                sampled.append(self._sample(sequence, end))
+            if num_sampled:
+                sampled.append((self._sample(sequence, end),))
         return FakeLaunched(StepResult(tuple(sampled), prompt_logprobs))
 
     def _go_on(self, sequence: Sequence, start: int, num_tokens: int) -> None:

@@ -61,7 +61,8 @@ def check_steps(network: TriedNetwork, states: RecurrentStates | None, spec: Att
     ]
     found: dict[int, list[torch.Tensor]] = {sequence.seq_id: [] for sequence in sequences}
     for chunks in _STEPS:
-        step = StepInputs([Chunk(sequences[seat], start, count, True) for seat, start, count in chunks], block_size)
+        planned = [Chunk(sequences[seat], start, count, num_sampled=1) for seat, start, count in chunks]
+        step = StepInputs(planned, block_size)
         ids, positions = (torch.from_numpy(rows).to(device) for rows in (step.input_ids, step.positions))
         context = StepContext(
             positions=positions,

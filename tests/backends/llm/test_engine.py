@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from modelserver_backends.llm.sequence import FinishReason
+from modelserver_backends.llm.engine import Engine
+from modelserver_backends.llm.plan import Chunk, SampledToken, StepPlan, StepResult
+from modelserver_backends.llm.sequence import FinishReason, Sequence
 from support.fake_engine import PROMPT, engine, request, run, run_one
-from support.fake_runner import FakeRunner, expected_tokens
+from support.fake_runner import EOS, FakeRunner, expected_tokens
 
 
 def test_nothing_to_do() -> None:
@@ -22,6 +24,43 @@ def test_tokens_come_one_by_one(is_asynchronous: bool) -> None:
     assert [output.num_output_tokens for output in answer.outputs] == [1, 2, 3, 4, 5]
     assert [output.finish_reason for output in answer.outputs] == [None] * 4 + [FinishReason.LENGTH]
     assert answer.last.stop_reason is None
+
+
+def with_drafts(num_drafts: int) -> tuple[Engine, Sequence, StepPlan]:
+    """An engine after its first step, and a plan that computes its sequence's last token and so many drafts."""
+    ahead, one = engine(FakeRunner(block_size=16)), request(max_tokens=10, min_tokens=2, ignore_eos=False)
+    ahead.add(one)
+    ahead.step()
+    (sequence,) = ahead._by_request[one].running
+    start = sequence.num_computed_tokens
+    sequence.num_computed_tokens += 1 + num_drafts
+    sequence.num_placeholders = 1 + num_drafts
+    return ahead, sequence, StepPlan((Chunk(sequence, start, 1 + num_drafts, 1 + num_drafts),))
+
+
+def result_of(*token_ids: int) -> StepResult:
+    return StepResult((tuple(SampledToken(token_id) for token_id in token_ids),), {})
+
+
+def test_a_step_may_give_several_tokens_of_a_sequence() -> None:
+    ahead, sequence, plan = with_drafts(3)
+    before = list(sequence.token_ids)
+    (output,) = ahead._take_in(plan, result_of(7, 8))
+    assert (output.token_ids, output.finish_reason) == ([7, 8], None)
+    assert sequence.token_ids == [*before, 7, 8]
+    # The last token and the first draft are computed; the other drafts were refused.
+    assert (sequence.num_computed_tokens, sequence.num_placeholders) == (len(before) + 1, 0)
+    ahead.check_integrity()
+
+
+def test_what_follows_the_end_in_a_step_is_dropped() -> None:
+    ahead, sequence, plan = with_drafts(3)
+    before = list(sequence.token_ids)
+    (output,) = ahead._take_in(plan, result_of(7, EOS, 9))
+    assert output.finish_reason is FinishReason.STOP
+    assert sequence.token_ids == [*before, 7, EOS]
+    assert ahead.statistics.num_generation_tokens == 3
+    assert not ahead.has_work
 
 
 def test_who_does_not_stream_gets_one_output() -> None:

@@ -42,18 +42,29 @@ def test_a_plan_of_chunks_and_decodes_in_any_order(runner: Runner, checkpoint: C
     prompts = random_prompts(2, longest=30, seed=4)
     first, second = sequence_of(1, prompts[0], [3, 9, 4, 1]), sequence_of(2, prompts[1], [8, 2, 7, 5])
     half = len(prompts[0]) // 2
-    plan = StepPlan((Chunk(first, 0, half, False), Chunk(second, 0, len(prompts[1]), True)))
+    plan = StepPlan((Chunk(first, 0, half, 0), Chunk(second, 0, len(prompts[1]), 1)))
     sampled = runner.launch(plan).result().sampled
-    assert [sampled[0].token_id] == reference_tokens(checkpoint("llama"), prompts[1], 1)
-    second.token_ids.append(sampled[0].token_id)
-    plan = StepPlan((Chunk(second, len(prompts[1]), 1, True), Chunk(first, half, len(prompts[0]) - half, True)))
-    found = [token.token_id for token in runner.launch(plan).result().sampled]
+    assert [sampled[0][0].token_id] == reference_tokens(checkpoint("llama"), prompts[1], 1)
+    second.token_ids.append(sampled[0][0].token_id)
+    plan = StepPlan((Chunk(second, len(prompts[1]), 1, 1), Chunk(first, half, len(prompts[0]) - half, 1)))
+    found = [token.token_id for (token,) in runner.launch(plan).result().sampled]
     directory = checkpoint("llama")
     assert found == [reference_tokens(directory, prompts[1], 2)[1], reference_tokens(directory, prompts[0], 1)[0]]
 
 
+def test_a_chunk_may_give_several_tokens(runner: Runner, checkpoint: Checkpoints) -> None:
+    """Its last rows are sampled as if each were the last: what follows drafts is known in one step."""
+    directory, prompt = checkpoint("llama"), random_prompts(1, seed=4)[0]
+    continued = prompt + reference_tokens(directory, prompt, 4)
+    first, second = sequence_of(1, continued[:-1], [3, 9, 4, 1]), sequence_of(2, [5, 6], [8])
+    plan = StepPlan((Chunk(first, 0, len(continued) - 1, 4), Chunk(second, 0, 2, 1)))
+    several, one = runner.launch(plan).result().sampled
+    assert [token.token_id for token in several] == continued[-4:]
+    assert [token.token_id for token in one] == reference_tokens(directory, [5, 6], 1)
+
+
 def test_a_chunk_that_ends_before_its_sequence_gives_no_token(runner: Runner) -> None:
-    result = runner.launch(StepPlan((Chunk(sequence_of(1, list(range(9, 20)), [1, 2]), 0, 5, False),))).result()
+    result = runner.launch(StepPlan((Chunk(sequence_of(1, list(range(9, 20)), [1, 2]), 0, 5, 0),))).result()
     assert (result.sampled, result.prompt_logprobs) == ((), {})
 
 

@@ -83,7 +83,7 @@ class Trace:
         lines = [f"{self._name(sequence)} preempted" for sequence in plan.preempted]
         for chunk in plan.chunks:
             admitted = " admitted" if chunk.sequence in plan.admitted else ""
-            sampled = " sampled" if chunk.is_sampled else ""
+            sampled = " sampled" if chunk.num_sampled else ""
             end = chunk.start + chunk.num_tokens
             lines.append(f"{self._name(chunk.sequence)} [{chunk.start}:{end}]{sampled}{admitted}")
         return lines or ["nothing"]
@@ -91,8 +91,8 @@ class Trace:
     def update(self) -> list[str]:
         """Take in the oldest plan; sequences that had ended are named."""
         plan = self.pending.pop(0)
-        chunks = [chunk for chunk in plan.chunks if chunk.is_sampled]
-        sampled = [SampledToken(-1 - chunk.sequence.seq_id * 1000 - chunk.start) for chunk in chunks]
+        chunks = [chunk for chunk in plan.chunks if chunk.num_sampled]
+        sampled = [(SampledToken(-1 - chunk.sequence.seq_id * 1000 - chunk.start),) for chunk in chunks]
         grown = self.scheduler.update(plan, sampled)
         return [
             f"{self._name(chunk.sequence)} had ended"
