@@ -26,9 +26,9 @@
 
 /* ---- What a layer is, and what a step has -------------------------------------------------------------------------- */
 
-/* `struct.pack("6q2d")` in cpu_attention.py. */
+/* `struct.pack("7q2d")` in cpu_attention.py. `block_bytes` lie between the beginnings of two blocks of a layer. */
 typedef struct {
-    int64_t num_heads, num_kv_heads, head_dim, block_size, num_blocks, is_half;
+    int64_t num_heads, num_kv_heads, head_dim, block_size, num_blocks, is_half, block_bytes;
     double scale, softcap;
 } Geometry;
 
@@ -47,17 +47,18 @@ typedef struct {
     const char *layer;
     const int64_t *table;
     int64_t first, stop;
-    int64_t kv_head, num_kv_heads, head_dim, block_size;
+    int64_t kv_head, num_kv_heads, head_dim, block_size, block_bytes;
     int is_half;
     float softcap;
     const float *sinks; /* of each query head that reads this KV head; NULL: none */
 } Sight;
 
-/* A layer is [blocks, 2, KV heads, block size, head_dim]: of each block keys, then values, by head. */
+/* What a block has of a layer is [2, KV heads, block size, head_dim]: keys, then values, by head. */
 static inline const char *page_of(const Sight *sight, int64_t block, int part)
 {
-    const int64_t page = (sight->table[block] * 2 + part) * sight->num_kv_heads + sight->kv_head;
-    return sight->layer + page * sight->block_size * sight->head_dim * (sight->is_half ? 2 : 4);
+    const int64_t page = part * sight->num_kv_heads + sight->kv_head;
+    return sight->layer + sight->table[block] * sight->block_bytes +
+           page * sight->block_size * sight->head_dim * (sight->is_half ? 2 : 4);
 }
 
 /* Half precision is bfloat16: the upper half of a float. */
@@ -223,8 +224,8 @@ static void rope_and_keep(const Work *shared, int64_t part)
                              layer->sines + token * rotated_bytes, layer->rotated, (int)g->is_half);
         const int64_t block = slots[token] / g->block_size, offset = slots[token] % g->block_size;
         for (int64_t page = 0; page < 2 * g->num_kv_heads; page++) {
-            const int64_t row = (block * 2 * g->num_kv_heads + page) * g->block_size + offset;
-            memcpy(layer->layer + row * head_bytes, heads + (g->num_heads + page) * head_bytes, (size_t)head_bytes);
+            char *kept = layer->layer + block * g->block_bytes + (page * g->block_size + offset) * head_bytes;
+            memcpy(kept, heads + (g->num_heads + page) * head_bytes, (size_t)head_bytes);
         }
     }
 }
@@ -245,6 +246,7 @@ static void attend_part(const Work *shared, int64_t part)
         .num_kv_heads = g->num_kv_heads,
         .head_dim = g->head_dim,
         .block_size = g->block_size,
+        .block_bytes = g->block_bytes,
         .is_half = (int)g->is_half,
         .softcap = (float)g->softcap,
         .sinks = layer->sinks == NULL ? NULL : layer->sinks + kv_head * num_queries,
@@ -285,7 +287,8 @@ static const Geometry *read_geometry(PyObject *packed)
     const int64_t most = 1 << 30;
     if (g->num_kv_heads < 1 || g->num_heads < g->num_kv_heads || g->num_heads > most ||
         g->num_heads % g->num_kv_heads != 0 || g->head_dim < 1 || g->head_dim > MAX_DIM || g->block_size < 1 ||
-        g->block_size > most || g->num_blocks < 1 || g->num_blocks > most) {
+        g->block_size > most || g->num_blocks < 1 || g->num_blocks > most ||
+        g->block_bytes / (2 * g->num_kv_heads * g->head_dim * (g->is_half ? 2 : 4)) < g->block_size) {
         PyErr_SetString(PyExc_ValueError, "the geometry of a layer is out of range");
         return NULL;
     }

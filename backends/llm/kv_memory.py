@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .attention.kv_blocks import KvBlocks, KvShape
+from .attention.kv_blocks import KvBlocks, KvLayout
 from .device_memory import Reservation, available_bytes, device_memory
 from .held_blocks import held_blocks
 from .options import EngineOptions
@@ -31,7 +31,7 @@ class KvMemory:
 
 
 def reserve_kv_memory(
-    shape: KvShape,
+    layout: KvLayout,
     options: EngineOptions,
     *,
     max_model_len: int,
@@ -48,7 +48,7 @@ def reserve_kv_memory(
     Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.
     """
     block_size = options.block_size or (_CPU_BLOCK_SIZE if device.type == "cpu" else _GPU_BLOCK_SIZE)
-    block_bytes = shape.block_bytes(block_size)
+    block_bytes = layout.block_bytes(block_size)
     per_sequence = held_blocks(max_model_len, block_size, window=window, chunk_len=options.chunk_len)
     most = options.num_gpu_blocks_override or options.max_num_seqs * per_sequence + 1
     least = options.num_gpu_blocks_override or (1 if options.max_model_len is None else per_sequence) + 1
@@ -69,7 +69,7 @@ def reserve_kv_memory(
     )
     num_blocks = reservation.num_bytes // block_bytes if block_bytes else most
     try:
-        blocks = KvBlocks(shape, num_blocks=num_blocks, block_size=block_size, device=device)
+        blocks = KvBlocks(layout, num_blocks=num_blocks, block_size=block_size, device=device)
     except BaseException:
         reservation.release()
         raise

@@ -15,9 +15,9 @@ class Chunk(NamedTuple):
     """Tokens `[start, start + num_tokens)` of a sequence; their blocks are allocated.
 
     Its last `num_sampled` rows give tokens. That is 1 where the chunk reaches the sequence's last token, else 0; a
-    chunk that ends with drafts gives a token behind each of them, too. The last token may be one that is sampled but not read
-    (`Sequence.num_placeholders`): then it lies at the end, beyond `token_ids`, and only the device knows it. A tuple,
-    because every step makes one per sequence.
+    chunk that ends with drafts gives a token behind each of them, too. The last token may be one that is sampled but
+    not read (`Sequence.num_placeholders`): then it lies at the end, beyond `token_ids`, and only the device knows it.
+    A tuple, because every step makes one per sequence.
     """
 
     sequence: Sequence

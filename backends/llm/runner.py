@@ -172,7 +172,7 @@ class Runner:
             positions=torch.from_numpy(step.positions).to(self._device),
             attention=self._attention,
             inputs=self._attention.prepare(step.batch),
-            state_groups=() if self._states is None else self._states.group(step.seats, step.batch),
+            state_groups=() if self._states is None else self._states.group(step.sequence_slots, step.batch),
         )
 
     def _input_ids(self, step: StepInputs) -> torch.Tensor:
@@ -290,7 +290,7 @@ def _load(checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler, foll
             if options.enable_prefix_caching:
                 logger.info("layers of %s keep a state of each sequence, so no prefixes are cached", what)
         memory = reserve_kv_memory(
-            loaded.kv_shape,
+            loaded.kv_layout,
             options,
             max_model_len=loaded.max_model_len,
             window=loaded.attention.window,

@@ -59,7 +59,7 @@ class Scheduler:
         self._waiting = WaitingQueue(self._key)
         # Ordered by `_key`: the last is the next to be preempted.
         self._running: list[Sequence] = []
-        self._free_seats = list(range(max_num_seqs))  # a heap: those that run sit as close as they can
+        self._free_slots = list(range(max_num_seqs))  # a heap: those that run sit as close as they can
         self.num_preemptions = 0
 
     @property
@@ -181,7 +181,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
-        sequence.seat = heappop(self._free_seats)
+        sequence.slot = heappop(self._free_slots)
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         running = self._running
@@ -233,7 +233,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         self._kv.free(sequence)
-        heappush(self._free_seats, sequence.seat)
+        heappush(self._free_slots, sequence.slot)
 
     def check_integrity(self) -> None:
         """Assert that those who run are in order and hold their blocks, and that nobody else holds any."""
@@ -245,8 +245,8 @@ class Scheduler:
         waiting = self._waiting.check_integrity()
         assert not any(sequence.block_ids for sequence in waiting), "one that waits holds blocks"
         assert len(self._running) <= self._max_num_seqs, "more run than may"
-        seats = [*self._free_seats, *(sequence.seat for sequence in self._running)]
-        assert sorted(seats) == list(range(self._max_num_seqs)), f"seats are lost or taken twice: {sorted(seats)}"
+        slots = [*self._free_slots, *(sequence.slot for sequence in self._running)]
+        assert sorted(slots) == list(range(self._max_num_seqs)), f"slots are lost or taken twice: {sorted(slots)}"
         self._kv.check_integrity(self._running)
 
     def _key(self, sequence: Sequence) -> tuple[int, int]:

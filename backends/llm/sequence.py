@@ -47,8 +47,8 @@ class Sequence:
     # The seed of this sequence's noise: its tokens depend on it and their positions only, never on the batch.
     seed: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
-    # While it runs, which of the `max_num_seqs` seats is its own: what a network keeps of it lies there.
-    seat: int = 0
+    # While it runs, which of the `max_num_seqs` slots is its own: what a network keeps of it lies there.
+    slot: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0

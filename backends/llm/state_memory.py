@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def reserve_states(states: RecurrentStates, options: EngineOptions, *, device: torch.device, what: str) -> Reservation:
-    """Seats for `max_num_seqs` sequences, allocated. UnavailableError, if there is too little memory for them."""
+    """Slots for `max_num_seqs` sequences, allocated. UnavailableError, if there is too little memory for them."""
     num_bytes = states.num_bytes(options.max_num_seqs)
     reservation = device_memory(device).reserve(
         num_bytes,

@@ -15,7 +15,8 @@ class StepInputs:
 
     `sequences` are those of the rows' chunks. `sampled` has the chunks that give tokens, in the order of the plan;
     `sampled_rows` the rows that give them, None if those are all rows in order. `unread`: rows whose token is on the
-    device only, with their seq_id. `scored`: chunks whose prompt's log-probabilities are asked for, and where their rows begin.
+    device only, with their seq_id. `scored`: chunks whose prompt's log-probabilities are asked for, and where their
+    rows begin.
     """
 
     __slots__ = ("batch", "input_ids", "positions", "sampled", "sampled_rows", "scored", "sequences", "unread")
@@ -77,9 +78,9 @@ class StepInputs:
         )
 
     @property
-    def seats(self) -> list[int]:
+    def sequence_slots(self) -> list[int]:
         """Of `sequences`."""
-        return [sequence.seat for sequence in self.sequences]
+        return [sequence.slot for sequence in self.sequences]
 
 
 def _order(chunk: Chunk) -> tuple[bool, int]:

@@ -258,7 +258,7 @@ def follow(descriptor: int) -> None:
 
 
 def _compute(pipe: Connection, loaded: LoadedNetwork, options: EngineOptions, pool: Pool) -> None:
-    blocks = KvBlocks(loaded.kv_shape, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device)
+    blocks = KvBlocks(loaded.kv_layout, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device)
     attention = make_attention(options.attention_backend, blocks, loaded.attention)
     fresh = make_sdpa(blocks, loaded.attention)
     with torch.inference_mode():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from modelserver_backends.llm.attention.kv_blocks import KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvLayout
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.engine import Engine
 from modelserver_backends.llm.models import load
@@ -108,7 +108,7 @@ def floor_s(config: dict[str, Any], bandwidth: float) -> float:
         for name, shape in tensor_shapes(config).items()
         if config["tie_word_embeddings"] or "embed" not in name
     )
-    kv = KvShape(
+    kv = KvLayout.uniform(
         config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"], torch.bfloat16
     ).block_bytes(1)
     lengths = WORKLOAD.output_lens()

@@ -40,7 +40,7 @@ class FakeLaunched:
 class FakeRunner:
     """`launch` computes at once; an asynchronous one keeps the sampled tokens to itself until they are read.
 
-    With a `window` the hash is of so many tokens. With states each seat has the tokens of its sequence, which must come
+    With a `window` the hash is of so many tokens. With states each slot has the tokens of its sequence, which must come
     one after the other.
     """
 
@@ -64,7 +64,7 @@ class FakeRunner:
         self.eos_token_ids = eos_token_ids
         self.window = window
         self.has_states = has_states
-        self.seats: dict[int, list[int | None]] = {}
+        self.slots: dict[int, list[int | None]] = {}
         self.memory: list[int | None] = [None] * (num_blocks * block_size)
         self.last_token: dict[int, int] = {}
         self.num_computed = 0
@@ -100,7 +100,7 @@ class FakeRunner:
         return FakeLaunched(StepResult(tuple(sampled), prompt_logprobs))
 
     def _go_on(self, sequence: Sequence, start: int, num_tokens: int) -> None:
-        state = self.seats.setdefault(sequence.seat, [])
+        state = self.slots.setdefault(sequence.slot, [])
         if start == 0:
             state.clear()
         known = [self.memory[self._slot(sequence, position)] for position in range(start)]

@@ -34,8 +34,9 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
         raise InvalidArgumentError(f"attention_backend {name!r} is unknown: expected one of {', '.join(_NAMES)}")
     device = blocks.device
     has_triton = importlib.util.find_spec("triton") is not None
-    kernels = kernels_for(device, blocks.shape.dtype)
-    if kernels is not None and blocks.shape.head_dim > kernels.MAX_HEAD_DIM:
+    group = blocks.layout.pairs
+    kernels = kernels_for(device, group.dtype)
+    if kernels is not None and group.key_width > kernels.MAX_HEAD_DIM:
         kernels = None
     if name == "auto":
         name = "triton" if device.type == "cuda" and has_triton else "cpu" if kernels is not None else "sdpa"
@@ -45,8 +46,8 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
         if kernels is None:
             raise UnsupportedError(
                 f"attention_backend cpu needs a CPU, float32 or bfloat16, heads of at most 512, and a compiler at the "
-                f"installation (MODELSERVER_PURE_PYTHON turns it off); this is {blocks.shape.dtype} on {device} with "
-                f"heads of {blocks.shape.head_dim}"
+                f"installation (MODELSERVER_PURE_PYTHON turns it off); this is {group.dtype} on {device} with "
+                f"heads of {group.key_width}"
             )
         return CpuAttention(kernels, blocks, spec)
     if name == "flashinfer" and spec.chunks:  # one plan of it at a time

@@ -37,26 +37,27 @@ class CpuAttention:
     is_capturable = True
 
     def __init__(self, kernels: ModuleType, blocks: KvBlocks, spec: AttentionSpec) -> None:
-        shape = blocks.shape
+        group, layers = blocks.layout.pairs, blocks.layers
         self._kernels = kernels
         self._sdpa = SdpaAttention(blocks, spec)
-        self._layers = blocks.layers
-        self._addresses = [layer.data_ptr() for layer in blocks.layers]
+        self._layers = layers
+        self._addresses = [layer.data_ptr() for layer in layers]
         self._windows = spec.windows
-        self._sinks = [spec.sinks_of(layer) for layer in range(len(blocks.layers))]
-        self._dtype = shape.dtype
+        self._sinks = [spec.sinks_of(layer) for layer in range(len(layers))]
+        self._dtype = group.dtype
         self._num_heads = spec.num_heads
-        self._num_kv_heads = shape.num_kv_heads
-        self._heads_shape = (spec.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
-        self._width = spec.num_heads * shape.head_dim
+        self._num_kv_heads = group.num_heads
+        self._heads_shape = (spec.num_heads + 2 * group.num_heads, group.key_width)
+        self._width = spec.num_heads * group.key_width
         self._geometry = struct.pack(
-            "6q2d",
+            "7q2d",
             spec.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
+            group.num_heads,
+            group.key_width,
             blocks.block_size,
             blocks.num_blocks,
-            shape.dtype == torch.bfloat16,
+            group.dtype == torch.bfloat16,
+            max(group.block_bytes(blocks.block_size), group.layer_bytes(blocks.block_size)),  # without layers: any
             spec.scale,
             spec.softcap or 0.0,
         )

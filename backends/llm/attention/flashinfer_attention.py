@@ -20,7 +20,10 @@ _WORKSPACE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class FlashInferInputs:
-    slots: torch.Tensor
+    """Where each token goes: its block, and its place in that."""
+
+    blocks: torch.Tensor
+    offsets: torch.Tensor
 
 
 class FlashInferAttention:
@@ -34,11 +37,11 @@ class FlashInferAttention:
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._spec = spec
-        self._shape = blocks.shape
+        self._group = blocks.layout.pairs
         self._block_size = blocks.block_size
         self._device = blocks.device
-        self._tokens = [layer.view(-1, *layer.shape[2:]) for layer in blocks.layers]
-        self._pairs = [(layer[:, :, 0], layer[:, :, 1]) for layer in blocks.layers]
+        self._layers = blocks.layers
+        self._pairs = [(layer[:, :, 0], layer[:, :, 1]) for layer in self._layers]
         self._wrappers: dict[int | None, Any] = {
             window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                 torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device), "NHD"
@@ -62,20 +65,21 @@ class FlashInferAttention:
                 block_ids,
                 last,
                 self._spec.num_heads,
-                self._shape.num_kv_heads,
-                self._shape.head_dim,
+                self._group.num_heads,
+                self._group.key_width,
                 self._block_size,
                 causal=True,
                 sm_scale=self._spec.scale,
                 window_left=-1 if window is None else window - 1,
                 logits_soft_cap=self._spec.softcap or 0.0,
-                q_data_type=self._shape.dtype,
-                kv_data_type=self._shape.dtype,
+                q_data_type=self._group.dtype,
+                kv_data_type=self._group.dtype,
             )
-        return FlashInferInputs(torch.from_numpy(batch.slots).to(self._device))
+        slots = torch.from_numpy(batch.slots).to(self._device)
+        return FlashInferInputs(slots // self._block_size, slots % self._block_size)
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: FlashInferInputs) -> torch.Tensor:
-        self._tokens[layer].index_copy_(0, inputs.slots, kv)
+        self._layers[layer][inputs.blocks, inputs.offsets] = kv
         wrapper, sinks = self._wrappers[self._spec.windows[layer]], self._spec.sinks_of(layer)
         if sinks is None:
             return wrapper.run(queries.contiguous(), self._pairs[layer]).flatten(1)
@@ -88,8 +92,8 @@ class FlashInferAttention:
     ) -> torch.Tensor:
         num_heads = self._spec.num_heads
         if rotation is not None:
-            rotation.apply_rope(heads[:, : num_heads + self._shape.num_kv_heads])
-        kv = heads[:, num_heads:].unflatten(1, (2, self._shape.num_kv_heads))
+            rotation.apply_rope(heads[:, : num_heads + self._group.num_heads])
+        kv = heads[:, num_heads:].unflatten(1, (2, self._group.num_heads))
         return self(layer, heads[:, :num_heads], kv, inputs)
 
 

@@ -1,4 +1,10 @@
-"""The memory of the paged KV cache: for each layer one tensor of blocks."""
+"""The memory of the paged KV cache, and what it keeps of a token in each layer.
+
+A block holds some tokens of one sequence in all layers. Memory is [blocks, layers, bytes of a layer] for each group of
+layers: what a block has in the layers of a group is one piece, so that a block can be copied to a host at once. An
+implementation of attention steps from block to block of a layer by a stride, which costs it nothing: within a block a
+layer's keys and values lie as close together as they would in a tensor of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +14,112 @@ from dataclasses import dataclass
 
 import torch
 
+from modelserver.backend import UnsupportedError
 
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """What one layer keeps of one token: keys and values of `num_kv_heads` heads of `head_dim`."""
+_SCALE_BYTES = 4
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvGroup:
+    """Layers that keep alike of a token: keys and values of `num_heads` heads, of `key_width` and `value_width` values.
+
+    `value_width` 0: values are read from the keys, as latent attention does. `dtype` is that of storage; `num_scales`
+    are kept in float32 for each head of a token, where `dtype` has 8 bits.
+    """
+
+    layers: tuple[int, ...]
+    num_heads: int
+    key_width: int
+    value_width: int
     dtype: torch.dtype
-
-    def block_bytes(self, block_size: int) -> int:
-        """Of one block over all layers."""
-        return self.num_layers * self.layer_bytes(block_size)
+    num_scales: int = 0
 
     def layer_bytes(self, block_size: int) -> int:
         """Of one block in one layer."""
         item: int = self.dtype.itemsize
-        return block_size * 2 * self.num_kv_heads * self.head_dim * item
+        per_head = (self.key_width + self.value_width) * item + self.num_scales * _SCALE_BYTES
+        return block_size * self.num_heads * per_head
+
+    def block_bytes(self, block_size: int) -> int:
+        """Of one block in all layers of the group."""
+        return len(self.layers) * self.layer_bytes(block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Of all layers that keep keys and values, in groups. One table of blocks serves all groups."""
+
+    groups: tuple[KvGroup, ...]
+
+    @classmethod
+    def uniform(cls, *, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KvLayout:
+        """All layers alike, with keys and values of one width."""
+        layers = tuple(range(num_layers))
+        return cls(
+            (KvGroup(layers=layers, num_heads=num_kv_heads, key_width=head_dim, value_width=head_dim, dtype=dtype),)
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the first group's storage."""
+        return self.groups[0].dtype
+
+    @property
+    def pairs(self) -> KvGroup:
+        """The only group, whose keys and values are of one width and have no scales.
+
+        UnsupportedError for a layout that no implementation of attention reads yet.
+        """
+        group = self.groups[0]
+        if len(self.groups) > 1 or group.key_width != group.value_width or group.num_scales:
+            raise UnsupportedError("attention reads one group of layers, keys and values of one width, and no scales")
+        return group
+
+    def block_bytes(self, block_size: int) -> int:
+        """Of one block over all groups."""
+        return sum(group.block_bytes(block_size) for group in self.groups)
 
 
 class KvBlocks:
-    """`layers[i]` is [num_blocks, block_size, 2, num_kv_heads, head_dim]: a token's keys, beside them its values.
+    """`num_blocks` blocks of `block_size` tokens.
 
-    So a step stores both with one copy and a block is one piece of memory to gather. Memory is zeroed, never
-    uninitialised: padding reads it, and a NaN would outlive its mask. On a CPU the system zeroes each page when it is
-    first used, so that blocks take no memory before.
+    Memory is zeroed, never uninitialised: padding reads it, and a NaN would outlive its mask. On a CPU the system
+    zeroes each page when it is first used, so that blocks take no memory before.
     """
 
-    def __init__(self, shape: KvShape, *, num_blocks: int, block_size: int, device: torch.device) -> None:
-        self.shape = shape
+    def __init__(self, layout: KvLayout, *, num_blocks: int, block_size: int, device: torch.device) -> None:
+        self.layout = layout
         self.device = device
         self.num_blocks = num_blocks
         self.block_size = block_size
-        size = (num_blocks, block_size, 2, shape.num_kv_heads, shape.head_dim)
-        self.layers = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+        self._memory = [
+            _zeros((num_blocks, len(group.layers), group.layer_bytes(block_size)), device) for group in layout.groups
+        ]
+
+    def pieces(self, block: int) -> list[torch.Tensor]:
+        """All that a block holds: for each group one piece of memory, as bytes [layers, bytes of a layer]."""
+        return [memory[block] for memory in self._memory]
+
+    @property
+    def pages(self) -> torch.Tensor:
+        """Of `layout.pairs`, rows of one head's keys or values: [blocks * layers * 2 * heads, block_size * width]."""
+        group = self.layout.pairs
+        return self._memory[0].view(-1).view(group.dtype).view(-1, self.block_size * group.key_width)
+
+    @property
+    def layers(self) -> list[torch.Tensor]:
+        """Of `layout.pairs`, each layer's [blocks, block_size, 2, heads, width]: a token's keys beside its values.
+
+        A layer's blocks do not follow each other: there is a stride between them. Inside, a block has no gaps.
+        """
+        group = self.layout.pairs
+        shape = (self.num_blocks, self.block_size, 2, group.num_heads, group.key_width)
+        values = self._memory[0].view(group.dtype)
+        return [values[:, place].view(shape) for place in range(len(group.layers))]
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.zeros` would write to all of it."""
+def _zeros(size: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Bytes. `torch.zeros` would write to all of them."""
     if device.type != "cpu" or not math.prod(size):
-        return torch.zeros(size, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(size)
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    return torch.frombuffer(mmap.mmap(-1, math.prod(size)), dtype=torch.uint8).view(size)

@@ -4,8 +4,8 @@ Prefill goes sequence by sequence through SDPA; a fresh prompt attends to its ow
 Decode goes in tiles of sequences of similar length, whose keys and values are gathered into a buffer that stays in the
 CPU's cache, and multiplied by two batched products (in float32: SDPA's kernel takes twice as long on two threads).
 
-A block's memory is used as pages, one for its keys and one for its values of each KV head: [2, KV heads, block size,
-head_dim]. So what is gathered of a sequence's head is one matrix.
+What a block has of a layer is used as pages, one for its keys and one for its values of each KV head: [2, KV heads,
+block size, head_dim]. So what is gathered of a sequence's head is one matrix.
 """
 
 from __future__ import annotations
@@ -76,22 +76,26 @@ class SdpaAttention:
     is_capturable = False
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
+        group, num_layers = blocks.layout.pairs, len(blocks.layout.pairs.layers)
         self._layers = blocks.layers
         self._block_size = blocks.block_size
         self._scale = spec.scale
         self._softcap = spec.softcap
         self._windows = spec.windows
         # By KV head and query head of its group.
-        self._sinks = [_grouped(spec.sinks_of(layer), blocks.shape.num_kv_heads) for layer in range(len(blocks.layers))]
+        self._sinks = [_grouped(spec.sinks_of(layer), group.num_heads) for layer in range(num_layers)]
         self._device = blocks.device
-        self._dtype = blocks.shape.dtype
-        self._token_bytes = blocks.shape.layer_bytes(1)
-        self._num_kv_heads = blocks.shape.num_kv_heads
-        self._head_dim = blocks.shape.head_dim
-        self._cells = [layer.view(-1, self._head_dim) for layer in blocks.layers]
-        self._pages = [layer.view(-1, self._block_size * self._head_dim) for layer in blocks.layers]
-        # Pages of a block, and their first cells, counted from its own first.
-        self._page_numbers = np.arange(2 * self._num_kv_heads)
+        self._dtype = group.dtype
+        self._token_bytes = group.layer_bytes(1)
+        self._num_kv_heads = group.num_heads
+        self._head_dim = group.key_width
+        # Of each layer, all pages from its first one on: those of a block are as far apart in all layers.
+        num_pages = 2 * self._num_kv_heads
+        self._pages = [blocks.pages[layer * num_pages :] for layer in range(num_layers)]
+        self._cells = [pages.view(-1, self._head_dim) for pages in self._pages]
+        self._pages_per_block = num_layers * num_pages
+        # Pages of a block in a layer, counted from its own first.
+        self._page_numbers = np.arange(num_pages)
         self._gathered = torch.empty(0, dtype=self._dtype, device=self._device)
         self._masks: dict[int | None, torch.Tensor] = {}
 
@@ -190,13 +194,13 @@ class SdpaAttention:
 
     def _cells_of(self, slots: IntArray) -> IntArray:
         """Of each slot's keys and values by head."""
-        firsts = slots // self._block_size * (len(self._page_numbers) * self._block_size) + slots % self._block_size
+        firsts = slots // self._block_size * (self._pages_per_block * self._block_size) + slots % self._block_size
         return (firsts[:, None] + self._page_numbers * self._block_size).ravel()
 
     def _page_ids(self, block_ids: IntArray) -> torch.Tensor:
         """Of [rows, blocks], the pages by keys or values, row, head, block."""
         numbers = self._page_numbers.reshape(2, 1, -1, 1)
-        return torch.from_numpy((block_ids[:, None] * len(self._page_numbers) + numbers).ravel()).to(self._device)
+        return torch.from_numpy((block_ids[:, None] * self._pages_per_block + numbers).ravel()).to(self._device)
 
     def _attend(
         self,

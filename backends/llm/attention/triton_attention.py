@@ -26,7 +26,7 @@ class TritonAttention:
         self._layers = blocks.layers
         self._device = blocks.device
         self._spec = spec
-        self._num_kv_heads = blocks.shape.num_kv_heads
+        self._num_kv_heads = blocks.layout.pairs.num_heads
         self._num_processors = num_processors
         group = 1 << (spec.num_heads // self._num_kv_heads - 1).bit_length()
         self._tile_queries = max(1, _TILE_ROWS // group)

@@ -1,6 +1,7 @@
 """Attention over paged blocks in Triton. Each kernel has a launcher here, and its torch twin in `triton_twins`.
 
-Shapes: queries [tokens, heads, head_dim]; a layer's blocks [blocks, block_size, 2, kv heads, head_dim]; block tables
+Shapes: queries [tokens, heads, head_dim]; a layer's blocks [blocks, block_size, 2, kv heads, head_dim] with a
+stride between blocks; block tables
 [sequences, blocks], int32 or int64. Query heads that share a KV head are rows of one product, so its keys and values
 are read once. Sums and maxima are float32. https://arxiv.org/abs/2511.11581 tells which of this pays.
 """
@@ -19,7 +20,7 @@ _LEAST_ROWS = 16
 @triton.jit
 def _rope_and_store(
     heads, turned, blocks, slots, cosines, sines,
-    stride_token, num_heads, num_kv_heads, width,
+    stride_token, stride_block, num_heads, num_kv_heads, width, block_size,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, is_turned: tl.constexpr,
 ):  # fmt: skip
     """One token and one head: a query is turned into `turned`, a key turned into its slot, a value copied beside it."""
@@ -41,7 +42,8 @@ def _rope_and_store(
     else:
         slot = tl.load(slots + token).to(tl.int64)
         kept = columns < tl.where(slot >= 0, head_dim, 0)
-        target = blocks + (slot * 2 * num_kv_heads + head - num_heads) * head_dim
+        place = (slot % block_size * 2 * num_kv_heads + head - num_heads) * head_dim
+        target = blocks + slot // block_size * stride_block + place
         tl.store(target + columns, values, mask=kept)
         beside = tl.load(source + num_kv_heads * head_dim + columns, mask=is_column, other=0.0)
         tl.store(target + num_kv_heads * head_dim + columns, beside, mask=kept)
@@ -58,7 +60,7 @@ def _bounded(scores, softcap: tl.constexpr):
 @triton.jit
 def _decode(
     queries, blocks, tables, lens, sinks, sums, maxima, totals,
-    stride_query, stride_table, num_kv_heads, scale, num_splits,
+    stride_query, stride_table, stride_block, num_kv_heads, scale, num_splits,
     group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, window: tl.constexpr, softcap: tl.constexpr,
     has_sinks: tl.constexpr,
@@ -97,7 +99,7 @@ def _decode(
         ids = tl.load(tables + row * stride_table + positions // block_size, mask=is_seen, other=0).to(tl.int64)
         if window > 0:
             is_seen = is_seen & (positions >= length - window)
-        tokens = ((ids * block_size + positions % block_size) * 2 * num_kv_heads + kv_head) * head_dim
+        tokens = ids * stride_block + (positions % block_size * 2 * num_kv_heads + kv_head) * head_dim
         is_there = is_seen[:, None] & (columns < head_dim)[None, :]
         keys = tl.load(blocks + tokens[:, None] + columns[None, :], mask=is_there, other=0.0)
         scores = _bounded(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, softcap) * _LOG2_E
@@ -146,7 +148,7 @@ def _merge(
 @triton.jit
 def _prefill(
     queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, sinks, output,
-    stride_query, stride_table, num_kv_heads, scale,
+    stride_query, stride_table, stride_block, num_kv_heads, scale,
     group: tl.constexpr, padded_group: tl.constexpr, tile_queries: tl.constexpr,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr,
     window: tl.constexpr, softcap: tl.constexpr, has_sinks: tl.constexpr,
@@ -185,7 +187,7 @@ def _prefill(
         positions = start + tl.arange(0, tile)
         is_held = positions < last
         ids = tl.load(tables + row * stride_table + positions // block_size, mask=is_held, other=0).to(tl.int64)
-        tokens = ((ids * block_size + positions % block_size) * 2 * num_kv_heads + kv_head) * head_dim
+        tokens = ids * stride_block + (positions % block_size * 2 * num_kv_heads + kv_head) * head_dim
         is_there = is_held[:, None] & (columns < head_dim)[None, :]
         keys = tl.load(blocks + tokens[:, None] + columns[None, :], mask=is_there, other=0.0)
         scores = _bounded(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, softcap) * _LOG2_E
@@ -226,7 +228,8 @@ def rope_and_store(
     # One warp: all loads of a head come before its stores.
     _rope_and_store[(num_tokens, num_heads + num_kv_heads)](
         heads, turned, blocks, slots, cosines, sines,
-        heads.stride(0), num_heads, num_kv_heads, cosines.shape[-1] if rotation is not None else 0,
+        heads.stride(0), blocks.stride(0), num_heads, num_kv_heads,
+        cosines.shape[-1] if rotation is not None else 0, blocks.shape[1],
         head_dim=head_dim, padded_dim=triton.next_power_of_2(head_dim), is_turned=rotation is not None, num_warps=1,
     )  # fmt: skip
     return turned
@@ -258,7 +261,7 @@ def decode_attention(
     totals = torch.empty_like(maxima)
     _decode[(num_rows, num_kv_heads, num_splits)](
         queries, blocks, tables, lens, queries if sinks is None else sinks, sums, maxima, totals,
-        queries.stride(0), tables.stride(0), num_kv_heads, scale, num_splits,
+        queries.stride(0), tables.stride(0), blocks.stride(0), num_kv_heads, scale, num_splits,
         group=group, padded_group=max(_LEAST_ROWS, triton.next_power_of_2(group)),
         head_dim=head_dim, padded_dim=padded_dim, block_size=block_size, tile=64 if head_dim <= 128 else 32,
         window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, num_warps=4, num_stages=3,
@@ -299,7 +302,8 @@ def prefill_attention(
     output = torch.empty(num_tokens, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
     _prefill[(tile_rows.shape[0], num_kv_heads)](
         queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens,
-        queries if sinks is None else sinks, output, queries.stride(0), tables.stride(0), num_kv_heads, scale,
+        queries if sinks is None else sinks, output,
+        queries.stride(0), tables.stride(0), blocks.stride(0), num_kv_heads, scale,
         group=group, padded_group=padded_group, tile_queries=tile_queries, head_dim=head_dim,
         padded_dim=max(16, triton.next_power_of_2(head_dim)), block_size=block_size, tile=64 if head_dim <= 128 else 32,
         window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None,

@@ -23,9 +23,10 @@ def rope_and_store(
         turned = torch.cat((rotated, turned[..., width:]), dim=-1)
     turned = turned.to(heads.dtype)
     kept = slots >= 0
-    tokens = blocks.view(-1, *blocks.shape[2:])
-    tokens[slots[kept], 0] = turned[kept, num_heads:]
-    tokens[slots[kept], 1] = heads[kept, num_heads + num_kv_heads :]
+    block_size = blocks.shape[1]
+    places, offsets = slots[kept] // block_size, slots[kept] % block_size
+    blocks[places, offsets, 0] = turned[kept, num_heads:]
+    blocks[places, offsets, 1] = heads[kept, num_heads + num_kv_heads :]
     return turned[:, :num_heads].contiguous()
 
 

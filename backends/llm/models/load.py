@@ -9,7 +9,7 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
 
-from ..attention.kv_blocks import KvShape
+from ..attention.kv_blocks import KvLayout
 from ..attention.spec import AttentionSpec
 from ..checkpoint import Checkpoint, text_config
 from ..embedding.recognition import is_encoder
@@ -40,11 +40,11 @@ _USUAL_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    """A network and what the rest of the engine must know of it. `kv_shape` and `attention` are this rank's share."""
+    """A network and what the rest of the engine must know of it. `kv_layout` and `attention` are this rank's share."""
 
     network: Decoder | TransformersNetwork
     attention: AttentionSpec
-    kv_shape: KvShape
+    kv_layout: KvLayout
     device: torch.device
     vocab_size: int
     max_model_len: int
@@ -82,7 +82,7 @@ def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = AL
             scale=config.attention_scale,
             softcap=config.attention_softcap,
         ),
-        KvShape(config.num_layers, config.num_kv_heads // rank.size, config.head_dim, dtype),
+        family.kv_layout(config, dtype, num_ranks=rank.size),
         device,
         config.vocab_size,
         max_model_len,
@@ -111,7 +111,7 @@ def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> Lo
     return LoadedNetwork(
         loaded.network,
         loaded.attention,
-        loaded.kv_shape,
+        loaded.kv_layout,
         device,
         loaded.vocab_size,
         choose_max_model_len(options.max_model_len, usual, longest),

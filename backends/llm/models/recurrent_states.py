@@ -1,6 +1,6 @@
 """What layers without attention keep of each sequence: the state of a recurrence, the last inputs of a convolution.
 
-One tensor for each of a layer's states, with a row for every seat; a sequence's rows are those of its seat while it
+One tensor for each of a layer's states, with a row for every slot; a sequence's rows are those of its slot while it
 runs. Knows no network: who computes a step reads and writes through `StateGroup`.
 """
 
@@ -40,23 +40,23 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StateGroup:
-    """Rows [start, stop) of a step: tokens of one sequence in their order, or one token each of those in `seats`.
+    """Rows [start, stop) of a step: tokens of one sequence in their order, or one token each of those in `slots`.
 
-    `is_fresh`: a sequence begins, and what its seat holds is another's.
+    `is_fresh`: a sequence begins, and what its slot holds is another's.
     """
 
     start: int
     stop: int
-    seats: tuple[int, ...]
+    slots: tuple[int, ...]
     is_fresh: bool
 
     @property
     def is_stacked(self) -> bool:
-        return len(self.seats) > 1
+        return len(self.slots) > 1
 
 
 class RecurrentStates:
-    """Of all layers; without memory before `allocate`. One seat more than asked for is for `group_alone`.
+    """Of all layers; without memory before `allocate`. One slot more than asked for is for `group_alone`.
 
     `groups` are those of the step that is being computed; the network sets them. `is_stepwise`: a sequence that goes on
     does so by one token at a time.
@@ -66,46 +66,46 @@ class RecurrentStates:
         self._shapes = shapes
         self._device = device
         self._tensors: dict[StateKey, torch.Tensor] = {}
-        self._num_seats = 0
+        self._num_slots = 0
         self.is_stepwise = False
         self.groups: tuple[StateGroup, ...] = ()
 
-    def num_bytes(self, num_seats: int) -> int:
+    def num_bytes(self, num_slots: int) -> int:
         """What `allocate` takes."""
-        return (num_seats + 1) * sum(shape.num_bytes for shape in self._shapes.values())
+        return (num_slots + 1) * sum(shape.num_bytes for shape in self._shapes.values())
 
-    def allocate(self, num_seats: int) -> None:
-        self._num_seats = num_seats
+    def allocate(self, num_slots: int) -> None:
+        self._num_slots = num_slots
         self._tensors = {
-            key: torch.zeros((num_seats + 1, *shape.size), dtype=shape.dtype, device=self._device)
+            key: torch.zeros((num_slots + 1, *shape.size), dtype=shape.dtype, device=self._device)
             for key, shape in self._shapes.items()
         }
 
-    def group(self, seats: Sequence[int], batch: AttentionBatch) -> tuple[StateGroup, ...]:
-        """The rows of a step of sequences in these seats, each of which goes on from what it left there."""
+    def group(self, slots: Sequence[int], batch: AttentionBatch) -> tuple[StateGroup, ...]:
+        """The rows of a step of sequences in these slots, each of which goes on from what it left there."""
         starts = (batch.lens - batch.num_queries).tolist()
-        groups = group_rows(seats, starts, batch.num_queries.tolist())
+        groups = group_rows(slots, starts, batch.num_queries.tolist())
         return tuple(chain.from_iterable(map(_stepwise, groups)) if self.is_stepwise else groups)
 
     def group_alone(self, num_tokens: int) -> tuple[StateGroup, ...]:
         """One sequence that is computed as a whole, and of which nothing is kept."""
-        return (StateGroup(0, num_tokens, (self._num_seats,), is_fresh=True),)
+        return (StateGroup(0, num_tokens, (self._num_slots,), is_fresh=True),)
 
     def tensor(self, key: StateKey) -> torch.Tensor:
-        """[seats + 1, ...]"""
+        """[slots + 1, ...]"""
         return self._tensors[key]
 
 
-def group_rows(seats: Iterable[int], starts: Iterable[int], num_queries: Iterable[int]) -> list[StateGroup]:
+def group_rows(slots: Iterable[int], starts: Iterable[int], num_queries: Iterable[int]) -> list[StateGroup]:
     """Sequences in the order of their rows. Those that add one token to what they have come first, and go together."""
     groups: list[StateGroup] = []
     stacked: list[int] = []
     row = 0
-    for seat, start, count in zip(seats, starts, num_queries, strict=True):
+    for slot, start, count in zip(slots, starts, num_queries, strict=True):
         if start and count == 1 and len(stacked) == row:
-            stacked.append(seat)
+            stacked.append(slot)
         else:
-            groups.append(StateGroup(row, row + count, (seat,), is_fresh=start == 0))
+            groups.append(StateGroup(row, row + count, (slot,), is_fresh=start == 0))
         row += count
     return [StateGroup(0, len(stacked), tuple(stacked), is_fresh=False), *groups] if stacked else groups
 
@@ -113,4 +113,4 @@ def group_rows(seats: Iterable[int], starts: Iterable[int], num_queries: Iterabl
 def _stepwise(group: StateGroup) -> list[StateGroup]:
     if group.is_fresh or group.is_stacked:
         return [group]
-    return [StateGroup(row, row + 1, group.seats, is_fresh=False) for row in range(group.start, group.stop)]
+    return [StateGroup(row, row + 1, group.slots, is_fresh=False) for row in range(group.start, group.stop)]

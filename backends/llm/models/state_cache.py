@@ -1,4 +1,4 @@
-"""A cache as the layers of transformers see it: keys and values pass through to blocks, states are rows of seats."""
+"""A cache as the layers of transformers see it: keys and values pass through to blocks, states are rows of slots."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class GroupCache:
         self._group = group
         self._kept: set[StateKey] = set()
         self._gathered: dict[StateKey, torch.Tensor] = {}
-        self._seats: torch.Tensor | None = None
+        self._slots: torch.Tensor | None = None
 
     def close(self) -> None:
         for key, rows in self._gathered.items():
-            self._states.tensor(key).index_copy_(0, self._seat_ids(rows.device), rows)
+            self._states.tensor(key).index_copy_(0, self._slot_ids(rows.device), rows)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         return self._known(StateKey("conv", layer_idx, state_idx))
@@ -90,17 +90,17 @@ class GroupCache:
         return None if self._group.is_fresh and key not in self._kept else self._rows(key)
 
     def _rows(self, key: StateKey) -> torch.Tensor:
-        """[sequences, ...]: of one sequence the seat's own memory, of several a copy that `close` writes back."""
+        """[sequences, ...]: of one sequence the slot's own memory, of several a copy that `close` writes back."""
         tensor = self._states.tensor(key)
         if not self._group.is_stacked:
-            seat = self._group.seats[0]
-            return tensor[seat : seat + 1]
+            slot = self._group.slots[0]
+            return tensor[slot : slot + 1]
         rows = self._gathered.get(key)
         if rows is None:
-            rows = self._gathered[key] = tensor.index_select(0, self._seat_ids(tensor.device))
+            rows = self._gathered[key] = tensor.index_select(0, self._slot_ids(tensor.device))
         return rows
 
-    def _seat_ids(self, device: torch.device) -> torch.Tensor:
-        if self._seats is None:
-            self._seats = torch.tensor(self._group.seats, device=device)
-        return self._seats
+    def _slot_ids(self, device: torch.device) -> torch.Tensor:
+        if self._slots is None:
+            self._slots = torch.tensor(self._group.slots, device=device)
+        return self._slots

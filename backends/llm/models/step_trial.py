@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from ..attention.chunked import make_sdpa
-from ..attention.kv_blocks import KvBlocks, KvShape
+from ..attention.kv_blocks import KvBlocks, KvLayout
 from ..attention.spec import AttentionSpec
 from ..plan import Chunk
 from ..sampling_params import SamplingParams
@@ -45,30 +45,32 @@ class TriedNetwork(Protocol):
     def own_logits(self, token_ids: torch.Tensor) -> torch.Tensor: ...
 
 
-def check_steps(network: TriedNetwork, states: RecurrentStates | None, spec: AttentionSpec, kv_shape: KvShape) -> None:
+def check_steps(
+    network: TriedNetwork, states: RecurrentStates | None, spec: AttentionSpec, kv_layout: KvLayout
+) -> None:
     """UnsupportedError, if logits differ from those of the model's own computation of each sequence as a whole."""
     device = network.device
     if states is not None:
         states.allocate(len(_LENS))
     block_size = math.gcd(_BLOCK_SIZE, *(chunk for chunk in spec.chunks if chunk is not None))
     each = -(-max(_LENS) // block_size)
-    blocks = KvBlocks(kv_shape, num_blocks=1 + len(_LENS) * each, block_size=block_size, device=device)
+    blocks = KvBlocks(kv_layout, num_blocks=1 + len(_LENS) * each, block_size=block_size, device=device)
     attention = make_sdpa(blocks, spec)
     sequences = [
-        Sequence(seat, list(range(length)), length, SamplingParams(), seat=seat, block_ids=block_ids)
-        for seat, length in enumerate(_LENS)
-        for block_ids in [list(range(1 + seat * each, 1 + seat * each + each))]
+        Sequence(slot, list(range(length)), length, SamplingParams(), slot=slot, block_ids=block_ids)
+        for slot, length in enumerate(_LENS)
+        for block_ids in [list(range(1 + slot * each, 1 + slot * each + each))]
     ]
     found: dict[int, list[torch.Tensor]] = {sequence.seq_id: [] for sequence in sequences}
     for chunks in _STEPS:
-        planned = [Chunk(sequences[seat], start, count, num_sampled=1) for seat, start, count in chunks]
+        planned = [Chunk(sequences[slot], start, count, num_sampled=1) for slot, start, count in chunks]
         step = StepInputs(planned, block_size)
         ids, positions = (torch.from_numpy(rows).to(device) for rows in (step.input_ids, step.positions))
         context = StepContext(
             positions=positions,
             attention=attention,
             inputs=attention.prepare(step.batch),
-            state_groups=() if states is None else states.group(step.seats, step.batch),
+            state_groups=() if states is None else states.group(step.sequence_slots, step.batch),
         )
         logits = network.logits(network(ids, context))
         parts = logits.split(step.batch.num_queries.tolist())
@@ -78,5 +80,5 @@ def check_steps(network: TriedNetwork, states: RecurrentStates | None, spec: Att
     check_equal(
         torch.cat([torch.cat(found[sequence.seq_id]) for sequence in sequences]),
         torch.cat(expected),
-        is_exact=kv_shape.dtype == torch.float32,
+        is_exact=kv_layout.dtype == torch.float32,
     )

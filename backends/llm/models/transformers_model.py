@@ -15,7 +15,7 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
-from ..attention.kv_blocks import KvShape
+from ..attention.kv_blocks import KvLayout
 from ..attention.spec import AttentionSpec
 from ..checkpoint import Checkpoint
 from ..quantization import transformers_options
@@ -177,7 +177,7 @@ class TransformersLoaded:
 
     network: TransformersNetwork
     attention: AttentionSpec
-    kv_shape: KvShape
+    kv_layout: KvLayout
     vocab_size: int
 
 
@@ -216,21 +216,23 @@ def load_transformers(
         # Layers that keep states need not attend; whether anything is left out, the trial has shown.
         _check_alike(model_type, calls, len(calls) if network.states is not None else int(described.num_hidden_layers))
         attention, common = network.attention_of(calls)
-        kv_shape = KvShape(len(calls), common.num_kv_heads, common.head_dim, dtype)
-        _try_steps(network, attention, kv_shape)
-    return TransformersLoaded(network, attention, kv_shape, int(described.vocab_size))
+        kv_layout = KvLayout.uniform(
+            num_layers=len(calls), num_kv_heads=common.num_kv_heads, head_dim=common.head_dim, dtype=dtype
+        )
+        _try_steps(network, attention, kv_layout)
+    return TransformersLoaded(network, attention, kv_layout, int(described.vocab_size))
 
 
-def _try_steps(network: TransformersNetwork, attention: AttentionSpec, kv_shape: KvShape) -> None:
+def _try_steps(network: TransformersNetwork, attention: AttentionSpec, kv_layout: KvLayout) -> None:
     """Some layers of transformers forget their state where several tokens come: they get one at a time."""
     states = network.states
     try:
-        check_steps(network, states, attention, kv_shape)
+        check_steps(network, states, attention, kv_layout)
     except UnsupportedError:
         if states is None:
             raise
         states.is_stepwise = True
-        check_steps(network, states, attention, kv_shape)
+        check_steps(network, states, attention, kv_layout)
 
 
 @contextmanager

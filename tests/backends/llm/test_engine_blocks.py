@@ -37,7 +37,7 @@ def test_preempted_sequences_give_the_same_tokens(window: int | None, num_blocks
 
 
 def test_states_stay_with_their_sequences(is_asynchronous: bool) -> None:
-    """Through chunks, preemptions and ends: a seat that another had begins anew, and no prefix is found."""
+    """Through chunks, preemptions and ends: a slot that another had begins anew, and no prefix is found."""
     tiny = engine(
         FakeRunner(num_blocks=10, is_asynchronous=is_asynchronous, has_states=True), max_num_batched_tokens=11
     )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from modelserver_backends.llm.attention.kv_blocks import KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvLayout
 from modelserver_backends.llm.device_memory import DeviceMemory
 from modelserver_backends.llm.kv_memory import reserve_kv_memory
 from modelserver_backends.llm.options import EngineOptions
@@ -15,7 +15,7 @@ from modelserver_backends.llm.options import EngineOptions
 from modelserver.backend import UnavailableError
 
 CPU = torch.device("cpu")
-SHAPE = KvShape(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+SHAPE = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 BLOCK_BYTES = 2 * 16 * 2 * 2 * 8 * 4
 
 
@@ -72,7 +72,7 @@ def test_engines_share_what_there_is() -> None:
 
 MEASURED = """
 import resource, torch
-from modelserver_backends.llm.attention.kv_blocks import KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvLayout
 from modelserver_backends.llm.kv_memory import reserve_kv_memory
 from modelserver_backends.llm.options import EngineOptions
 
@@ -80,7 +80,7 @@ def size():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
-shape = KvShape(num_layers=4, num_kv_heads=8, head_dim=64, dtype=torch.bfloat16)
+shape = KvLayout.uniform(num_layers=4, num_kv_heads=8, head_dim=64, dtype=torch.bfloat16)
 device = torch.device("cpu")
 before = size()
 held = [
@@ -94,7 +94,7 @@ for layer in held[0].blocks.layers:
 touched = size() - before - untouched
 assert all(memory.blocks.num_blocks > 64 for memory in held)
 assert not held[1].blocks.layers[0][0].any()
-print(promised, untouched, touched, 64 * held[0].blocks.shape.block_bytes(held[0].blocks.block_size))
+print(promised, untouched, touched, 64 * held[0].blocks.layout.block_bytes(held[0].blocks.block_size))
 """
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+import torch
+
 from modelserver.backend import InvalidArgumentError
 
+from ...attention.kv_blocks import KvLayout
 from ...checkpoint import Checkpoint, text_config
 from ..build import DecoderBuilder
 from ..decoder import Block, Decoder, DecoderLayer
@@ -64,6 +67,15 @@ class Family:
 
     def head(self, build: DecoderBuilder, embedding: TokenEmbedding) -> Linear:
         return build.head(embedding)
+
+    def kv_layout(self, config: DecoderConfig, dtype: torch.dtype, *, num_ranks: int) -> KvLayout:
+        """What the layers keep of each token on one of so many ranks."""
+        return KvLayout.uniform(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads // num_ranks,
+            head_dim=config.head_dim,
+            dtype=dtype,
+        )
 
     def config_of(self, checkpoint: Checkpoint) -> DecoderConfig:
         """InvalidArgumentError for an entry that is missing or wrong, UnsupportedError for an unknown rotation."""

@@ -9,7 +9,7 @@ from modelserver_backends.llm.attention import cpu_attention, twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.choose import make_attention
 from modelserver_backends.llm.attention.chunked import chunked_batch, make_sdpa
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
 from modelserver_backends.llm.kernels import KERNELS
@@ -26,7 +26,7 @@ PLACES = [
 
 def blocks_and_batch(num_layers: int) -> tuple[KvBlocks, AttentionBatch]:
     torch.manual_seed(0)
-    shape = KvShape(num_layers=num_layers, num_kv_heads=2, head_dim=16, dtype=torch.float32)
+    shape = KvLayout.uniform(num_layers=num_layers, num_kv_heads=2, head_dim=16, dtype=torch.float32)
     blocks = KvBlocks(shape, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=torch.device("cpu"))
     for layer in blocks.layers:
         layer.normal_()

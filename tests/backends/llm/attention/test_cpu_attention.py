@@ -13,7 +13,7 @@ from modelserver_backends.llm.attention import cpu_attention, twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.choose import make_attention
 from modelserver_backends.llm.attention.cpu_attention import CpuAttention
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
 from modelserver_backends.llm.attention.paged import Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
@@ -46,7 +46,7 @@ class Step:
         torch.manual_seed(0)
         per_row = -(-int(LENS.max()) // block_size)
         num_blocks = len(LENS) * per_row + 1
-        shape = KvShape(num_layers=1, num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
+        shape = KvLayout.uniform(num_layers=1, num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
         self.blocks = KvBlocks(shape, num_blocks=num_blocks, block_size=block_size, device=CPU)
         self.blocks.layers[0].normal_()
         self.tables = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(LENS), per_row)
@@ -61,7 +61,7 @@ class Step:
 
     def expected(self, spec: AttentionSpec, rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor]:
         """What comes out, and what is kept of all slots, computed by the twins in float32."""
-        num_kv_heads = self.blocks.shape.num_kv_heads
+        num_kv_heads = self.blocks.layout.pairs.num_heads
         heads = self.heads.clone().float()
         if rotation is not None:
             Rotation(rotation.cosines.float(), rotation.sines.float()).apply_rope(heads[:, :-num_kv_heads])
@@ -176,9 +176,9 @@ if KERNELS is not None:
         step = Step(16, 8, (4, 2), torch.float32)
         attention = CpuAttention(KERNELS, step.blocks, AttentionSpec(num_heads=4, windows=(None,), scale=0.3))
         plan = attention.prepare(step.batch).plan
-        others = struct.pack("6q2d", 4, 2, 16, 8, 2, 0, 0.3, 0.0)
+        others = struct.pack("7q2d", 4, 2, 16, 8, 2, 0, 1 << 20, 0.3, 0.0)
         addresses = (0,) * 8
-        for geometry, made in ((others, plan), (others, b""), (others[:-1], plan), (bytes(64), plan)):
+        for geometry, made in ((others, plan), (others, b""), (others[:-1], plan), (bytes(72), plan)):
             with pytest.raises(ValueError, match="geometry"):
                 KERNELS.attend(geometry, made, *addresses)
         with pytest.raises(TypeError):
@@ -193,7 +193,7 @@ if KERNELS is not None:
         spec = AttentionSpec(num_heads=4, windows=(None,), scale=0.3)
 
         def chosen(name: str, head_dim: int, dtype: torch.dtype) -> type:
-            shape = KvShape(num_layers=1, num_kv_heads=2, head_dim=head_dim, dtype=dtype)
+            shape = KvLayout.uniform(num_layers=1, num_kv_heads=2, head_dim=head_dim, dtype=dtype)
             return type(make_attention(name, KvBlocks(shape, num_blocks=2, block_size=4, device=CPU), spec))
 
         assert chosen("auto", 16, torch.float32) is chosen("cpu", 16, torch.bfloat16) is CpuAttention

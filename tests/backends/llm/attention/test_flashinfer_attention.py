@@ -11,7 +11,7 @@ import pytest
 import torch
 from modelserver_backends.llm.attention import twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
 from modelserver_backends.llm.attention.paged import Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
@@ -74,7 +74,7 @@ def test_a_mixed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     sinks = (None, torch.randn(4))
     spec = AttentionSpec(num_heads=4, windows=(None, 5), scale=0.25, softcap=3.0, sinks=sinks)
-    shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+    shape = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
     pools = [KvBlocks(shape, num_blocks=10, block_size=4, device=torch.device("cpu")) for _ in range(2)]
     reference = SdpaAttention(pools[0], spec)
     for index, layer in enumerate(pools[0].layers):

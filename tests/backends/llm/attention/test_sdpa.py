@@ -9,7 +9,7 @@ import pytest
 import torch
 from modelserver_backends.llm.attention import sdpa, twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
 
@@ -31,7 +31,7 @@ def test_a_mixed_step(
         monkeypatch.setattr(sdpa, name, value)
     torch.manual_seed(0)
     num_heads, num_kv_heads = heads
-    shape = KvShape(num_layers=1, num_kv_heads=num_kv_heads, head_dim=16, dtype=torch.float32)
+    shape = KvLayout.uniform(num_layers=1, num_kv_heads=num_kv_heads, head_dim=16, dtype=torch.float32)
     blocks = KvBlocks(shape, num_blocks=49, block_size=8, device=torch.device("cpu"))
     blocks.layers[0].normal_()
     tables = np.random.default_rng(0).permutation(np.arange(1, 49)).reshape(6, 8)

@@ -13,7 +13,7 @@ import torch
 from modelserver_backends.llm.attention import triton_kernels, twins
 from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.chunked import ChunkedAttention
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvShape
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
 from modelserver_backends.llm.attention.paged import Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.spec import AttentionSpec
@@ -102,7 +102,7 @@ def backend() -> None:
     """A step of prefills, an extension and decodes by both implementations of attention."""
     sinks = (torch.randn(6, device=DEVICE), None)
     spec = AttentionSpec(num_heads=6, windows=(None, 7), scale=0.25, sinks=sinks)
-    shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.float32)
+    shape = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=16, dtype=torch.float32)
     pools = [KvBlocks(shape, num_blocks=24, block_size=8, device=torch.device(DEVICE)) for _ in range(2)]
     reference = SdpaAttention(pools[0], spec)
     for index, layer in enumerate(pools[0].layers):
@@ -134,7 +134,7 @@ def captured() -> None:
         loaded = network_of(directory, options)
         found = []
         for is_captured in (False, True):
-            blocks = KvBlocks(loaded.kv_shape, num_blocks=25, block_size=8, device=loaded.device)
+            blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
             reference = SdpaAttention(blocks, loaded.attention)
             kernels = TritonAttention(blocks, loaded.attention, num_processors=4)
             runner = Runner(

@@ -59,10 +59,10 @@ for quantization in sys.argv[3:]:
     loaded = load_network(open_checkpoint(directory), options)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     torch.manual_seed(0)
-    rows = torch.randn(64, 512, dtype=loaded.kv_shape.dtype)
+    rows = torch.randn(64, 512, dtype=loaded.kv_layout.dtype)
     few, many = loaded.network.logits(rows[:2]), loaded.network.logits(rows)
     assert torch.allclose(few, many[:2], rtol=0.05, atol=0.05 * many.abs().max().item())
-    print(loaded.kv_shape.dtype, grown / (directory / "model.safetensors").stat().st_size, many.abs().sum().item())
+    print(loaded.kv_layout.dtype, grown / (directory / "model.safetensors").stat().st_size, many.abs().sum().item())
 """
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
@@ -119,7 +119,7 @@ def test_what_sees_pictures_too_describes_its_language_model_inside(
     entries = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": entries}))
     loaded = network_of(directory, EngineOptions(device="cpu"))
-    assert (loaded.max_model_len, loaded.kv_shape.dtype) == (512, torch.float32)
+    assert (loaded.max_model_len, loaded.kv_layout.dtype) == (512, torch.float32)
     assert loaded.states is not None
     assert loaded.eos_token_ids == {1}
 
