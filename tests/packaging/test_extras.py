@@ -23,6 +23,7 @@ MESSAGES = {
     "modelserver/cli/tensor_argument.py": {"images": {"pillow"}},
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
     "backends/llm/backend.py": {"llm": set(LLM_LIBRARIES)},
+    "backends/llm/grammar/compile.py": {"llm": {"llguidance"}},
     "backends/tensorrt/runtime.py": {
         "tensorrt": {"tensorrt", "torch"},
         "tensorrt-rtx": {"tensorrt_rtx_cu13", "torch"},
